@@ -1,0 +1,110 @@
+"""What is known of a value before it exists: dtype, sizes, strides, offset, device.
+
+f32[4, s0]                      contiguous on the CPU
+f32[4, s0 | 1, 4]               sizes, then strides where they are not contiguous
+bf16[8, 128 @cuda:0]            another device than the CPU
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+import torch
+
+from kiln.symbolic import Int, Relation, product
+
+CPU = torch.device("cpu")
+
+# fmt: off
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+    torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+}
+# fmt: on
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class SizeOracle(Protocol):
+    """Answers questions about sizes; a `ShapeEnv` records a guard where the answer depends on the hint."""
+
+    def decide(self, relation: Relation | bool) -> bool: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A dense strided tensor. Sizes, strides and offset count elements."""
+
+    dtype: torch.dtype
+    sizes: tuple[Int, ...]
+    strides: tuple[Int, ...]
+    offset: Int = 0
+    device: torch.device = CPU
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    def numel(self) -> Int:
+        return product(self.sizes)
+
+    def is_contiguous(self) -> bool:
+        """Strides are textually those of a contiguous tensor (a size-1 dimension may have any stride)."""
+        expected: Int = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected = expected * size
+        return True
+
+    def with_sizes(self, sizes: tuple[Int, ...]) -> TensorSpec:
+        """The same dtype and device, contiguous, at offset 0."""
+        return TensorSpec(self.dtype, sizes, contiguous_strides(sizes), 0, self.device)
+
+    def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
+        return replace(self, dtype=dtype)
+
+    def with_view(self, sizes: tuple[Int, ...], strides: tuple[Int, ...], offset: Int) -> TensorSpec:
+        return TensorSpec(self.dtype, sizes, strides, offset, self.device)
+
+    def __str__(self) -> str:
+        parts = [", ".join(str(size) for size in self.sizes)]
+        if not self.is_contiguous():
+            parts.append("| " + ", ".join(str(stride) for stride in self.strides))
+        if self.offset != 0:
+            parts.append(f"+ {self.offset}")
+        if self.device != CPU:
+            parts.append(f"@{self.device}")
+        return f"{DTYPE_NAMES[self.dtype]}[{' '.join(part for part in parts if part)}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """A Python number that enters a graph at run time; `int` scalars are symbols of the shape environment."""
+
+    kind: type[int] | type[float] | type[bool]
+    value: Int | None = None
+
+    def __str__(self) -> str:
+        return self.kind.__name__ if self.value is None else f"{self.kind.__name__}({self.value})"
+
+
+Spec = TensorSpec | ScalarSpec | tuple["TensorSpec | ScalarSpec | None", ...]
+"""Of a node: one tensor, one scalar, or the results of an op with several (None where it returns no tensor)."""
+
+
+def contiguous_strides(sizes: tuple[Int, ...]) -> tuple[Int, ...]:
+    """Row-major strides; as in eager, a dimension of size 0 counts as 1."""
+    strides: list[Int] = []
+    step: Int = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * (1 if size == 0 else size)
+    return tuple(reversed(strides))
