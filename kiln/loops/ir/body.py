@@ -1,0 +1,148 @@
+"""The body of a loop: a short SSA program for one point of the iteration space, run by handlers.
+
+    body(i0, i1):                            # layer norm's centring
+        v0 = load x[i0, i1]
+        v1 = load mean[i0]
+        v2 = sub(v0, v1) : f32
+        -> v2
+
+A body is data: it is hashed, compared (equal kernels are compiled once), printed and rewritten. Every analysis and
+every printer is a `LoopHandler`, passed in and never ambient: `body.run(handler)` folds the handler over the ops.
+`BodyBuilder` is the handler whose abstract value is a place in a new body, so that inlining a producer and
+substituting indices is running its body into the consumer's builder.
+
+Indices are symbolic expressions over loop symbols and size symbols, one per dimension of the buffer (its layout is
+the buffer's business). A data-dependent index becomes a symbol by `indirect`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, final
+
+import torch
+
+from kiln.graph.prims.table import Prim
+from kiln.symbolic import Int, Relation, Symbol
+
+Index = tuple[Int, ...]
+V = TypeVar("V")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The element of `buffer` at `index`. Where `mask` (a place of a bool) is false nothing is read: the value is 0."""
+
+    buffer: str
+    index: Index
+    dtype: torch.dtype
+    mask: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: bool | int | float
+    dtype: torch.dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class IndexValue:
+    """An index expression as a value."""
+
+    expr: Int
+    dtype: torch.dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Test:
+    """The truth of a relation between index expressions (bounds of cat, pad, slices, causal masks)."""
+
+    relation: Relation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A POINTWISE primitive on earlier places; `dtype` is that of the result."""
+
+    op: Prim
+    operands: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Indirect:
+    """Binds `symbol` to an integer value for use in later indices.
+
+    Negative values count from the end of `size`; with `check`, one outside of [-size, size) sets the kernel's status.
+    """
+
+    symbol: Symbol
+    operand: int
+    size: Int
+    check: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Random:
+    """A random number of stream (seed, offset) at counter `counter`: "uniform" in [0, 1), "normal", or raw "bits"."""
+
+    distribution: str
+    seed: int
+    counter: Int
+    dtype: torch.dtype
+
+
+BodyOp = Load | Const | IndexValue | Test | Compute | Indirect | Random
+
+
+class LoopHandler(Protocol[V]):
+    """What an analysis or a printer says for each kind of op."""
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: V | None) -> V: ...
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> V: ...
+    def index(self, expr: Int, dtype: torch.dtype) -> V: ...
+    def test(self, relation: Relation) -> V: ...
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: V) -> V: ...
+    def indirect(self, symbol: Symbol, operand: V, size: Int, check: bool) -> V: ...
+    def random(self, distribution: str, seed: V, counter: Int, dtype: torch.dtype) -> V: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopBody:
+    """`ops` in order; an operand is the place of an earlier op; `results` are the places of the values it gives."""
+
+    ops: tuple[BodyOp, ...]
+    results: tuple[int, ...]
+
+    def run(self, handler: LoopHandler[V]) -> tuple[V, ...]:
+        """Fold `handler` over the ops; the values of `results`."""
+        values: list[V] = []
+        for op in self.ops:
+            values.append(_step(op, handler, values))
+        return tuple(values[place] for place in self.results)
+
+
+def _step(op: BodyOp, handler: LoopHandler[V], values: list[V]) -> V:
+    match op:
+        case Compute(prim, operands, dtype):
+            return handler.pointwise(prim, dtype, *(values[place] for place in operands))
+        case Load(buffer, index, dtype, mask):
+            return handler.load(buffer, index, dtype, None if mask is None else values[mask])
+        case Const(value, dtype):
+            return handler.constant(value, dtype)
+        case IndexValue(expr, dtype):
+            return handler.index(expr, dtype)
+        case Test(relation):
+            return handler.test(relation)
+        case Indirect(symbol, operand, size, check):
+            return handler.indirect(symbol, values[operand], size, check)
+        case Random(distribution, seed, counter, dtype):
+            return handler.random(distribution, values[seed], counter, dtype)
