@@ -1,0 +1,50 @@
+"""The machine that code is made for, as data: asked once, then handed down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`vector_bytes`: widest vectors of the CPU (64: AVX-512, 32: AVX2, 16: else).
+
+    `caches`: bytes of the first- and second-level data cache of a core. `march`: how the C++ compiler is told.
+    """
+
+    device: str = "cpu"
+    vector_bytes: int = 32
+    threads: int = 1
+    caches: tuple[int, int] = (32 * 1024, 1024 * 1024)
+    march: str = "native"
+    isa: str = ""
+    """Names the instruction set in cache keys, so that a cache can be shared by different machines."""
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """The CPU's feature flags as the kernel names them; empty where it does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def host_cpu(threads: int | None = None) -> Target:
+    """The CPU that this process runs on; `threads` is the size of torch's intra-op pool."""
+    flags = cpu_flags()
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    narrow = {"avx2", "fma"} <= flags
+    vector_bytes = 64 if wide else 32 if narrow else 16
+    return Target(
+        vector_bytes=vector_bytes,
+        threads=threads or os.cpu_count() or 1,
+        isa={64: "avx512", 32: "avx2", 16: "baseline"}[vector_bytes],
+    )
