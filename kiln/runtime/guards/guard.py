@@ -1,0 +1,285 @@
+"""A guard is data: where a value is found, what must hold of it, and which user line asked.
+
+    Guard(LocalSource("x"), GuardKind.TENSOR, tensor_expectation(x, sizes=(None, 768)))
+        ->  "x is a Tensor of float32 on cpu, sizes [*, 768], strides [768, 1]"
+
+`tree.py` turns a list of guards into the native tree that checks them. What `expected` holds is told
+by the kind, see `GuardKind`; it never holds an `id()`. A live object (a class, a function's code) is an
+`ObjectRef`, which is written as an import path; a guard whose object has none cannot be written.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import final
+
+import torch
+
+from kiln.runtime.guards.constant import (
+    Json,
+    NotSerialisable,
+    ObjectRef,
+    constant_from_json,
+    constant_to_json,
+    reference,
+)
+from kiln.runtime.guards.source import Source, source_from_json, source_to_json
+from kiln.support.location import Location
+
+
+@final
+class GuardKind(enum.Enum):
+    """What is asked of the value. In brackets what `expected` holds."""
+
+    TYPE_IS = "type_is"  # [ObjectRef of the class] type(value) is it, no subclass
+    EQUALS = "equals"  # [constant] same type and value; nan equals nan, -0.0 differs from 0.0
+    IS = "is"  # [ObjectRef] the very object
+    IS_NONE = "is_none"  # [None]
+    LENGTH = "length"  # [int] of a list, tuple, dict, set or string
+    DICT_KEYS = "dict_keys"  # [tuple of constants] all keys, in order
+    HAS_ATTR = "has_attr"  # [str] found in the instance's dict or on its type
+    NO_ATTR = "no_attr"  # [str] found in neither
+    ABSENT = "absent"  # [None] the last step of the source finds nothing (a name that no global shadows)
+    EMPTY_DICT = "empty_dict"  # [None] a dict or None without an entry: hooks
+    TENSOR = "tensor"  # [TensorExpectation]
+    TENSOR_ALIASES = "tensor_aliases"  # [AliasExpectation] of several sources; `source` is the first
+    SHAPE_RELATION = "shape_relation"  # [ShapeRelation] of several sources; `source` is the first
+    GLOBAL_STATE = "global_state"  # [GlobalState]; `source` is ignored
+    FUNCTION_CODE = "function_code"  # [FunctionExpectation]
+
+
+PLAIN_TENSOR = reference(torch.Tensor)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorExpectation:
+    """Metadata of a tensor. In `sizes` and `strides` None is a dim that may have any value.
+
+    `strides=None` does not look at strides. `keys` is the set of dispatch keys (`torch._C._dispatch_keys`
+    as an integer); 0 derives nothing: any keys. `is_leaf=None` does not ask.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...] | None = None
+    requires_grad: bool = False
+    is_leaf: bool | None = None
+    keys: int = 0
+    python_type: ObjectRef = PLAIN_TENSOR
+
+    def text(self) -> str:
+        sizes = ", ".join("*" if size is None else str(size) for size in self.sizes)
+        parts = [
+            f"a {getattr(self.python_type.value, '__name__', '?')} of {self.dtype} on {self.device}, sizes [{sizes}]"
+        ]
+        if self.strides is not None:
+            parts.append("strides [" + ", ".join("*" if s is None else str(s) for s in self.strides) + "]")
+        parts += ["requires grad"] * self.requires_grad
+        if self.is_leaf is not None:
+            parts.append("a leaf" if self.is_leaf else "not a leaf")
+        return ", ".join(parts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AliasExpectation:
+    """`groups[i]` is the group of `sources[i]`: within a group shared, between groups not.
+
+    What is shared is the tensor object (`by="object"`) or only its storage (`by="storage"`).
+    """
+
+    sources: tuple[Source, ...]
+    groups: tuple[int, ...]
+    by: str = "storage"
+
+    def text(self) -> str:
+        return f"the {self.by}s of {', '.join(s.text() for s in self.sources)} are shared as {list(self.groups)}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShapeRelation:
+    """A relation between integers: `text` as `kiln.symbolic.Relation` prints it, each name bound to a source.
+
+    Names stand for sizes, strides and offsets of tensors, or for Python ints. Operators: + - * // %
+    min max, comparisons, `and` `or` `not`.
+    """
+
+    relation: str
+    names: tuple[tuple[str, Source], ...]
+
+    def text(self) -> str:
+        return f"{self.relation}  with {', '.join(f'{name} = {s.text()}' for name, s in self.names)}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """What torch keeps per thread or process and what changes the meaning of a program.
+
+    `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode.
+    `other` is 0 unless a mode is on that this class does not know: then a region must run eager.
+    """
+
+    grad_mode: bool
+    inference_mode: bool
+    autocast_cpu: torch.dtype | None
+    autocast_cuda: torch.dtype | None
+    default_dtype: torch.dtype
+    deterministic: int
+    function_modes: int
+    dispatch_modes: int
+    functorch: bool
+    torch_function_off: int
+    other: int
+
+    def text(self) -> str:
+        return ", ".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FunctionExpectation:
+    """A function by its code, not by identity: a new closure over the same code passes.
+
+    `code` is an `ObjectRef` with path `module:qualname.__code__`. `defaults` and `closure` are how many there are.
+    """
+
+    code: ObjectRef
+    defaults: int
+    keyword_defaults: int
+    closure: int
+
+    def text(self) -> str:
+        code = self.code.value
+        where = f"{code.co_qualname}, line {code.co_firstlineno}" if isinstance(code, types.CodeType) else "?"
+        return f"a function with the code of {where}"
+
+
+def function_expectation(function: types.FunctionType) -> FunctionExpectation:
+    """What a guard on `function` expects of a later one."""
+    return FunctionExpectation(
+        reference(function.__code__, f"{function.__module__}:{function.__qualname__}.__code__"),
+        len(function.__defaults__ or ()),
+        len(function.__kwdefaults__ or ()),
+        len(function.__closure__ or ()),
+    )
+
+
+def tensor_expectation(
+    tensor: torch.Tensor,
+    sizes: tuple[int | None, ...] | None = None,
+    strides: tuple[int | None, ...] | None = None,
+    *,
+    is_leaf: bool = False,
+) -> TensorExpectation:
+    """What a guard on `tensor` expects; `sizes` and `strides` replace the static ones, `is_leaf=True` asks for it."""
+    return TensorExpectation(
+        tensor.dtype,
+        tensor.device,
+        tuple(tensor.shape) if sizes is None else sizes,
+        tuple(tensor.stride()) if strides is None else strides,
+        tensor.requires_grad,
+        tensor.is_leaf if is_leaf else None,
+        torch._C._dispatch_keys(tensor).raw_repr(),
+        reference(type(tensor)),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`kind` with `expected` holds of the value at `source`; `location` and `reason` say who asked."""
+
+    source: Source
+    kind: GuardKind
+    expected: object = None
+    location: Location | None = None
+    reason: str = ""
+
+    def text(self) -> str:
+        """One line, readable."""
+        return f"{self.source.text()}: {self.kind.value} {expected_text(self.expected)}".rstrip()
+
+
+def expected_text(expected: object) -> str:
+    """The readable form of what a guard holds."""
+    if isinstance(expected, ObjectRef):
+        return expected.path or repr(expected.value)
+    text = getattr(expected, "text", None)
+    if callable(text):
+        return str(text())
+    return "" if expected is None else repr(expected)
+
+
+_EXPECTATIONS: dict[str, type] = {
+    "tensor": TensorExpectation,
+    "aliases": AliasExpectation,
+    "relation": ShapeRelation,
+    "state": GlobalState,
+    "function": FunctionExpectation,
+}
+_TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
+
+
+def _expected_to_json(value: object) -> Json:
+    if isinstance(value, Source):
+        return {"source": source_to_json(value)}
+    if type(value) is tuple:
+        return {"tuple": [_expected_to_json(item) for item in value]}
+    if (tag := _TAGS.get(type(value))) is not None:
+        return {tag: [_expected_to_json(getattr(value, one.name)) for one in fields(value)]}  # type: ignore[arg-type]
+    return {"constant": constant_to_json(value)}
+
+
+def _expected_from_json(data: Json) -> object:
+    assert isinstance(data, dict)
+    ((tag, content),) = data.items()
+    if tag == "source":
+        return source_from_json(content)
+    if tag == "constant":
+        return constant_from_json(content)
+    assert isinstance(content, list)
+    items = [_expected_from_json(item) for item in content]
+    return tuple(items) if tag == "tuple" else _EXPECTATIONS[tag](*items)
+
+
+def guard_to_json(guard: Guard) -> Json:
+    """The form on disk; raises `NotSerialisable`."""
+    at = guard.location
+    return {
+        "source": source_to_json(guard.source),
+        "kind": guard.kind.value,
+        "expected": _expected_to_json(guard.expected),
+        "location": None if at is None else [at.file, at.line, at.function],
+        "reason": guard.reason,
+    }
+
+
+def guard_from_json(data: Json) -> Guard:
+    """Inverse of `guard_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
+    assert isinstance(data, dict)
+    at = data["location"]
+    return Guard(
+        source_from_json(data["source"]),
+        GuardKind(data["kind"]),
+        _expected_from_json(data["expected"]),
+        Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None,
+        str(data["reason"]),
+    )
+
+
+def unserialisable(guards: Iterable[Guard]) -> list[Guard]:
+    """The guards that keep a set from being written; empty when it can be."""
+    found = []
+    for guard in guards:
+        try:
+            guard_to_json(guard)
+        except NotSerialisable:
+            found.append(guard)
+    return found

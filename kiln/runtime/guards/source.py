@@ -1,0 +1,320 @@
+"""Where a value came from: a path from a root of the frame, as data.
+
+    ItemSource(DictAttrSource(LocalSource("self"), "_modules"), "layer").text()
+        ->  "self.__dict__['_modules']['layer']"
+
+A source names no object and holds no `id()`, so it can be written to disk and evaluated in another
+process. Evaluating one runs no Python code of the user: an attribute is found in the instance's
+dict, in a slot, or on the type; a property or `__getattr__` has to be spelt out by its parts.
+Emitting bytecode that computes a source is `capture/interpreter`'s table; checking one is
+`native/_frames`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, final
+
+from kiln.runtime.guards.constant import Json, constant_from_json, constant_to_json
+
+SOURCES: dict[str, type[Source]] = {}
+"""Every kind of source by its tag on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Base of all sources; concrete ones are final."""
+
+    tag: ClassVar[str] = ""
+
+    def text(self) -> str:
+        """Readable Python."""
+        raise NotImplementedError
+
+    @property
+    def parent(self) -> Source | None:
+        """The source this one is one step away from; None for a root."""
+        return None
+
+    def root(self) -> Source:
+        """The first step of the path."""
+        source: Source = self
+        while (parent := source.parent) is not None:
+            source = parent
+        return source
+
+
+@dataclass(frozen=True, slots=True)
+class RootSource(Source):
+    """A source without a parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSource(Source):
+    """A source one step below `base`."""
+
+    base: Source
+
+    @property
+    def parent(self) -> Source | None:
+        return self.base
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalSource(RootSource):
+    """A local variable (argument) of the frame."""
+
+    tag = "local"
+    name: str
+
+    def text(self) -> str:
+        return self.name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GlobalSource(RootSource):
+    """A name in the globals of the root function."""
+
+    tag = "global"
+    name: str
+
+    def text(self) -> str:
+        return f"globals()[{self.name!r}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ModuleGlobalSource(RootSource):
+    """A name in the globals of another module, `module` being what one would import."""
+
+    tag = "module_global"
+    module: str
+    name: str
+
+    def text(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CellSource(RootSource):
+    """The contents of a free variable of the root function."""
+
+    tag = "cell"
+    name: str
+
+    def text(self) -> str:
+        return f"free({self.name})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BuiltinSource(RootSource):
+    """A name in `builtins`."""
+
+    tag = "builtin"
+    name: str
+
+    def text(self) -> str:
+        return f"builtins.{self.name}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ImportSource(RootSource):
+    """A module as `sys.modules` has it."""
+
+    tag = "import"
+    module: str
+
+    def text(self) -> str:
+        return f"sys.modules[{self.module!r}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttrSource(StepSource):
+    """`base.name`, found without running Python code."""
+
+    tag = "attr"
+    name: str
+
+    def text(self) -> str:
+        return f"{self.base.text()}.{self.name}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DictAttrSource(StepSource):
+    """`base.__dict__[name]`."""
+
+    tag = "dict_attr"
+    name: str
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__dict__[{self.name!r}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ItemSource(StepSource):
+    """`base[key]` of a list, tuple or dict; `key` is a constant."""
+
+    tag = "item"
+    key: object
+    # 1, 1.0 and True are one key of a dict but not one source.
+    key_type: type = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key_type", type(self.key))
+
+    def text(self) -> str:
+        return f"{self.base.text()}[{self.key!r}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DefaultSource(StepSource):
+    """A default of function `base`: positional by index into `__defaults__`, keyword-only by name."""
+
+    tag = "default"
+    key: int | str
+
+    def text(self) -> str:
+        where = "__defaults__" if isinstance(self.key, int) else "__kwdefaults__"
+        return f"{self.base.text()}.{where}[{self.key!r}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClosureSource(StepSource):
+    """The contents of the `index`-th cell of function `base`."""
+
+    tag = "closure"
+    index: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__closure__[{self.index}].cell_contents"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TypeSource(StepSource):
+    """`type(base)`."""
+
+    tag = "type"
+
+    def text(self) -> str:
+        return f"type({self.base.text()})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MethodFuncSource(StepSource):
+    """`base.__func__` of a bound method."""
+
+    tag = "method_func"
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__func__"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MethodSelfSource(StepSource):
+    """`base.__self__` of a bound method."""
+
+    tag = "method_self"
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__self__"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SizeSource(StepSource):
+    """`base.size(dim)`: an integer, not an object; for shape relations."""
+
+    tag = "size"
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.size({self.dim})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StrideSource(StepSource):
+    """`base.stride(dim)`: an integer, not an object; for shape relations."""
+
+    tag = "stride"
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.stride({self.dim})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OffsetSource(StepSource):
+    """`base.storage_offset()`: an integer, not an object; for shape relations."""
+
+    tag = "offset"
+
+    def text(self) -> str:
+        return f"{self.base.text()}.storage_offset()"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GradSource(StepSource):
+    """`base.grad` of a tensor."""
+
+    tag = "grad"
+
+    def text(self) -> str:
+        return f"{self.base.text()}.grad"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeysSource(StepSource):
+    """The `index`-th key of dict `base`."""
+
+    tag = "keys"
+    index: int
+
+    def text(self) -> str:
+        return f"list({self.base.text()})[{self.index}]"
+
+
+_CONCRETE: tuple[type[Source], ...] = (
+    *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
+    *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
+    *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
+)
+SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
+
+
+def source_to_json(source: Source) -> Json:
+    """`[tag, field, ...]` with the base nested."""
+    row: list[Json] = [source.tag]
+    for one in fields(source):
+        if one.init:
+            value = getattr(source, one.name)
+            row.append(source_to_json(value) if isinstance(value, Source) else constant_to_json(value))
+    return row
+
+
+def source_from_json(data: Json) -> Source:
+    """Inverse of `source_to_json`."""
+    assert isinstance(data, list)
+    kind = SOURCES[str(data[0])]
+    names = [one.name for one in fields(kind) if one.init]
+    values: list[object] = [
+        source_from_json(value) if name == "base" else constant_from_json(value)
+        for name, value in zip(names, data[1:], strict=True)
+    ]
+    return kind(*values)

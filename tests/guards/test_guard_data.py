@@ -1,0 +1,119 @@
+"""Sources and guards as data: text, equality, and the way to disk and back."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from kiln.runtime.guards.constant import NotSerialisable, constant_from_json, constant_to_json, reference, same_constant
+from kiln.runtime.guards.guard import (
+    AliasExpectation,
+    Guard,
+    GuardKind,
+    ShapeRelation,
+    function_expectation,
+    guard_from_json,
+    guard_to_json,
+    tensor_expectation,
+    unserialisable,
+)
+from kiln.runtime.guards.source import (
+    AttrSource,
+    ClosureSource,
+    DefaultSource,
+    DictAttrSource,
+    GlobalSource,
+    ItemSource,
+    KeysSource,
+    LocalSource,
+    MethodFuncSource,
+    ModuleGlobalSource,
+    SizeSource,
+    Source,
+    TypeSource,
+    source_from_json,
+    source_to_json,
+)
+
+SELF = LocalSource("self")
+LAYER = ItemSource(DictAttrSource(SELF, "_modules"), "layer")
+SOURCES: list[tuple[Source, str]] = [
+    (LAYER, "self.__dict__['_modules']['layer']"),
+    (AttrSource(TypeSource(SELF), "forward"), "type(self).forward"),
+    (MethodFuncSource(AttrSource(SELF, "step")), "self.step.__func__"),
+    (DefaultSource(GlobalSource("f"), 0), "globals()['f'].__defaults__[0]"),
+    (DefaultSource(GlobalSource("f"), "eps"), "globals()['f'].__kwdefaults__['eps']"),
+    (ClosureSource(GlobalSource("f"), 1), "globals()['f'].__closure__[1].cell_contents"),
+    (KeysSource(ModuleGlobalSource("a.b", "TABLE"), 2), "list(a.b.TABLE)[2]"),
+    (SizeSource(LocalSource("x"), 1), "x.size(1)"),
+]
+
+
+@pytest.mark.parametrize(("source", "text"), SOURCES)
+def test_a_source_prints_as_python_and_comes_back_from_disk(source: Source, text: str) -> None:
+    assert source.text() == text
+    assert source_from_json(json.loads(json.dumps(source_to_json(source)))) == source
+
+
+def test_items_keep_the_type_of_their_key_apart() -> None:
+    assert ItemSource(SELF, 1) != ItemSource(SELF, True)
+    assert ItemSource(SELF, 1) != ItemSource(SELF, 1.0)
+
+
+def test_the_root_is_the_first_step() -> None:
+    assert LAYER.root() == SELF
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        -0.0,
+        math.nan,
+        math.inf,
+        1 + 2j,
+        b"x",
+        (1, (2.0,)),
+        frozenset({1, 2}),
+        slice(1, None),
+        range(3),
+        ...,
+    ]
+    + [torch.float32, torch.device("cpu"), torch.Size([2, 3]), torch.strided, torch.channels_last],
+)
+def test_constants_come_back_from_disk(value: object) -> None:
+    assert same_constant(constant_from_json(json.loads(json.dumps(constant_to_json(value)))), value)
+
+
+def test_constants_of_other_types_or_signs_differ() -> None:
+    assert not same_constant(1, True)
+    assert not same_constant(0.0, -0.0)
+    assert not same_constant((1,), (1.0,))
+    assert same_constant(math.nan, math.nan)
+
+
+def test_guards_come_back_from_disk() -> None:
+    x = LocalSource("x")
+    guards = [
+        Guard(x, GuardKind.TENSOR, tensor_expectation(torch.randn(3, 4), sizes=(None, 4), is_leaf=True)),
+        Guard(SELF, GuardKind.TYPE_IS, reference(torch.nn.Linear)),
+        Guard(GlobalSource("f"), GuardKind.FUNCTION_CODE, function_expectation(torch.nn.Linear.forward)),
+        Guard(x, GuardKind.SHAPE_RELATION, ShapeRelation("s0 % 2 == 0", (("s0", SizeSource(x, 0)),))),
+        Guard(x, GuardKind.TENSOR_ALIASES, AliasExpectation((x, LocalSource("y")), (0, 0))),
+    ]
+    assert [guard_from_json(json.loads(json.dumps(guard_to_json(guard)))) for guard in guards] == guards
+
+
+def test_a_local_class_keeps_a_set_from_being_written() -> None:
+    class Local:
+        pass
+
+    guard = Guard(SELF, GuardKind.TYPE_IS, reference(Local))
+    assert unserialisable([guard]) == [guard]
+    with pytest.raises(NotSerialisable):
+        guard_to_json(guard)
