@@ -16,7 +16,15 @@ except ImportError:
     sys.exit("building torch-kiln needs an installed torch; run pip with --no-build-isolation")
 
 TORCH = Path(torch.__file__).parent
-FLAGS = ["-std=c++20", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+FLAGS = [
+    "-std=c++20",
+    "-O2",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-missing-field-initializers",
+]
 ABI = [("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI)))]
 
 

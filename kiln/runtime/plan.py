@@ -21,6 +21,8 @@ import torch
 
 from kiln.symbolic import Expr, Int, Relation
 
+CPU = torch.device("cpu")
+
 Slot = int
 
 
@@ -33,7 +35,7 @@ class BufferSpec:
     sizes: tuple[Int, ...]
     strides: tuple[Int, ...]
     offset: Int = 0
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
 
 @final

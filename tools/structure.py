@@ -1,0 +1,199 @@
+"""Layers, import cycles and size limits of docs/design.md sections 4 and 5, read from layers.toml and limits.toml.
+
+Prints one line per finding; exits 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kiln"
+MAX_FILE, MAX_FUNCTION, MAX_METHODS, MAX_CLASS, MAX_NESTED = 800, 80, 20, 400, 4
+MAX_CPP_FUNCTION = 100
+MAX_OPTIONS, MAX_ENVIRONMENT = 24, 4
+BAD_NAMES = {"utils.py", "util.py", "common.py", "misc.py", "helpers.py"}
+MAY_IMPORT_LATE = {"kiln/__init__.py", "kiln/support/optional.py"}
+BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+
+
+def load(name: str) -> dict[str, dict[str, object]]:
+    return tomllib.loads((ROOT / name).read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    path: Path
+    tree: ast.Module
+
+    @property
+    def place(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def name(self) -> str:
+        parts = list(self.path.relative_to(ROOT).with_suffix("").parts)
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def folder(self) -> str:
+        return self.path.parent.relative_to(ROOT).as_posix()
+
+
+def modules() -> list[Module]:
+    return [Module(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imports_of(module: Module, known: set[str]) -> Iterator[tuple[str, int, bool]]:
+    """(module of ours, line, inside a function?) for each import."""
+    inside_lines = {
+        line
+        for node in ast.walk(module.tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+        else:
+            continue
+        for name in dict.fromkeys(names):
+            yield name, node.lineno, node.lineno in inside_lines
+
+
+def layer_of(name: str, layers: dict[str, int]) -> tuple[str, int]:
+    """The longest entry of layers.toml that holds module `name`, with its layer."""
+    path = name.replace(".", "/")
+    folder = max((entry for entry in layers if path == entry or path.startswith(entry + "/")), key=len)
+    return folder, layers[folder]
+
+
+def check_layers(found: list[Module]) -> Iterator[str]:
+    layers = {str(folder): int(str(layer)) for folder, layer in load("layers.toml")["layers"].items()}
+    known = {module.name for module in found}
+    for module in found:
+        here, height = layer_of(module.name, layers)
+        for name, line, inside in imports_of(module, known):
+            if inside and module.place not in MAY_IMPORT_LATE:
+                yield f"{module.place}:{line}: import of {name} inside a function"
+            if not name.startswith("kiln") or name == "kiln":
+                continue
+            there, depth = layer_of(name, layers)
+            if there != here and depth >= height:
+                yield f"{module.place}:{line}: {here} (layer {height}) imports {there} (layer {depth})"
+
+
+def check_cycles(found: list[Module]) -> Iterator[str]:
+    known = {module.name for module in found}
+    graph = {module.name: {name for name, _, _ in imports_of(module, known) if name in known} for module in found}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> Iterator[str]:
+        if name in path:
+            yield "import cycle: " + " -> ".join((*path[path.index(name) :], name))
+            return
+        if name in done:
+            return
+        for other in sorted(graph[name] - {name}):
+            yield from visit(other, (*path, name))
+        done.add(name)
+
+    for name in graph:
+        yield from visit(name, ())
+
+
+def nesting(node: ast.AST) -> int:
+    """Depth of nested blocks; an `elif` is no deeper than its `if`."""
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
+    return deepest
+
+
+def check_sizes(found: list[Module]) -> Iterator[str]:
+    limits = load("limits.toml")
+    tables = set(map(str, limits["data_tables"]["files"]))  # type: ignore[call-overload]
+    protocols = set(map(str, limits["foreign_protocols"]["classes"]))  # type: ignore[call-overload]
+    for module in found:
+        lines = module.path.read_text().count("\n")
+        if lines > MAX_FILE and module.place not in tables:
+            yield f"{module.place}: {lines} lines (limit {MAX_FILE})"
+        if module.path.name in BAD_NAMES:
+            yield f"{module.place}: a file named {module.path.name}"
+        for node in ast.walk(module.tree):
+            size = (getattr(node, "end_lineno", 0) or 0) - getattr(node, "lineno", 0) + 1
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if size > MAX_FUNCTION:
+                    yield f"{module.place}:{node.lineno}: {node.name} has {size} lines (limit {MAX_FUNCTION})"
+                if (depth := nesting(node)) > MAX_NESTED:
+                    yield f"{module.place}:{node.lineno}: {node.name} nests {depth} blocks (limit {MAX_NESTED})"
+            elif isinstance(node, ast.ClassDef) and f"{module.name}.{node.name}" not in protocols:
+                methods = sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
+                if methods > MAX_METHODS or size > MAX_CLASS:
+                    yield f"{module.place}:{node.lineno}: class {node.name}: {methods} methods, {size} lines"
+
+
+def check_module_state(found: list[Module]) -> Iterator[str]:
+    """No `global` statement: module-level state lives in registered tables and context objects."""
+    for module in found:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Global):
+                yield f"{module.place}:{node.lineno}: `global {', '.join(node.names)}`"
+
+
+def check_knobs(found: list[Module]) -> Iterator[str]:
+    names: set[str] = set()
+    for module in found:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and node.name == "Options" and module.place == "kiln/support/options.py":
+                count = sum(isinstance(item, ast.AnnAssign) for item in node.body)
+                if count > MAX_OPTIONS:
+                    yield f"{module.place}: {count} options (limit {MAX_OPTIONS})"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names |= set((re.fullmatch(r"KILN_[A-Z_]+", node.value) and [node.value]) or [])
+    if len(names) > MAX_ENVIRONMENT:
+        yield f"{len(names)} environment variables (limit {MAX_ENVIRONMENT}): {', '.join(sorted(names))}"
+
+
+def check_cpp() -> Iterator[str]:
+    for path in sorted((ROOT / "csrc").rglob("*")):
+        if path.suffix not in (".cpp", ".h"):
+            continue
+        lines = path.read_text().splitlines()
+        place = path.relative_to(ROOT).as_posix()
+        if len(lines) > MAX_FILE:
+            yield f"{place}: {len(lines)} lines (limit {MAX_FILE})"
+        start = None
+        for number, line in enumerate(lines, 1):
+            if re.match(r"^[A-Za-z].*\{$", line) and not re.match(
+                r"^(namespace|struct|class|enum|union|extern)\b", line
+            ):
+                start = number
+            elif line == "}" and start is not None:
+                if number - start + 1 > MAX_CPP_FUNCTION:
+                    yield f"{place}:{start}: function of {number - start + 1} lines (limit {MAX_CPP_FUNCTION})"
+                start = None
+
+
+def main() -> int:
+    found = modules()
+    checks = (check_layers, check_cycles, check_sizes, check_module_state, check_knobs)
+    problems = [problem for check in checks for problem in check(found)] + list(check_cpp())
+    print("\n".join(problems))
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
