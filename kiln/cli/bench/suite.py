@@ -1,8 +1,8 @@
 """Suites are data: a TOML file lists models; this builds a model and its inputs from a row.
 
-    row = load_suite("cpu").rows[0]
-    case = build(row, variant="padded", train=False, seed=0)
-    case.run(case.model)                  # outputs, or loss and gradients
+row = load_suite("cpu").rows[0]
+case = build(row, variant="padded", train=False, seed=0)
+case.run(case.model)                  # outputs, or loss and gradients
 """
 
 from __future__ import annotations

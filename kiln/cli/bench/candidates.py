@@ -1,0 +1,47 @@
+"""What is compared: eager, torch.compile (the peer), Kiln."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+import kiln.api as api
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_facts(compiled: Any) -> dict[str, Any]:
+    return {}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to run a model; `prepare` imports what its first call would, `facts` reports on the compile."""
+
+    compile: Callable[[Any], Any]
+    prepare: Callable[[], None] = _nothing
+    facts: Callable[[Any], dict[str, Any]] = field(default=_no_facts)
+
+
+def _import_peer() -> None:
+    for name in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp"):
+        importlib.import_module(name)
+
+
+def _kiln_facts(compiled: Any) -> dict[str, Any]:
+    report = api.report_of(compiled)
+    return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels}
+
+
+CANDIDATES: Mapping[str, Candidate] = {
+    "eager": Candidate(lambda model: model),
+    "torch.compile": Candidate(lambda model: torch.compile(model), _import_peer),
+    "kiln": Candidate(lambda model: api.compile(model), facts=_kiln_facts),
+}

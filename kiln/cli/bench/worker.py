@@ -1,0 +1,118 @@
+"""One measurement in a process of its own; prints one JSON line.
+
+    python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
+
+Tasks: `first` (seconds and memory of the first call, caches empty), `steady` (alternating calls of all candidates,
+errors against float64).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kiln.cli.bench.accuracy import Verdict, judge
+from kiln.cli.bench.candidates import CANDIDATES, Candidate
+from kiln.cli.bench.suite import Case, Row, build, load_suite
+
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def find_row(suite: str, title: str, train: bool) -> Row:
+    rows = {row.title: row for row in load_suite(suite, train=train).rows}
+    return rows[title]
+
+
+def measure_first(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds from the call of the compiler to the first result, importing excluded; peak memory of the process."""
+    candidate = CANDIDATES[task["candidate"]]
+    candidate.prepare()
+    case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
+    start = time.perf_counter()
+    compiled = candidate.compile(case.model)
+    case.run(compiled)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"first_seconds": seconds, "peak_bytes": peak, **candidate.facts(compiled)}
+
+
+def measure_steady(task: dict[str, Any]) -> dict[str, Any]:
+    """Alternating calls: one pair is one call of each candidate, in an order that turns with each pair."""
+    names: list[str] = task["candidates"]
+    case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
+    compiled = {}
+    for name in names:
+        CANDIDATES[name].prepare()
+        compiled[name] = CANDIDATES[name].compile(case.model)
+        for _ in range(3):
+            case.run(compiled[name])
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for pair in range(task["pairs"]):
+        for turn in range(len(names)):
+            name = names[(pair + turn) % len(names)]
+            times[name].append(timed(case, compiled[name]))
+    return {"times": times, "errors": errors(task, [name for name in names if name != "eager"])}
+
+
+def timed(case: Case, model: Callable[..., Any]) -> float:
+    start = time.perf_counter()
+    case.run(model)
+    return time.perf_counter() - start
+
+
+def errors(task: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The worst verdict over the seeds, per candidate. One model is compiled; seeds change weights and data."""
+    row = find_row(task["suite"], task["row"], task["train"])
+    worst: dict[str, Verdict] = {}
+    base = build(row, train=task["train"], seed=0)
+    compiled = {name: CANDIDATES[name].compile(base.model) for name in names}
+    for seed in SEEDS[: task["seeds"]]:
+        case = build(row, train=task["train"], seed=seed)
+        if isinstance(base.model, torch.nn.Module):
+            base.model.load_state_dict(case.model.state_dict())
+            case.model = base.model
+        reference, eager = in_float64(case), case.run(case.model)
+        for name in names:
+            verdict = judge(case.run(compiled[name]), eager, reference)
+            if name not in worst or verdict.ratio > worst[name].ratio:
+                worst[name] = verdict
+    return {
+        name: {"ratio": verdict.ratio, "l2": verdict.ours.l2, "eager_l2": verdict.eager.l2, "place": verdict.place}
+        for name, verdict in worst.items()
+    }
+
+
+def in_float64(case: Case) -> list[torch.Tensor]:
+    """The same run in float64."""
+
+    def widen(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    model = copy.deepcopy(case.model).double() if isinstance(case.model, torch.nn.Module) else case.model
+    args = tuple(widen(value) for value in case.args)
+    kwargs = {name: widen(value) for name, value in case.kwargs.items()}
+    wide = Case(model, args, kwargs, case.train)
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(model)]
+
+
+TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"first": measure_first, "steady": measure_steady}
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    torch.set_num_threads(task["threads"])
+    print(json.dumps(TASKS[task["task"]](task)))
+
+
+if __name__ == "__main__":
+    main()
+
+
+__all__ = ["Candidate", "main"]
