@@ -1,0 +1,52 @@
+"""Checking the arguments of `kiln.compile`, each error naming the argument and what is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from kiln.support.errors import KilnError
+from kiln.support.options import MODES, Options, options_from, options_from_text
+
+
+class BadArgument(KilnError):
+    code = "KILN5003"
+    what = "argument `{name}` of kiln.compile cannot be {value!r}"
+    why = "it takes {allowed}"
+    try_ = ("help(kiln.compile) lists all arguments",)
+
+
+DYNAMIC: Mapping[bool | None, Literal["auto", "always", "never"]] = {None: "auto", True: "always", False: "never"}
+
+
+def check_callable(model: object) -> None:
+    if not callable(model):
+        raise BadArgument(name="model", value=model, allowed="a function, a method or an nn.Module")
+
+
+def check_flag(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise BadArgument(name=name, value=value, allowed="True or False")
+
+
+def read_options(mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Options:
+    """Defaults, then KILN_OPTIONS, then the mode, then `options`, then `dynamic`."""
+    if mode is not None and mode not in MODES:
+        raise BadArgument(name="mode", value=mode, allowed="None or one of " + ", ".join(map(repr, MODES)))
+    if mode is not None and options is not None:
+        raise BadArgument(name="options", value=options, allowed="None together with `mode`")
+    if dynamic not in DYNAMIC:
+        raise BadArgument(name="dynamic", value=dynamic, allowed="None, True or False")
+    result = options_from_text(os.environ.get("KILN_OPTIONS", ""))
+    result = options_from(MODES[mode or "default"], result)
+    if options is not None and not isinstance(options, Mapping):
+        raise BadArgument(name="options", value=options, allowed="a dict of options")
+    result = options_from(options or {}, result)
+    if os.environ.get("KILN_VERIFY"):
+        result = replace(result, verify="first")
+    return result if dynamic is None else replace(result, dynamic=DYNAMIC[dynamic])
+
+
+Backend = str | Callable[..., Any]

@@ -1,0 +1,128 @@
+"""What the compiler did for one compiled function, in ten lines or as JSON.
+
+    kiln: Net.forward  2 regions, 3 compiles (1 recompile), 0 eager
+    seconds: capture 0.10, graph 0.03, loops 0.12, g++ 1.10, other 0.02; total 1.37
+    kernels: 6 (72 launches, 96 library calls), 12.4 MB read, 6.1 MB written
+    break KILN1007 model.py:41, in Net.forward: `if` asks for the value of a tensor
+
+It is made from events alone: whatever a stage says reaches the report without the stage knowing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, final
+
+from kiln.support.events import Event
+
+SCHEMA = 1
+MAX_LINES = 10
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A graph break or a skipped frame: stable code, the user's line, the reason."""
+
+    code: str
+    where: str
+    reason: str
+
+
+@final
+@dataclass(slots=True)
+class Report:
+    """Counts over all compiles of one function. `seconds` is wall time by stage; nested stages are not added twice."""
+
+    name: str = ""
+    regions: int = 0
+    compiles: int = 0
+    eager: int = 0
+    kernels: int = 0
+    launches: int = 0
+    library_calls: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    guards: int = 0
+    notes: list[str] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def record(self, event: Event) -> None:
+        """Fold one event in; kinds that are not in the table are counted nowhere."""
+        handler = HANDLERS.get(event.kind)
+        if handler is not None:
+            handler(self, event)
+
+    def text(self) -> str:
+        """At most ten lines."""
+        again = self.compiles - 1
+        recompiles = f" ({again} recompile{'s' if again > 1 else ''})" if again > 0 else ""
+        lines = [
+            f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}, {self.eager} eager",
+            self._seconds_line(),
+            f"kernels: {self.kernels} ({self.launches} launches, {self.library_calls} library calls), "
+            f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
+        ]
+        breaks = [f"break {one.code} {one.where}: {one.reason}" for one in self.breaks]
+        rest = [*self.notes, *(f"{line} (x{n})" if n > 1 else line for line, n in Counter(breaks).items())]
+        room = MAX_LINES - len(lines)
+        if len(rest) > room:
+            rest = [*rest[: room - 1], f"... and {len(rest) - room + 1} more (see the JSON form)"]
+        return "\n".join([*lines, *rest])
+
+    def _seconds_line(self) -> str:
+        total = self.seconds.get("compile", sum(self.seconds.values()))
+        parts = [f"{name} {value:.3f}" for name, value in self.seconds.items() if name != "compile"]
+        return f"seconds: {', '.join(parts)}; total {total:.3f}"
+
+    def to_json(self) -> str:
+        """The report with all breaks, under `schema` number 1."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)})
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _stage(report: Report, event: Event) -> None:
+    report.seconds[event.stage] = report.seconds.get(event.stage, 0.0) + event.seconds
+
+
+def _break(report: Report, event: Event) -> None:
+    data = event.data
+    report.breaks.append(Break(str(data["code"]), str(data["where"]), str(data["reason"])))
+
+
+def _count(name: str) -> Any:
+    def add(report: Report, event: Event) -> None:
+        setattr(report, name, getattr(report, name) + int(str(event.data.get("count", 1))))
+
+    return add
+
+
+def _traffic(report: Report, event: Event) -> None:
+    report.bytes_read += int(str(event.data.get("read", 0)))
+    report.bytes_written += int(str(event.data.get("written", 0)))
+
+
+def _note(report: Report, event: Event) -> None:
+    report.notes.append(str(event.data["text"]))
+
+
+HANDLERS = {
+    "stage": _stage,
+    "graph_break": _break,
+    "skipped_frame": _break,
+    "region": _count("regions"),
+    "compile": _count("compiles"),
+    "eager": _count("eager"),
+    "kernels": _count("kernels"),
+    "launches": _count("launches"),
+    "library_calls": _count("library_calls"),
+    "guards": _count("guards"),
+    "traffic": _traffic,
+    "note": _note,
+}
+"""Event kind -> what it adds to the report."""
