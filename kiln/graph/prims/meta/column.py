@@ -1,0 +1,22 @@
+"""The column `meta`: the spec of an op's result from the specs of its inputs and its attributes.
+
+    META["sum"](oracle, f32[4, 8], axes=(1,))   =   f32[4]
+
+A rule is `rule(oracle, *input_specs, **attrs) -> Spec`. Strides are those that eager's kernel gives.
+Rules raise `ShapeMismatch`, `DeviceMismatch` or `ImpossibleView` where eager raises. Ops in
+`SUPPLIED` have no rule: whoever makes the node hands the spec in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import Spec
+from kiln.graph.prims.table import Kind
+
+MetaRule = Callable[..., Spec]
+
+META = PRIMS.column("meta", required=frozenset(Kind) - {Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT})
+
+SUPPLIED = frozenset({"input", "constant_tensor", "aten", "opaque", "local_scalar"})

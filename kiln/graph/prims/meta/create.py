@@ -1,0 +1,99 @@
+"""Specs of ops that make tensors from attributes, of structure, effects and nested graphs.
+
+iota(length=8, start=0, step=1, dtype=i64, device=cpu)   =  i64[8]
+item(one of several results, index=1)                    =  its spec
+cond(b8[], ..., true=graph, false=graph)                 =  the specs of the outputs of `true`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from kiln.graph.prims.meta.column import META
+from kiln.graph.prims.meta.layout import Sizes
+from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec, contiguous_strides
+from kiln.symbolic import Int
+
+
+class HasOutputs(Protocol):
+    """What a rule needs to know of a nested graph."""
+
+    @property
+    def outputs(self) -> Sequence[Any]: ...
+
+
+@META("constant")
+def constant_meta(oracle: SizeOracle, *, value: object, dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    return TensorSpec(dtype, (), (), 0, device)
+
+
+@META("scalar_tensor")
+def scalar_tensor_meta(oracle: SizeOracle, x: ScalarSpec, *, dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    return TensorSpec(dtype, (), (), 0, device)
+
+
+@META("full")
+def full_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpec:
+    return x.with_sizes(sizes)
+
+
+@META("iota")
+def iota_meta(
+    oracle: SizeOracle, *, length: Int, start: object, step: object, dtype: torch.dtype, device: torch.device
+) -> TensorSpec:
+    return TensorSpec(dtype, (length,), (1,), 0, device)
+
+
+@META("empty")
+def empty_meta(
+    oracle: SizeOracle, *, sizes: Sizes, strides: Sizes | None, dtype: torch.dtype, device: torch.device
+) -> TensorSpec:
+    return TensorSpec(dtype, sizes, contiguous_strides(sizes) if strides is None else strides, 0, device)
+
+
+@META("random")
+def random_meta(
+    oracle: SizeOracle,
+    *inputs: TensorSpec,
+    distribution: str,
+    params: tuple[object, ...],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TensorSpec:
+    return TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, device)
+
+
+@META("item")
+def item_meta(oracle: SizeOracle, whole: tuple[TensorSpec | ScalarSpec | None, ...], *, index: int) -> Spec:
+    part = whole[index]
+    if part is None:
+        raise ValueError(f"result number {index} is no tensor")
+    return part
+
+
+@META("assert")
+def assert_meta(oracle: SizeOracle, x: TensorSpec, *, message: str) -> Spec:
+    return ()
+
+
+def output_specs(graph: HasOutputs) -> Spec:
+    return tuple([output.value.spec for output in graph.outputs])
+
+
+@META("cond")
+def cond_meta(oracle: SizeOracle, *inputs: Spec, true: HasOutputs, false: HasOutputs) -> Spec:
+    return output_specs(true)
+
+
+@META("while_loop")
+def while_loop_meta(oracle: SizeOracle, *inputs: Spec, test: HasOutputs, body: HasOutputs) -> Spec:
+    return output_specs(body)
+
+
+@META("region")
+def region_meta(oracle: SizeOracle, *inputs: Spec, body: HasOutputs, tag: str) -> Spec:
+    return output_specs(body)

@@ -1,0 +1,294 @@
+"""How eager chooses strides: contiguity, memory formats, TensorIterator's order of dimensions.
+
+    sizes (4, 5), operands strided (1, 4) and (1, 4)     =>   (1, 4)
+    sizes (4, 5), operands strided (5, 1) and (1, 4)     =>   (5, 1)
+
+The facts are those of ATen (`TensorIterator.cpp`, `MemoryFormat.h`, `TensorImpl`), found by experiment and
+tested against eager on random layouts. Questions that depend on a symbolic size go to the oracle, and only
+after the textual answer was no.
+Needs: sizes of eager tensors; a symbolic size is taken to be at least 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from kiln.graph.prims.errors import ShapeMismatch
+from kiln.graph.prims.spec import SizeOracle, contiguous_strides
+from kiln.symbolic import Expr, Int, Relation, rel_eq, rel_lt
+
+MemoryFormat = Literal["contiguous", "channels_last", "channels_last_3d"]
+Sizes = tuple[Int, ...]
+Layout = tuple[Sizes, Sizes]
+"""Sizes and strides of an operand."""
+
+# fmt: off
+FORMAT_ORDERS: dict[str, tuple[int, ...]] = {  # dimensions from the innermost
+    "channels_last":    (1, 3, 2, 0),
+    "channels_last_3d": (1, 4, 3, 2, 0),
+}
+# fmt: on
+
+
+def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
+    """Does left == right hold? Asks only where the text does not tell."""
+    if left == right:
+        return True
+    if isinstance(left, Expr) or isinstance(right, Expr):
+        return oracle.decide(rel_eq(left, right))
+    return False
+
+
+def less(oracle: SizeOracle, left: Int, right: Int) -> bool:
+    """Does left < right hold?"""
+    if isinstance(left, Expr) or isinstance(right, Expr):
+        return left != right and oracle.decide(rel_lt(left, right))
+    return left < right
+
+
+def largest(oracle: SizeOracle, left: Int, right: Int) -> Int:
+    return right if less(oracle, left, right) else left
+
+
+# Broadcasting.
+
+
+def broadcast(oracle: SizeOracle, shapes: Sequence[Sizes], op: str = "broadcast") -> Sizes:
+    """The common sizes of `shapes`, as in NumPy."""
+    result = shapes[0]
+    for shape in shapes[1:]:
+        if shape != result:
+            result = _broadcast_pair(oracle, result, shape, op)
+    return result
+
+
+def _broadcast_pair(oracle: SizeOracle, left: Sizes, right: Sizes, op: str) -> Sizes:
+    if len(left) < len(right):
+        left, right = right, left
+    missing = len(left) - len(right)
+    return left[:missing] + tuple(_broadcast_size(oracle, a, b, op) for a, b in zip(left[missing:], right, strict=True))
+
+
+def _broadcast_size(oracle: SizeOracle, left: Int, right: Int, op: str) -> Int:
+    if left == right or right == 1:
+        return left
+    if left == 1:
+        return right
+    if equal(oracle, left, right):
+        return left if isinstance(left, int) else right
+    if equal(oracle, right, 1):
+        return left
+    if equal(oracle, left, 1):
+        return right
+    raise ShapeMismatch(op=op, problem=f"the sizes {left} and {right} do not broadcast")
+
+
+# Predicates on layouts.
+
+
+@lru_cache(maxsize=8192)
+def is_canonical(sizes: Sizes, strides: Sizes) -> bool:
+    """Exactly the strides of a fresh contiguous tensor, by text, and no size 0."""
+    return 0 not in sizes and strides == contiguous_strides(sizes)
+
+
+def is_contiguous(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
+    """Eager's `is_contiguous()`: strides of size-1 dimensions do not count."""
+    return is_canonical(sizes, strides) or 0 in sizes or _steps_fit(oracle, sizes, strides, range(len(sizes))[::-1])
+
+
+def is_in_format(oracle: SizeOracle, sizes: Sizes, strides: Sizes, layout: MemoryFormat) -> bool:
+    """Eager's `is_contiguous(memory_format=...)`."""
+    if layout == "contiguous":
+        return is_contiguous(oracle, sizes, strides)
+    order = FORMAT_ORDERS[layout]
+    return len(order) == len(sizes) and _steps_fit(oracle, sizes, strides, order)
+
+
+def _steps_fit(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: Sequence[int]) -> bool:
+    """Walking dimensions in `order`, each stride is the product of the sizes before."""
+    step: Int = 1
+    for axis in order:
+        size, stride = sizes[axis], strides[axis]
+        if stride != step and not equal(oracle, size, 1) and not equal(oracle, stride, step):
+            return False
+        if size != 1:
+            step = step * size
+    return True
+
+
+def is_dense(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
+    """Eager's `is_non_overlapping_and_dense`: some order of dimensions makes it contiguous."""
+    if is_canonical(sizes, strides):
+        return True
+    if 0 in sizes:
+        # Eager calls an empty tensor contiguous.
+        return True
+    rest = [axis for axis, size in enumerate(sizes) if size != 1]
+    step: Int = 1
+    while rest:
+        found = next((axis for axis in rest if strides[axis] == step), None)
+        if found is None:
+            rest = [axis for axis in rest if not equal(oracle, sizes[axis], 1)]
+            found = next((axis for axis in rest if equal(oracle, strides[axis], step)), None)
+            if found is None:
+                return not rest
+        rest.remove(found)
+        step = step * sizes[found]
+    return True
+
+
+def suggested_format(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> MemoryFormat:
+    """Eager's `suggest_memory_format()`."""
+    for layout, order in FORMAT_ORDERS.items():
+        if len(order) == len(sizes) and _looks_channels_last(oracle, sizes, strides, order):
+            return "channels_last" if layout == "channels_last" else "channels_last_3d"
+    return "contiguous"
+
+
+def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: tuple[int, ...]) -> bool:
+    if is_canonical(sizes, strides) and sizes[1] != 1 and 1 not in sizes[2:]:
+        # Channels before pixels: certain without a question. Ambiguous only with size-1 dimensions.
+        return False
+    if strides[1] == 0 or 0 in sizes:
+        return False
+    step: Int = 0
+    for axis in order:
+        size, stride = sizes[axis], strides[axis]
+        if less(oracle, stride, step) or (axis == 0 and equal(oracle, step, strides[1])):
+            return False
+        step = stride if equal(oracle, size, 1) else stride * size
+    return True
+
+
+# Strides of results.
+
+
+def format_strides(sizes: Sizes, layout: MemoryFormat) -> Sizes:
+    """Strides of a fresh tensor of this memory format."""
+    if layout == "contiguous":
+        return contiguous_strides(sizes)
+    strides: list[Int] = [0] * len(sizes)
+    step: Int = 1
+    for axis in FORMAT_ORDERS[layout]:
+        strides[axis] = step
+        step = step * (1 if sizes[axis] == 0 else sizes[axis])
+    return tuple(strides)
+
+
+def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes:
+    """Strides of a copy that preserves the format: the same where dense, else packed in the same order."""
+    if is_dense(oracle, sizes, strides):
+        return strides
+    order = sorted_axes(oracle, sizes, (strides,))
+    packed: list[Int] = [0] * len(sizes)
+    step: Int = 1
+    for axis in order:
+        packed[axis] = step
+        if sizes[axis] != 0:
+            step = step * sizes[axis]
+    return tuple(packed)
+
+
+def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout]) -> Sizes:
+    """Strides that TensorIterator gives an output of `sizes`, the broadcast of `operands`."""
+    same_sizes = all(shape == sizes for shape, _ in operands)
+    if all(is_canonical(*operand) for operand in operands) and (same_sizes or 0 not in sizes):
+        return contiguous_strides(sizes)
+    if same_sizes:
+        fast = _fast_strides(oracle, sizes, [strides for _, strides in operands])
+        if fast is not None:
+            return fast
+    order = sorted_axes(oracle, sizes, [_broadcast_strides(oracle, sizes, *operand) for operand in operands])
+    if order == tuple(range(len(sizes)))[::-1]:
+        return contiguous_strides(sizes)
+    result: list[Int] = [0] * len(sizes)
+    step: Int = 1
+    for axis in order:
+        result[axis] = step
+        step = step * sizes[axis]
+    return tuple(result)
+
+
+def _fast_strides(oracle: SizeOracle, sizes: Sizes, strides: Sequence[Sizes]) -> Sizes | None:
+    """What TensorIterator decides before it looks at single dimensions, when all operands have equal sizes."""
+    if all(is_contiguous(oracle, sizes, one) for one in strides):
+        return contiguous_strides(sizes)
+    if len(sizes) == 4 and all(is_in_format(oracle, sizes, one, "channels_last") for one in strides):
+        return format_strides(sizes, "channels_last")
+    first = strides[0]
+    if all(one == first or _all_equal(oracle, one, first) for one in strides) and is_dense(oracle, sizes, first):
+        return first
+    return None
+
+
+def _all_equal(oracle: SizeOracle, left: Sizes, right: Sizes) -> bool:
+    return all(equal(oracle, a, b) for a, b in zip(left, right, strict=True))
+
+
+def _broadcast_strides(oracle: SizeOracle, sizes: Sizes, shape: Sizes, strides: Sizes) -> Sizes:
+    """Strides of an operand over the common sizes: 0 where it is repeated."""
+    missing = len(sizes) - len(shape)
+    return (0,) * missing + tuple(
+        0 if size != own and equal(oracle, own, 1) and not equal(oracle, size, 1) else stride
+        for size, own, stride in zip(sizes[missing:], shape, strides, strict=True)
+    )
+
+
+def sorted_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes]) -> tuple[int, ...]:
+    """Axes from the innermost, by an insertion sort that tolerates ambiguous comparisons, as TensorIterator's."""
+    order = list(range(len(sizes)))[::-1]
+    for start in range(1, len(order)):
+        place = start
+        for before in range(start - 1, -1, -1):
+            answer = _compare_axes(oracle, sizes, operands, order[before], order[place])
+            if answer > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+            elif answer < 0:
+                break
+    return tuple(order)
+
+
+def _compare_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes], inner: int, outer: int) -> int:
+    """1: they must change places, -1: they must not, 0: no operand tells."""
+    for strides in operands:
+        left, right = strides[inner], strides[outer]
+        if left == 0 or right == 0:
+            continue
+        if equal(oracle, left, right):
+            if less(oracle, sizes[outer], sizes[inner]):
+                return 1
+            continue
+        return -1 if less(oracle, left, right) else 1
+    return 0
+
+
+def iterator_layout(oracle: SizeOracle, operands: Sequence[Layout]) -> Layout:
+    """Broadcast sizes of a pointwise op and the strides of its result."""
+    sizes = broadcast(oracle, [shape for shape, _ in operands], "pointwise op")
+    return sizes, iterator_strides(oracle, sizes, operands)
+
+
+class _NotTold(Exception):
+    """The text of the sizes does not answer a question."""
+
+
+class _TextOracle:
+    """Answers nothing: what comes out without it holds in every environment, so it may be memoised."""
+
+    def decide(self, relation: Relation | bool) -> bool:
+        if isinstance(relation, bool):
+            return relation
+        raise _NotTold
+
+
+@lru_cache(maxsize=8192)
+def layout_by_text(operands: tuple[Layout, ...]) -> Layout | None:
+    """`iterator_layout` where no question about a symbol comes up, else None."""
+    try:
+        return iterator_layout(_TextOracle(), operands)
+    except _NotTold:
+        return None

@@ -1,0 +1,103 @@
+"""Specs of pointwise ops: broadcast sizes, TensorIterator's strides, the device of the tensors.
+
+add(f32[4, 8], f32[8])                      =  f32[4, 8]
+mul(f32[4, 8 | 1, 4], f32[4, 8 | 1, 4])     =  f32[4, 8 | 1, 4]
+lt(f32[4 @cuda:0], f32[])                   =  b8[4 @cuda:0]      a CPU scalar follows the other device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.graph.prims.errors import DeviceMismatch
+from kiln.graph.prims.meta.column import META, MetaRule
+from kiln.graph.prims.meta.layout import is_canonical, iterator_layout, layout_by_text, preserved_strides
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import SizeOracle, TensorSpec
+from kiln.graph.prims.table import Kind
+
+
+def pointwise_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch.dtype) -> TensorSpec:
+    """Result of a pointwise op on tensors of `specs`, as a TensorIterator lays it out."""
+    lead = specs[0]
+    device = lead.device
+    for spec in specs:
+        if spec.sizes == () or spec is lead:
+            if spec.device != device:
+                return _general_spec(oracle, specs, dtype)
+        elif lead.sizes == () and spec.device == device:
+            lead = spec
+        elif spec.sizes != lead.sizes or spec.strides != lead.strides or spec.device != device:
+            return _general_spec(oracle, specs, dtype)
+    if not is_canonical(lead.sizes, lead.strides):
+        return _general_spec(oracle, specs, dtype)
+    if lead.dtype is dtype and lead.offset == 0:
+        return lead
+    return TensorSpec(dtype, lead.sizes, lead.strides, 0, device)
+
+
+def _general_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch.dtype) -> TensorSpec:
+    operands = tuple([(spec.sizes, spec.strides) for spec in specs])
+    sizes, strides = layout_by_text(operands) or iterator_layout(oracle, operands)
+    return TensorSpec(dtype, sizes, strides, 0, joint_device(specs))
+
+
+def joint_device(specs: Sequence[TensorSpec]) -> torch.device:
+    """The one device of the inputs; CPU tensors of rank 0 may be beside another device."""
+    device = specs[0].device
+    for spec in specs:
+        if spec.device == device:
+            continue
+        if device.type == "cpu":
+            device = spec.device
+        elif spec.device.type != "cpu":
+            raise DeviceMismatch(op="pointwise op", problem=f"one is on {device}, another on {spec.device}")
+    for spec in specs:
+        if spec.device != device and spec.rank:
+            raise DeviceMismatch(op="pointwise op", problem=f"one is on {device}, a tensor of rank {spec.rank} on cpu")
+    return device
+
+
+def same_dtype(oracle: SizeOracle, first: TensorSpec, *rest: TensorSpec) -> TensorSpec:
+    dtype = first.dtype
+    for spec in rest:
+        if spec.dtype is not dtype:
+            raise ValueError(f"pointwise inputs of dtypes {dtype} and {spec.dtype}")
+    return pointwise_spec(oracle, (first, *rest), dtype)
+
+
+def bool_result(oracle: SizeOracle, first: TensorSpec, *rest: TensorSpec) -> TensorSpec:
+    for spec in rest:
+        if spec.dtype is not first.dtype:
+            raise ValueError(f"pointwise inputs of dtypes {first.dtype} and {spec.dtype}")
+    return pointwise_spec(oracle, (first, *rest), torch.bool)
+
+
+@META("where")
+def where_meta(oracle: SizeOracle, condition: TensorSpec, x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    if condition.dtype is not torch.bool or x.dtype is not y.dtype:
+        raise ValueError(f"where on dtypes {condition.dtype}, {x.dtype}, {y.dtype}")
+    return pointwise_spec(oracle, (condition, x, y), x.dtype)
+
+
+@META("convert")
+def convert_meta(oracle: SizeOracle, x: TensorSpec, *, dtype: torch.dtype) -> TensorSpec:
+    """As `x.to(dtype)`: the format is preserved, strides of size-1 dimensions too."""
+    strides = preserved_strides(oracle, x.sizes, x.strides)
+    return TensorSpec(dtype, x.sizes, strides, 0, x.device)
+
+
+@META("bitcast")
+def bitcast_meta(oracle: SizeOracle, x: TensorSpec, *, dtype: torch.dtype) -> TensorSpec:
+    if dtype.itemsize != x.dtype.itemsize:
+        raise ValueError(f"bitcast of {x.dtype} to {dtype}: another width")
+    return pointwise_spec(oracle, (x,), dtype)
+
+
+RULES: dict[str, MetaRule] = {"same": same_dtype, "bool": bool_result}
+
+for _row in PRIMS:
+    if _row.kind is Kind.POINTWISE and META.get(_row.name) is None:
+        META[_row.name] = RULES[_row.result]
