@@ -1,5 +1,6 @@
 """Symbolic integers: canonical expressions, relations, ranges and the shape environment of a compile."""
 
+from kiln.symbolic.env import DataDependentSize, FalseAssertion, NoHint, ShapeEnv, ShapeGuard
 from kiln.symbolic.expr import (
     Atom,
     Expr,
@@ -18,21 +19,52 @@ from kiln.symbolic.expr import (
     symbol,
 )
 from kiln.symbolic.parse import parse_int
+from kiln.symbolic.ranges import BoundAnalysis, Interval, Range
+from kiln.symbolic.relation import (
+    Relation,
+    negate,
+    parse_relation,
+    rel_eq,
+    rel_ge,
+    rel_gt,
+    rel_le,
+    rel_lt,
+    rel_ne,
+)
+from kiln.symbolic.simplify import simplify_in_ranges
 
 __all__ = [
     "Atom",
+    "BoundAnalysis",
+    "DataDependentSize",
     "Expr",
+    "FalseAssertion",
     "FloorDiv",
     "Int",
+    "Interval",
     "Max",
     "Min",
     "Mod",
+    "NoHint",
+    "Range",
+    "Relation",
+    "ShapeEnv",
+    "ShapeGuard",
     "Symbol",
     "ceil_div",
     "evaluate",
     "is_static",
+    "negate",
     "parse_int",
+    "parse_relation",
     "product",
+    "rel_eq",
+    "rel_ge",
+    "rel_gt",
+    "rel_le",
+    "rel_lt",
+    "rel_ne",
+    "simplify_in_ranges",
     "sym_max",
     "sym_min",
     "symbol",

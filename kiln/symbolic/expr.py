@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 from typing import Any, TypeGuard, cast, final
 
-from kiln.symbolic import terms as poly
+import kiln.symbolic.terms as poly
 from kiln.symbolic.tables import InternTable, Memo
 from kiln.symbolic.terms import Terms
 

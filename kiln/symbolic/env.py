@@ -1,0 +1,235 @@
+"""The shape environment of one compile: symbols, their hints, and what has been decided about them.
+
+    env = ShapeEnv()
+    s0 = env.create_symbol(32)                     # a size that was 32 in this call
+    env.decide(rel_eq(s0, 1), where)               # False; the guard `s0 != 1` remembers the user's line
+    env.known(rel_eq(s0, 1))                       # False, no further guard
+    u0 = env.create_unbacked()                     # a size that only the data decide
+    env.decide(rel_eq(u0, 1), where)               # raises KILN2101
+
+A question is answered in this order: the canonical form, ranges and facts (`known`), the hint, which makes a
+guard. A guard is made only for what does not follow from earlier ones, and `guards` leaves out what later ones imply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import final
+
+from kiln.support.errors import KilnError
+from kiln.support.location import Location
+from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, symbol
+from kiln.symbolic.facts import Facts
+from kiln.symbolic.ranges import Interval, Range
+from kiln.symbolic.relation import Relation, rel_eq, rel_le
+
+Prover = Callable[[Relation, "ShapeEnv"], bool | None]
+
+
+class DataDependentSize(KilnError):
+    """A question about a size that only the data of a tensor decide."""
+
+    code = "KILN2101"
+    what = "`{relation}` asks for a size that depends on data"
+    why = "the sizes {symbols} come from the values of a tensor, which do not exist while tracing"
+    try_ = (
+        "state it with `torch._check({relation})`",
+        "make the size independent of data, for example with a mask instead of a selection",
+    )
+
+
+class NoHint(KilnError):
+    """The number behind a size that depends on data."""
+
+    code = "KILN2102"
+    what = "`{value}` has no number while tracing"
+    why = "the sizes {symbols} come from the values of a tensor"
+    try_ = ("keep the value symbolic", "move the use of the number out of the compiled function")
+
+
+class FalseAssertion(KilnError):
+    """A size assertion that cannot hold."""
+
+    code = "KILN2103"
+    what = "the assertion `{relation}` on sizes does not hold"
+    why = "{reason}"
+    try_ = ("correct the assertion or the sizes of the inputs",)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShapeGuard:
+    """A relation the compiled code depends on, and the user's line that asked."""
+
+    relation: Relation
+    location: Location | None = None
+
+    def text(self) -> str:
+        return f"{self.relation}" + (f"  # {self.location.text()}" if self.location else "")
+
+
+class ShapeEnv:
+    """Symbols of one compile, with the guards (checked before the call) and checks (inside it) collected so far.
+
+    `prover` is asked before a data-dependent question fails; see `reference.py`.
+    """
+
+    def __init__(self, *, prefix: str = "s", prover: Prover | None = None) -> None:
+        self._prefix = prefix
+        self._prover = prover
+        self._facts = Facts()
+        self._declared: dict[Symbol, Range] = {}
+        self._hints: dict[Symbol, int] = {}
+        self._values: dict[Expr, int] = {}
+        self._unbacked = 0
+        self._guards: list[ShapeGuard] = []
+        self._checks: list[ShapeGuard] = []
+        self._minimal: list[ShapeGuard] | None = None
+
+    # Symbols.
+
+    def create_symbol(self, hint: int, *, name: str | None = None, lo: int = 0, hi: int | None = None) -> Symbol:
+        """A symbol for an input that is `hint` in this call.
+
+        Ends of the range other than the natural 0 become guards. Raises `ValueError` when `hint` is outside.
+        """
+        within = Range(lo, hi)
+        if hint not in within:
+            raise ValueError(f"the hint {hint} is outside {lo}..{hi}")
+        made = symbol(name or f"{self._prefix}{len(self._hints)}")
+        if made in self._declared:
+            raise ValueError(f"the symbol {made} exists already")
+        self._declared[made] = Range(min(lo, 0))
+        self._hints[made] = hint
+        self._facts.declare(made, within)
+        self._minimal = None
+        declared = (rel_le(lo, made) if lo > 0 else True, True if hi is None else rel_le(made, hi))
+        self._guards += [ShapeGuard(one) for one in declared if isinstance(one, Relation)]
+        return made
+
+    def create_unbacked(self, *, lo: int = 0, hi: int | None = None) -> Symbol:
+        """A symbol without a hint; `lo` and `hi` are what its producer guarantees."""
+        made = symbol(f"u{self._unbacked}")
+        self._unbacked += 1
+        self._declared[made] = Range(lo, hi)
+        self._facts.declare(made, self._declared[made])
+        return made
+
+    def symbols(self) -> list[Symbol]:
+        """All symbols in the order of creation."""
+        return list(self._declared)
+
+    def range_of(self, value: Int) -> Interval:
+        """Between which numbers `value` lies."""
+        return self._facts.interval(value)
+
+    # Numbers.
+
+    def has_hint(self, value: Int | Relation) -> bool:
+        """Is its number known in this call?"""
+        return not isinstance(value, Expr | Relation) or all(one in self._hints for one in self._inputs(value))
+
+    def _inputs(self, value: Expr | Relation) -> Iterable[Symbol]:
+        """The symbols `value` stands on once replacements are made."""
+        unbacked = [one for one in value.free_symbols() if one not in self._hints]
+        if not unbacked:
+            return value.free_symbols()
+        parts = [self._facts.simplify(one) for one in value.free_symbols()]
+        return [one for part in parts if isinstance(part, Expr) for one in part.free_symbols()]
+
+    def hint(self, value: Int) -> int:
+        """Its number in this call. Raises KILN2102 where it depends on data."""
+        if not isinstance(value, Expr):
+            return value
+        found = self._values.get(value)
+        if found is None:
+            if not self.has_hint(value):
+                raise NoHint(value=value, symbols=self._data_symbols(value))
+            simpler = value
+            if any(one not in self._hints for one in value.free_symbols()):
+                simpler = self._facts.simplify(value)  # type: ignore[assignment]
+            found = self._values[value] = evaluate(simpler, self._hints)
+        return found
+
+    def _data_symbols(self, value: Expr | Relation) -> str:
+        return ", ".join(sorted(str(one) for one in self._inputs(value) if one not in self._hints))
+
+    def simplify(self, value: Int) -> Int:
+        """The shortest form under all that has been decided."""
+        return self._facts.simplify(value)
+
+    # Questions.
+
+    def known(self, relation: Relation | bool) -> bool | None:
+        """Whether it holds in every call that passes the guards; None where that is open. Makes no guard."""
+        return relation if isinstance(relation, bool) else self._facts.known(relation)
+
+    def decide(self, relation: Relation | bool, where: Location | None = None) -> bool:
+        """Whether it holds in this call, guarded where other calls may differ. Raises KILN2101 where data decide."""
+        answer = self.known(relation)
+        if answer is not None:
+            return answer
+        assert isinstance(relation, Relation)
+        if not self.has_hint(relation):
+            answer = self._prover(relation, self) if self._prover else None
+            if answer is None:
+                raise DataDependentSize(at=where, relation=relation, symbols=self._data_symbols(relation))
+            return answer
+        answer = self._holds(relation)
+        self._record(self._guards, relation if answer else relation.negate(), where)
+        return answer
+
+    def specialise(self, value: Int, where: Location | None = None) -> int:
+        """The number of `value`, which from now on is part of the guards."""
+        number = self.hint(value)
+        self.decide(rel_eq(value, number), where)
+        return number
+
+    def assume(self, relation: Relation | bool, where: Location | None = None) -> None:
+        """A fact that the compiled code checks when it runs. Raises KILN2103 when it cannot hold."""
+        answer = self.known(relation)
+        if answer is False:
+            raise FalseAssertion(at=where, relation=relation, reason="it contradicts what is known of these sizes")
+        if answer or isinstance(relation, bool):
+            return
+        if self.has_hint(relation) and not self._holds(relation):
+            raise FalseAssertion(at=where, relation=relation, reason="the inputs of this call break it")
+        self._record(self._checks, relation, where)
+
+    def _holds(self, relation: Relation) -> bool:
+        difference = self.hint(relation.difference)
+        return {"eq": difference == 0, "ne": difference != 0, "le": difference <= 0}[relation.kind]
+
+    def _record(self, into: list[ShapeGuard], relation: Relation, where: Location | None) -> None:
+        into.append(ShapeGuard(relation, where))
+        self._facts.learn(relation)
+        self._minimal = None
+
+    # Results.
+
+    @property
+    def guards(self) -> list[ShapeGuard]:
+        """The relations inputs must fulfil, in the order of asking, without those that others imply."""
+        if self._minimal is None:
+            self._minimal = self._without_implied(self._guards)
+        return list(self._minimal)
+
+    @property
+    def checks(self) -> list[ShapeGuard]:
+        """The relations the compiled code must check, in the order of asking."""
+        return list(self._checks)
+
+    @property
+    def replacements(self) -> dict[Symbol, Int]:
+        """Symbols that equalities have given in terms of others."""
+        return dict(self._facts.replacements)
+
+    def _without_implied(self, guards: list[ShapeGuard]) -> list[ShapeGuard]:
+        facts = Facts(self._declared)
+        kept = []
+        for guard in reversed(guards):
+            if facts.known(guard.relation) is not True:
+                kept.append(guard)
+                facts.learn(guard.relation)
+        return kept[::-1]

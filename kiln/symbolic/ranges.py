@@ -1,0 +1,185 @@
+"""Between which numbers an expression lies, when its symbols lie in known ranges.
+
+    s0 in 1..64, s1 in 0..     s0*s1 + 3  in  3..      s0 % 8  in  0..7      s0*(s1 + 1)  in  1..
+
+Interval arithmetic, made tighter in one place: a polynomial is also written in `t = s - lo`, where a
+symbol's distance from its lower bound is never negative, so that `s0*s1 - s0` with `s1 >= 1` is seen to be >= 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from kiln.symbolic.expr import Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol, product
+from kiln.symbolic.terms import Monomial
+
+INT64_MIN = -(1 << 63)
+"""The lower bound of a value of which nothing is known."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Range:
+    """All integers from `lo` to `hi`, both included; no upper bound when `hi` is None."""
+
+    lo: int
+    hi: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hi is not None and self.hi < self.lo:
+            raise ValueError(f"an empty range: {self.lo}..{self.hi}")
+
+    def __contains__(self, value: int) -> bool:
+        return self.lo <= value and (self.hi is None or value <= self.hi)
+
+    def meet(self, lo: int | None, hi: int | None) -> Range:
+        """The part of it between `lo` and `hi`."""
+        low = self.lo if lo is None else max(lo, self.lo)
+        return Range(low, self.hi if hi is None else hi if self.hi is None else min(hi, self.hi))
+
+
+class Interval(NamedTuple):
+    """Like a range, open on either side where it is None."""
+
+    lo: int | None
+    hi: int | None
+
+
+UNKNOWN = Interval(None, None)
+
+
+class BoundAnalysis:
+    """Intervals of expressions under `ranges`, memoised; a symbol without a range is unknown."""
+
+    def __init__(self, ranges: Mapping[Symbol, Range]) -> None:
+        self._ranges = ranges
+        self._done: dict[Expr, Interval] = {}
+
+    def of(self, value: Int) -> Interval:
+        """The interval of `value`."""
+        if not isinstance(value, Expr):
+            return Interval(value, value)
+        found = self._done.get(value)
+        if found is None:
+            found = self._done[value] = self._compute(value)
+        return found
+
+    def is_nonnegative(self, value: Int) -> bool:
+        lo = self.of(value).lo
+        return lo is not None and lo >= 0
+
+    def _compute(self, value: Expr) -> Interval:
+        if isinstance(value, Symbol):
+            known = self._ranges.get(value)
+            return UNKNOWN if known is None else Interval(None if known.lo <= INT64_MIN else known.lo, known.hi)
+        if isinstance(value, Quotient):
+            dividend, divisor = self.of(value.dividend), self.of(value.divisor)
+            return (floor_div_interval if isinstance(value, FloorDiv) else mod_interval)(dividend, divisor)
+        if isinstance(value, Extremum):
+            return _extremum_interval(isinstance(value, Min), [self.of(arg) for arg in value.args])
+        return self._polynomial(value)
+
+    def _polynomial(self, value: Expr) -> Interval:
+        total = Interval(0, 0)
+        for monomial, coefficient in value.terms:
+            total = _add(total, _scale(self._monomial(monomial), coefficient))
+        if total.lo is None and (lo := self._lowest_by_shift(value)) is not None:
+            total = Interval(lo, total.hi)
+        if total.hi is None and (lo := self._lowest_by_shift(-value)) is not None:
+            total = Interval(total.lo, -lo)
+        return total
+
+    def _monomial(self, monomial: Monomial) -> Interval:
+        total = Interval(1, 1)
+        for atom in dict.fromkeys(monomial):
+            power, one = monomial.count(atom), self.of(atom)
+            whole = one
+            for _ in range(power - 1):
+                whole = _multiply(whole, one)
+            if power % 2 == 0 and (whole.lo is None or whole.lo < 0):
+                whole = Interval(0, whole.hi)
+            total = _multiply(total, whole)
+        return total
+
+    def _lowest_by_shift(self, value: Int) -> int | None:
+        """The constant of the polynomial in the distances from the lower bounds, when no coefficient is negative."""
+        assert isinstance(value, Expr)
+        if all(len(monomial) < 2 for monomial, _ in value.terms):
+            return None
+        shifted: Int = 0
+        for monomial, coefficient in value.terms:
+            lows = [self.of(atom).lo for atom in monomial]
+            shifted = shifted + coefficient * product(
+                atom if lo is None else atom + lo for atom, lo in zip(monomial, lows, strict=True)
+            )
+            if None in lows:
+                return None
+        if not isinstance(shifted, Expr):
+            return shifted
+        constant = 0
+        for monomial, coefficient in shifted.terms:
+            if not monomial:
+                constant = coefficient
+            elif coefficient < 0:
+                return None
+        return constant
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    return Interval(
+        None if a.lo is None or b.lo is None else a.lo + b.lo,
+        None if a.hi is None or b.hi is None else a.hi + b.hi,
+    )
+
+
+def _scale(a: Interval, factor: int) -> Interval:
+    lo = None if a.lo is None else a.lo * factor
+    hi = None if a.hi is None else a.hi * factor
+    return Interval(lo, hi) if factor >= 0 else Interval(hi, lo)
+
+
+def _multiply(a: Interval, b: Interval) -> Interval:
+    if None not in a and None not in b:
+        corners = [x * y for x in a for y in b if x is not None and y is not None]
+        return Interval(min(corners), max(corners))
+    if a == (0, 0) or b == (0, 0):
+        return Interval(0, 0)
+    for one, other in ((a, b), (b, a)):
+        if one.hi is not None and one.hi <= 0:
+            positive = _multiply(_scale(one, -1), other)
+            return _scale(positive, -1)
+    if a.lo is None or b.lo is None or a.lo < 0 or b.lo < 0:
+        return UNKNOWN
+    return Interval(a.lo * b.lo, None)
+
+
+def floor_div_interval(a: Interval, b: Interval) -> Interval:
+    """`a // b`; nothing is known where the divisor may be negative or zero."""
+    if b.lo is None or b.lo <= 0:
+        return Interval(0, a.hi) if b.lo == 0 and a.lo is not None and a.lo >= 0 else UNKNOWN
+    lo = hi = None
+    if a.lo is not None:
+        lo = a.lo // b.lo if a.lo < 0 else 0 if b.hi is None else a.lo // b.hi
+    if a.hi is not None:
+        hi = a.hi // b.lo if a.hi >= 0 else -1 if b.hi is None else a.hi // b.hi
+    return Interval(lo, hi)
+
+
+def mod_interval(a: Interval, b: Interval) -> Interval:
+    """`a % b`; a divisor of zero is excluded by the operation itself."""
+    if b.lo is None or b.lo < 0:
+        return UNKNOWN
+    hi = None if b.hi is None else b.hi - 1
+    if a.lo is not None and a.lo >= 0 and a.hi is not None:
+        hi = a.hi if hi is None else min(hi, a.hi)
+    return Interval(0, hi)
+
+
+def _extremum_interval(smallest: bool, parts: list[Interval]) -> Interval:
+    lows = [part.lo for part in parts if part.lo is not None]
+    highs = [part.hi for part in parts if part.hi is not None]
+    if smallest:
+        return Interval(min(lows) if len(lows) == len(parts) else None, min(highs, default=None))
+    return Interval(max(lows, default=None), max(highs) if len(highs) == len(parts) else None)

@@ -1,0 +1,123 @@
+"""Simplification that needs ranges; for sizes and for the indices of loops.
+
+    i in 0..7,  j in 0..63        (8*j + i)//8      =>  j
+                                  i % 8             =>  i
+                                  (64*j + i) % 128  =>  64*(j%2) + i
+    any x                         8*(x//8) + x%8    =>  x
+
+Each rule is `floor`, `modulo` or `extremum` below; the last line above is `fold_remainders`.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import kiln.symbolic.terms as poly
+from kiln.symbolic.expr import (
+    Atom,
+    Expr,
+    Extremum,
+    FloorDiv,
+    Int,
+    Min,
+    Mod,
+    from_terms,
+    map_atoms,
+    sym_max,
+    sym_min,
+    terms_of,
+)
+from kiln.symbolic.ranges import BoundAnalysis
+
+
+def simplify_in_ranges(value: Int, bounds: BoundAnalysis) -> Int:
+    """`value` with every division, minimum and maximum that the ranges decide resolved."""
+    if not isinstance(value, Expr):
+        return value
+    return fold_remainders(map_atoms(value, lambda atom: _simplify_atom(atom, bounds)))
+
+
+def _simplify_atom(atom: Atom, bounds: BoundAnalysis) -> Int:
+    if isinstance(atom, FloorDiv | Mod):
+        return _division(atom, bounds)
+    return _decide_extremum(atom, bounds) if isinstance(atom, Extremum) else atom
+
+
+def _division(atom: FloorDiv | Mod, bounds: BoundAnalysis) -> Int:
+    a, b = atom.dividend, atom.divisor
+    dividend, divisor, difference = bounds.of(a), bounds.of(b), bounds.of(b - a)
+    if dividend.lo is not None and dividend.lo >= 0 and difference.lo is not None and difference.lo > 0:
+        return 0 if isinstance(atom, FloorDiv) else a
+    whole = bounds.of(atom)
+    if whole.lo is not None and whole.lo == whole.hi:
+        return whole.lo
+    if isinstance(b, int) and divisor.lo is not None:
+        return _drop_small_part(atom, a, b, bounds)
+    return atom
+
+
+def _drop_small_part(atom: FloorDiv | Mod, a: Int, b: int, bounds: BoundAnalysis) -> Int:
+    """`(c*x + r)//(c*d) = x//d` and `(c*x + r) % (c*d) = c*(x % d) + r` for `0 <= r < c`."""
+    for factor in sorted({gcd(b, coefficient) for _, coefficient in terms_of(a)} - {1}, reverse=True):
+        large = tuple(term for term in terms_of(a) if term[1] % factor == 0)
+        rest = a - from_terms(large)
+        small = bounds.of(rest)
+        if small.lo is None or small.hi is None or small.lo < 0 or small.hi >= factor:
+            continue
+        x = from_terms(poly.divide_all(large, (), factor))
+        if isinstance(atom, FloorDiv):
+            return x // (b // factor)
+        return factor * (x % (b // factor)) + rest
+    return atom
+
+
+def _decide_extremum(atom: Extremum, bounds: BoundAnalysis) -> Int:
+    """Arguments that another one always beats are dropped."""
+    kept: list[Int] = []
+    sign = 1 if isinstance(atom, Min) else -1
+    for place, arg in enumerate(atom.args):
+        others = kept + list(atom.args[place + 1 :])
+        if not any(bounds.is_nonnegative(sign * (arg - other)) for other in others):
+            kept.append(arg)
+    result = kept[0]
+    for other in kept[1:]:
+        result = sym_min(result, other) if isinstance(atom, Min) else sym_max(result, other)
+    return result
+
+
+def fold_remainders(value: Int) -> Int:
+    """`8*(x//8) + x%8` is `x`: remainders written as divisions where that cancels something."""
+    if not isinstance(value, Expr):
+        return value
+    for monomial, _ in value.terms:
+        for atom in monomial:
+            if not isinstance(atom, Mod):
+                continue
+            expanded = expand_remainder(value, atom)
+            if not isinstance(expanded, Expr) or len(expanded.terms) < len(value.terms):
+                return fold_remainders(expanded)
+    return value
+
+
+def expand_remainder(value: Expr, remainder: Mod) -> Int:
+    """`value` with the factor `a % b` of its terms written `a - b*(a//b)`."""
+    a, b = remainder.dividend, remainder.divisor
+    written = a - b * (a // b)
+    result: Int = 0
+    for monomial, coefficient in value.terms:
+        part: Int = coefficient
+        for atom in monomial:
+            part = part * (written if atom is remainder else atom)
+        result = result + part
+    return result
+
+
+def without_remainders(value: Int) -> Int:
+    """`value` with every `%`, at any depth, written with `//`: equal values are more often one object."""
+    if not isinstance(value, Expr):
+        return value
+
+    def expand(atom: Atom) -> Int:
+        return atom.dividend - atom.divisor * (atom.dividend // atom.divisor) if isinstance(atom, Mod) else atom
+
+    return map_atoms(value, expand)
