@@ -1,0 +1,22 @@
+"""What every stage of a compile is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from kiln.support.dump import Dump
+from kiln.support.events import EventSink
+from kiln.support.options import Options
+from kiln.support.target import Target
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """Options, the machine, where events and texts go."""
+
+    options: Options
+    target: Target
+    events: EventSink
+    dump: Dump
