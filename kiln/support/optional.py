@@ -1,27 +1,22 @@
-"""Optional third-party packages: the one file whose functions may import late, each with a clear error."""
+"""Optional third-party packages, imported when first used; the one file where imports stand in functions.
+
+    sympy = load("sympy")        the module, or None where it is not installed
+
+`import kiln` must load none of them: SymPy alone takes a quarter of a second.
+"""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Literal
 
-from kiln.support.errors import KilnError
-
-
-class MissingPackage(KilnError):
-    code = "KILN5010"
-    what = "the package `{package}` is not installed"
-    why = "it is needed for {purpose}"
-    try_ = ("pip install {package}",)
+OptionalPackage = Literal["sympy", "networkx", "matplotlib", "tabulate", "tqdm", "psutil", "triton"]
 
 
-def load_optional(package: str, *, needed_for: str) -> ModuleType:
-    """Import `package`.
-
-    Raises:
-        MissingPackage: when it is not installed.
-    """
+def load(package: OptionalPackage) -> ModuleType | None:
+    """The module, or None where it is not installed."""
     try:
         return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingPackage(package=package, purpose=needed_for) from error
+    except ImportError:
+        return None

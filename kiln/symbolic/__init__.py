@@ -18,7 +18,9 @@ from kiln.symbolic.expr import (
     sym_min,
     symbol,
 )
+from kiln.symbolic.node import SymNode, from_sym, from_sym_bool, to_sym
 from kiln.symbolic.parse import parse_int
+from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, FixedMarkedDim, Marks, ScalarPolicy, read_marks
 from kiln.symbolic.ranges import BoundAnalysis, Interval, Range
 from kiln.symbolic.relation import (
     Relation,
@@ -37,27 +39,37 @@ __all__ = [
     "Atom",
     "BoundAnalysis",
     "DataDependentSize",
+    "DimChoice",
+    "DimKind",
+    "DimPolicy",
     "Expr",
     "FalseAssertion",
+    "FixedMarkedDim",
     "FloorDiv",
     "Int",
     "Interval",
+    "Marks",
     "Max",
     "Min",
     "Mod",
     "NoHint",
     "Range",
     "Relation",
+    "ScalarPolicy",
     "ShapeEnv",
     "ShapeGuard",
+    "SymNode",
     "Symbol",
     "ceil_div",
     "evaluate",
+    "from_sym",
+    "from_sym_bool",
     "is_static",
     "negate",
     "parse_int",
     "parse_relation",
     "product",
+    "read_marks",
     "rel_eq",
     "rel_ge",
     "rel_gt",
@@ -68,4 +80,5 @@ __all__ = [
     "sym_max",
     "sym_min",
     "symbol",
+    "to_sym",
 ]

@@ -1,0 +1,352 @@
+"""The Python object behind `torch.SymInt`, `torch.SymBool` and `torch.SymFloat`.
+
+    torch.empty(to_sym(s0 * 2, env), 4)       C++ sees a SymInt; its arithmetic calls the methods below
+    from_sym(tensor.size(0))                  2*s0 again
+
+The names and meanings of the methods are prescribed by torch (`c10/core/SymNodeImpl.h`). Whatever asks for a truth
+or a number goes through `ShapeEnv.decide`, with the user's line from the callable that was handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from kiln.support.location import Location
+from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
+from kiln.symbolic.env import ShapeEnv
+from kiln.symbolic.expr import Expr, Int, sym_max, sym_min
+from kiln.symbolic.relation import Relation
+from kiln.symbolic.values import (
+    AllOf,
+    AnyOf,
+    Real,
+    Truth,
+    Value,
+    all_of,
+    any_of,
+    as_integer,
+    assume_truth,
+    compare,
+    decide_truth,
+    has_hints,
+    hinted_real,
+    hinted_truth,
+    invert,
+    known_truth,
+    real,
+    round_to_integer,
+    specialise_real,
+)
+
+Where = Callable[[], Location | None]
+Unary = Callable[["SymNode"], "SymNode"]
+Binary = Callable[["SymNode", "SymNode"], "SymNode"]
+
+
+def nowhere() -> Location | None:
+    """No line is known."""
+    return None
+
+
+def _is_truth(value: Value) -> bool:
+    return isinstance(value, bool | Relation | AllOf | AnyOf)
+
+
+def _number(value: Any) -> Any:
+    """A truth that stands where a number is expected is 0 or 1 only when it is settled."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, Relation | AllOf | AnyOf):
+        raise TypeError(f"arithmetic on a truth: {value}")
+    return value
+
+
+def _arithmetic(op: str, on_ints: Callable[[Any, Any], Int]) -> Binary:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        a, b = _number(self.value), _number(other.value)
+        if isinstance(a, int | Expr) and isinstance(b, int | Expr):
+            return self.make(on_ints(a, b))
+        return self.make(real(op, a, b))
+
+    return method
+
+
+def _on_reals(op: str) -> Binary:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        return self.make(real(op, _number(self.value), _number(other.value)))
+
+    return method
+
+
+def _comparison(op: str, swapped: bool = False) -> Binary:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        a, b = (other.value, self.value) if swapped else (self.value, other.value)
+        return self.make(compare(self.env, op, a, b, self.where()))
+
+    return method
+
+
+def _connective(join: Callable[..., Truth]) -> Binary:
+    return lambda self, other: self.make(join(self.value, other.value))
+
+
+def _rounding(rounding: Callable[[float], int]) -> Unary:
+    return lambda self: self.make(round_to_integer(self.env, self.value, rounding, self.where()))
+
+
+def _layout(name: str) -> Callable[[SymNode, Sequence[Any], Sequence[Any]], SymNode]:
+    def method(self: SymNode, sizes: Sequence[Any], strides: Sequence[Any]) -> SymNode:
+        question = LAYOUT_QUESTIONS[name]
+        return self.make(
+            question(self.env, [_int_of_node(one) for one in sizes], [_int_of_node(one) for one in strides])
+        )
+
+    return method
+
+
+def _power(a: Int, b: Int) -> Int:
+    if not isinstance(b, int):
+        raise TypeError(f"an exponent that is not a number: {b}")
+    return a**b
+
+
+class SymNode:
+    """An integer, truth or real number of one shape environment, as torch expects it."""
+
+    __slots__ = ("env", "value", "where")
+
+    def __init__(self, value: Value, env: ShapeEnv, where: Where = nowhere) -> None:
+        self.value = value
+        self.env = env
+        self.where = where
+
+    def make(self, value: Value) -> SymNode:
+        """A node of the same environment."""
+        return SymNode(value, self.env, self.where)
+
+    wrap_int = make
+    wrap_float = make
+    wrap_bool = make
+
+    def clone(self) -> SymNode:
+        return self
+
+    # What it is.
+
+    @property
+    def pytype(self) -> type:
+        return bool if self.is_bool() else float if self.is_float() else int
+
+    @property
+    def expr(self) -> Value:
+        return self.value
+
+    @property
+    def shape_env(self) -> ShapeEnv:
+        return self.env
+
+    @property
+    def constant(self) -> int | float | bool | None:
+        return self.value if isinstance(self.value, int | float) else None
+
+    @property
+    def hint(self) -> int | float | bool | None:
+        """Its number in this call, None where that depends on data."""
+        if not has_hints(self.env, self.value):
+            return None
+        if isinstance(self.value, Real):
+            return hinted_real(self.env, self.value)
+        if isinstance(self.value, Relation | AllOf | AnyOf):
+            return hinted_truth(self.env, self.value)
+        return self.env.hint(self.value) if isinstance(self.value, Expr) else self.value
+
+    def is_int(self) -> bool:
+        return isinstance(self.value, Expr) or type(self.value) is int
+
+    def is_float(self) -> bool:
+        return isinstance(self.value, float | Real)
+
+    def is_bool(self) -> bool:
+        return _is_truth(self.value)
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return isinstance(self.value, int | float)
+
+    def maybe_as_int(self) -> int | None:
+        return self.value if type(self.value) is int else None
+
+    def has_hint(self) -> bool:
+        return has_hints(self.env, self.value)
+
+    def str(self) -> str:  # the name is torch's
+        return f"{self.value}"
+
+    __str__ = str
+    __repr__ = str
+    _graph_repr = str
+
+    # Questions that may guard.
+
+    def guard_int(self, file: Any = "", line: int = 0) -> int:
+        value = round_to_integer(self.env, self.value, int, self.where())
+        return self.env.specialise(value, self.where())
+
+    def guard_float(self, file: Any = "", line: int = 0) -> float:
+        value = self.value
+        return float(specialise_real(self.env, value, self.where()))  # type: ignore[arg-type]
+
+    def guard_bool(self, file: Any = "", line: int = 0) -> bool:
+        return decide_truth(self.env, self._truth(), self.where())
+
+    def guard_or_false(self, file: Any = "", line: int = 0) -> bool:
+        return self._guard_or(False)
+
+    def guard_or_true(self, file: Any = "", line: int = 0) -> bool:
+        return self._guard_or(True)
+
+    guard_size_oblivious = guard_or_false
+    int_ = guard_int
+    bool_ = guard_bool
+
+    def _guard_or(self, default: bool) -> bool:
+        """The answer where the inputs decide it, `default` where only data would."""
+        truth = self._truth()
+        known = known_truth(self.env, truth)
+        if known is None:
+            return decide_truth(self.env, truth, self.where()) if has_hints(self.env, truth) else default
+        return known
+
+    def statically_known_true(self, file: Any = "", line: int = 0) -> bool:
+        return known_truth(self.env, self._truth()) is True
+
+    def expect_true(self, file: Any = "", line: int = 0) -> bool:
+        assume_truth(self.env, self._truth(), self.where())
+        return True
+
+    def _truth(self) -> Truth:
+        if isinstance(self.value, bool | Relation | AllOf | AnyOf):
+            return self.value
+        return compare(self.env, "ne", self.value, 0, self.where())
+
+    # Arithmetic.
+
+    add = _arithmetic("add", lambda a, b: a + b)
+    sub = _arithmetic("sub", lambda a, b: a - b)
+    mul = _arithmetic("mul", lambda a, b: a * b)
+    mod = _arithmetic("mod", lambda a, b: a % b)
+    floordiv = _arithmetic("floordiv", lambda a, b: a // b)
+    int_floordiv = floordiv
+    pow = _arithmetic("pow", _power)
+    pow_by_natural = pow
+    float_pow = _on_reals("pow")
+    truediv = _on_reals("truediv")
+    int_truediv = truediv
+    float_truediv = truediv
+    sym_min = _arithmetic("min", sym_min)
+    sym_max = _arithmetic("max", sym_max)
+
+    def neg(self) -> SymNode:
+        value = _number(self.value)
+        return self.make(real("neg", value) if isinstance(value, Real) else -value)
+
+    def pos(self) -> SymNode:
+        return self
+
+    def sym_float(self) -> SymNode:
+        return self if self.is_float() else self.make(real("float", _number(self.value)))
+
+    def _sym_sqrt(self) -> SymNode:
+        return self.make(real("sqrt", _number(self.value)))
+
+    floor = _rounding(math.floor)
+    ceil = _rounding(math.ceil)
+    trunc = _rounding(math.trunc)
+    sym_int = trunc
+
+    def round(self, ndigits: int | None = None) -> SymNode:
+        if ndigits is None:
+            return self.make(round_to_integer(self.env, self.value, round, self.where()))
+        return self if self.is_int() else self.make(round(self.guard_float(), ndigits))
+
+    def is_integer(self) -> SymNode:
+        known = as_integer(self.value) is not None
+        return self.make(known or self.guard_float().is_integer())
+
+    def sym_sum(self, nodes: Iterable[SymNode]) -> SymNode:
+        total: Int = 0
+        for node in nodes:
+            total = total + _number(node.value)
+        return self.make(total)
+
+    # Truths.
+
+    eq = _comparison("eq")
+    ne = _comparison("ne")
+    lt = _comparison("lt")
+    le = _comparison("le")
+    gt = _comparison("lt", swapped=True)
+    ge = _comparison("le", swapped=True)
+    sym_and = _connective(all_of)
+    sym_or = _connective(any_of)
+    and_ = sym_and
+    or_ = sym_or
+
+    def sym_not(self) -> SymNode:
+        return self.make(invert(self._truth()))
+
+    def sym_ite(self, then_node: SymNode, else_node: SymNode) -> SymNode:
+        return then_node if self.guard_bool() else else_node
+
+    # Layouts.
+
+    is_contiguous = _layout("is_contiguous")
+    is_channels_last_contiguous_2d = _layout("is_channels_last_contiguous_2d")
+    is_channels_last_contiguous_3d = _layout("is_channels_last_contiguous_3d")
+    is_channels_last_strides_2d = _layout("is_channels_last_strides_2d")
+    is_channels_last_strides_3d = _layout("is_channels_last_strides_3d")
+    is_non_overlapping_and_dense = _layout("is_non_overlapping_and_dense")
+
+
+def _int_of_node(node: Any) -> Int:
+    """The integer of a node of ours, or of one of torch's own for a constant."""
+    value = node.value if isinstance(node, SymNode) else node.maybe_as_int()
+    if not isinstance(value, int | Expr):
+        raise TypeError(f"not an integer of a shape environment: {node}")
+    return value
+
+
+def to_sym(value: Value, env: ShapeEnv, where: Where = nowhere) -> Any:
+    """What torch takes for `value`: a plain number, or a SymInt, SymBool or SymFloat around a node."""
+    if isinstance(value, Expr):
+        return torch.SymInt(SymNode(value, env, where))
+    if isinstance(value, int | float):
+        return value
+    return (torch.SymFloat if isinstance(value, Real) else torch.SymBool)(SymNode(value, env, where))
+
+
+def from_sym(value: int | torch.SymInt) -> Int:
+    """The expression in a SymInt of ours; a plain int stays."""
+    if isinstance(value, int):
+        return value
+    return _int_of_node(value.node)
+
+
+def from_sym_bool(value: bool | torch.SymBool) -> Truth:
+    """The truth in a SymBool of ours; a plain bool stays."""
+    truth = value if isinstance(value, bool) else value.node.value
+    if isinstance(truth, bool | Relation | AllOf | AnyOf):
+        return truth
+    raise TypeError(f"not a truth of a shape environment: {value}")

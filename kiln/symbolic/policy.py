@@ -1,0 +1,147 @@
+"""Which sizes of inputs become symbols; data in, data out.
+
+    seen (8, 128), now (16, 128)          plan: dim 0 SYMBOL, dim 1 STATIC
+    dynamic="always", size 1              SYMBOL: one graph serves every size, 1 included, until it asks
+
+A size that changed once becomes a symbol and stays one. Nothing is special about 0 and 1 here; the code that asks
+`size == 1` gets the guard, so that a symbol has at most one variant for size 1. Marks that user libraries put
+on tensors (`mark_dynamic` and its kin) are read from the tensor's attributes and win over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, final
+
+from kiln.support.errors import KilnError
+
+Dynamic = Literal["auto", "never", "always"]
+
+
+class DimKind(Enum):
+    """How a dimension enters the graph."""
+
+    STATIC = "static"
+    SYMBOL = "symbol"
+    UNBACKED = "unbacked"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DimChoice:
+    """The kind of one dimension, why, and the range the user gave."""
+
+    kind: DimKind
+    reason: str
+    lo: int = 0
+    hi: int | None = None
+    must: bool = False
+    """The user demands that it stays a symbol: a guard that fixes its size is an error (KILN2104)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What the user said of a tensor's dimensions."""
+
+    dynamic: frozenset[int] = frozenset()
+    maybe_dynamic: frozenset[int] = frozenset()
+    static: frozenset[int] = frozenset()
+    unbacked: frozenset[int] = frozenset()
+    ranges: Mapping[int, tuple[int | None, int | None]] = field(default_factory=dict)
+
+
+NO_MARKS = Marks()
+
+
+class FixedMarkedDim(KilnError):
+    """A dimension marked dynamic that the program fixes."""
+
+    code = "KILN2104"
+    what = "dimension {dim} of `{source}` is marked dynamic, but the program fixes it to {size}"
+    why = "the guard `{guard}` leaves one size"
+    try_ = ("use `maybe_mark_dynamic`", "remove what compares the size with a constant")
+
+
+def read_marks(tensor: object) -> Marks:
+    """The marks that torch's `mark_dynamic`, `maybe_mark_dynamic`, `mark_static` and `mark_unbacked` left."""
+    found = vars(tensor) if hasattr(tensor, "__dict__") else {}
+    if not any(name.startswith("_dynamo_") for name in found):
+        return NO_MARKS
+    ranges = {one.dim: (one.min, one.max) for one in found.get("_dynamo_dynamic_range", ())}
+    return Marks(
+        dynamic=frozenset(found.get("_dynamo_dynamic_indices", ())),
+        maybe_dynamic=frozenset(found.get("_dynamo_weak_dynamic_indices", ())),
+        static=frozenset(found.get("_dynamo_static_indices", ())),
+        unbacked=frozenset(found.get("_dynamo_unbacked_indices", ())),
+        ranges=ranges,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DimPolicy:
+    """Chooses for each dimension of an input tensor."""
+
+    dynamic: Dynamic = "auto"
+
+    def choose(
+        self, sizes: Sequence[int], seen: Sequence[Sequence[int]] = (), marks: Marks = NO_MARKS
+    ) -> tuple[DimChoice, ...]:
+        """One choice per dimension of `sizes`; `seen` are the sizes of earlier calls at the same place."""
+        alike = [other for other in seen if len(other) == len(sizes)]
+        return tuple(
+            _marked(dim, marks) or self._unmarked(size, [other[dim] for other in alike])
+            for dim, size in enumerate(sizes)
+        )
+
+    def _unmarked(self, size: int, before: Sequence[int]) -> DimChoice:
+        return _by_history(self.dynamic, size, before)
+
+
+def _marked(dim: int, marks: Marks) -> DimChoice | None:
+    lo, hi = marks.ranges.get(dim, (None, None))
+    if dim in marks.static:
+        return DimChoice(DimKind.STATIC, "marked static")
+    if dim in marks.unbacked:
+        return DimChoice(DimKind.UNBACKED, "marked unbacked", lo or 0, hi)
+    if dim in marks.dynamic:
+        return DimChoice(DimKind.SYMBOL, "marked dynamic", lo or 0, hi, must=True)
+    if dim in marks.maybe_dynamic:
+        return DimChoice(DimKind.SYMBOL, "marked dynamic if possible", lo or 0, hi)
+    return None
+
+
+def _by_history(dynamic: Dynamic, now: int, before: Sequence[int]) -> DimChoice:
+    if dynamic == "never":
+        return DimChoice(DimKind.STATIC, "dynamic is off")
+    if dynamic == "always":
+        return DimChoice(DimKind.SYMBOL, "dynamic is on")
+    other = next((size for size in before if size != now), None)
+    if other is None:
+        return DimChoice(DimKind.STATIC, "has not changed yet")
+    return DimChoice(DimKind.SYMBOL, f"changed from {other} to {now}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarPolicy:
+    """Chooses for an int that the caller passes or the program reads. Bools are never symbols.
+
+    An int that is a configuration (an attribute of a module, a default) stays static until it changes, also
+    under "always", because it is used where only a number will do.
+    """
+
+    dynamic: Dynamic = "auto"
+
+    def choose(self, value: int, seen: Sequence[int] = (), *, is_argument: bool = True) -> DimChoice:
+        """`seen` are the values of earlier calls at the same place."""
+        if isinstance(value, bool):
+            return DimChoice(DimKind.STATIC, "a truth")
+        how: Dynamic = "auto" if self.dynamic == "always" and not is_argument else self.dynamic
+        choice = _by_history(how, value, [one for one in seen if not isinstance(one, bool)])
+        if choice.kind is DimKind.STATIC:
+            return choice
+        return DimChoice(choice.kind, choice.reason, lo=-(1 << 63))

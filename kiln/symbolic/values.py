@@ -1,0 +1,235 @@
+"""What a `SymNode` can hold beside integers: truths and real numbers that depend on sizes.
+
+    s0 == s1 or s0 == 1       AnyOf((s0 == s1, s0 == 1))
+    float(s0) / 2             Real("truediv", (Real("float", (s0,)), 2.0))
+
+Truths are decided part by part, the parts that cost no guard first. Real numbers stay symbolic while they are
+only computed with; a comparison that integers cannot express specialises the sizes in it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.support.location import Location
+from kiln.symbolic.env import ShapeEnv
+from kiln.symbolic.expr import Expr, Int, Symbol, ceil_div
+from kiln.symbolic.relation import Relation, rel_eq, rel_le, rel_lt, rel_ne
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Every part holds."""
+
+    parts: tuple[Truth, ...]
+
+    def __str__(self) -> str:
+        return f"all({', '.join(map(str, self.parts))})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """Some part holds."""
+
+    parts: tuple[Truth, ...]
+
+    def __str__(self) -> str:
+        return f"any({', '.join(map(str, self.parts))})"
+
+
+Truth = bool | Relation | AllOf | AnyOf
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Real:
+    """`op` of `args`; `op` is a row of `REAL_OPS`."""
+
+    op: str
+    args: tuple[Int | float | Real, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.args))})"
+
+    def free_symbols(self) -> frozenset[Symbol]:
+        parts = (arg.free_symbols() for arg in self.args if isinstance(arg, Expr | Real))
+        return frozenset().union(*parts)
+
+
+Value = Int | float | Truth | Real
+
+REAL_OPS: Mapping[str, Callable[..., float]] = {
+    "float": float,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "neg": operator.neg,
+    "min": min,
+    "max": max,
+    "sqrt": math.sqrt,
+}
+
+
+def all_of(*parts: Truth) -> Truth:
+    """The conjunction; a bool where that is settled."""
+    if any(part is False for part in parts):
+        return False
+    kept = tuple(dict.fromkeys(part for part in parts if part is not True))
+    return True if not kept else kept[0] if len(kept) == 1 else AllOf(kept)
+
+
+def any_of(*parts: Truth) -> Truth:
+    """The disjunction; a bool where that is settled."""
+    if any(part is True for part in parts):
+        return True
+    kept = tuple(dict.fromkeys(part for part in parts if part is not False))
+    return False if not kept else kept[0] if len(kept) == 1 else AnyOf(kept)
+
+
+def invert(truth: Truth) -> Truth:
+    """The opposite."""
+    if isinstance(truth, AllOf):
+        return any_of(*map(invert, truth.parts))
+    if isinstance(truth, AnyOf):
+        return all_of(*map(invert, truth.parts))
+    return truth.negate() if isinstance(truth, Relation) else not truth
+
+
+def known_truth(env: ShapeEnv, truth: Truth) -> bool | None:
+    """Whether it holds, without a guard; None where that is open."""
+    if not isinstance(truth, AllOf | AnyOf):
+        return env.known(truth)
+    settling = isinstance(truth, AnyOf)
+    answers = [known_truth(env, part) for part in truth.parts]
+    if settling in answers:
+        return settling
+    return None if None in answers else not settling
+
+
+def has_hints(env: ShapeEnv, value: Value) -> bool:
+    """Is its number known in this call?"""
+    if isinstance(value, AllOf | AnyOf):
+        return all(has_hints(env, part) for part in value.parts)
+    if isinstance(value, Real):
+        return all(map(env.has_hint, value.free_symbols()))
+    return not isinstance(value, Expr | Relation) or env.has_hint(value)
+
+
+def hinted_truth(env: ShapeEnv, truth: Truth) -> bool:
+    """Whether it holds in this call. Raises KILN2102 where it depends on data."""
+    if isinstance(truth, AllOf):
+        return all(hinted_truth(env, part) for part in truth.parts)
+    if isinstance(truth, AnyOf):
+        return any(hinted_truth(env, part) for part in truth.parts)
+    if isinstance(truth, Relation):
+        return truth.evaluate({one: env.hint(one) for one in truth.free_symbols()})
+    return truth
+
+
+def decide_truth(env: ShapeEnv, truth: Truth, where: Location | None) -> bool:
+    """Whether it holds in this call, with the fewest guards that settle it."""
+    if not isinstance(truth, AllOf | AnyOf):
+        return env.decide(truth, where)
+    known = known_truth(env, truth)
+    if known is not None:
+        return known
+    settling = isinstance(truth, AnyOf)
+    open_parts = [part for part in truth.parts if known_truth(env, part) is None]
+    for part in open_parts:
+        if has_hints(env, part) and hinted_truth(env, part) == settling:
+            return decide_truth(env, part, where)
+    for part in open_parts:
+        if decide_truth(env, part, where) == settling:
+            return settling
+    return not settling
+
+
+def assume_truth(env: ShapeEnv, truth: Truth, where: Location | None) -> None:
+    """A truth checked when the compiled code runs; a disjunction is decided, for want of a check of that form."""
+    if isinstance(truth, AllOf):
+        for part in truth.parts:
+            assume_truth(env, part, where)
+    elif isinstance(truth, AnyOf):
+        env.assume(decide_truth(env, truth, where), where)
+    else:
+        env.assume(truth, where)
+
+
+# Real numbers.
+
+
+def real(op: str, *args: Int | float | Real) -> float | Real:
+    """`op` of `args`, computed where they are numbers."""
+    if any(isinstance(arg, Expr | Real) for arg in args):
+        return Real(op, args)
+    return REAL_OPS[op](*args)
+
+
+def as_integer(value: Value) -> Int | None:
+    """The integer that `value` is for certain, as a float or not; None for any other."""
+    if isinstance(value, Real):
+        only = value.args[0]
+        return only if value.op == "float" and isinstance(only, int | Expr) else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value if isinstance(value, int | Expr) else None
+
+
+def specialise_real(env: ShapeEnv, value: Int | float | Real, where: Location | None) -> float:
+    """The number of `value`; the sizes in it become part of the guards."""
+    if isinstance(value, Expr):
+        return env.specialise(value, where)
+    if isinstance(value, Real):
+        args = [specialise_real(env, arg, where) for arg in value.args]
+        return REAL_OPS[value.op](*args)
+    return value
+
+
+def hinted_real(env: ShapeEnv, value: Int | float | Real) -> float:
+    """The number of `value` in this call, without a guard."""
+    if isinstance(value, Real):
+        return REAL_OPS[value.op](*(hinted_real(env, arg) for arg in value.args))
+    return env.hint(value) if isinstance(value, Expr) else value
+
+
+def round_to_integer(env: ShapeEnv, value: Any, rounding: Callable[[float], int], where: Location | None) -> Int:
+    """`rounding(value)`; quotients of integers stay symbolic under `math.floor` and `math.ceil`."""
+    if (integer := as_integer(value)) is not None:
+        return integer
+    if isinstance(value, Real) and value.op == "truediv" and rounding in (math.floor, math.ceil):
+        a, b = map(as_integer, value.args)
+        if a is not None and b is not None and env.known(rel_lt(0, b)):
+            return a // b if rounding is math.floor else ceil_div(a, b)
+    return rounding(specialise_real(env, value, where))
+
+
+COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[Any, Any], bool]]] = {
+    "eq": (rel_eq, operator.eq),
+    "ne": (rel_ne, operator.ne),
+    "lt": (rel_lt, operator.lt),
+    "le": (rel_le, operator.le),
+}
+
+
+def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) -> Truth:
+    """`a op b` for two numbers or two truths."""
+    relation, plain = COMPARISONS[op]
+    if isinstance(a, bool | Relation | AllOf | AnyOf) and isinstance(b, bool | Relation | AllOf | AnyOf):
+        same = any_of(all_of(a, b), all_of(invert(a), invert(b)))
+        return same if op == "eq" else invert(same)
+    left, right = as_integer(a), as_integer(b)
+    if left is not None and right is not None:
+        return relation(left, right)
+    if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
+        raise TypeError(f"a truth and a number are compared: {a} {op} {b}")
+    return plain(specialise_real(env, a, where), specialise_real(env, b, where))
