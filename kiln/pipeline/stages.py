@@ -1,0 +1,57 @@
+"""The stages from a functional graph to a plan, as a literal list.
+
+    graph --passes--> graph --lowering--> loops --schedule--> kernels --plan--> plan
+
+Each stage has a text form, which KILN_DUMP writes and tests read. A stage gets what it needs from the context and
+reports to its events; it neither prints nor reads options of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.graph.ir import Graph, graph_text
+from kiln.graph.passes import run_passes
+from kiln.loops.codegen import write_plan
+from kiln.loops.ir import program_text, scheduled_text
+from kiln.loops.lowering import lower
+from kiln.loops.schedule import schedule
+from kiln.pipeline.context import CompileContext
+from kiln.runtime.plan import Plan
+from kiln.runtime.plan_text import plan_text
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`run` makes the next form of the program out of the last; `show` prints it."""
+
+    name: str
+    run: Callable[[Any, CompileContext], Any]
+    show: Callable[[Any], str]
+
+
+# fmt: off
+GRAPH_TO_PLAN: tuple[Stage, ...] = (
+    Stage("passes",   lambda graph, context: run_passes(graph, context.events),                 graph_text),
+    Stage("lowering", lambda graph, context: lower(graph, context.target, context.events),      program_text),
+    Stage("schedule", lambda loops, context: schedule(loops, context.target, context.events),   scheduled_text),
+    Stage("plan",     lambda kernels, context: write_plan(kernels, context.target),             plan_text),
+)
+# fmt: on
+
+
+def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
+    """Run all stages; `label` tells forward from backward in dumps."""
+    value: Any = graph
+    prefix = f"{label}_" if label else ""
+    context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
+    for stage in GRAPH_TO_PLAN:
+        with context.events.stage(stage.name):
+            value = stage.run(value, context)
+        made = value
+        context.dump.write(f"{prefix}{stage.name}", lambda stage=stage, made=made: stage.show(made))  # type: ignore[misc]
+    assert isinstance(value, Plan)
+    return value
