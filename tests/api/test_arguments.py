@@ -1,0 +1,54 @@
+"""Wrong arguments of kiln.compile: the error names the argument and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln.api.arguments import BadArgument, check_flag, read_options
+from kiln.backends import find_backend
+from kiln.backends.registry import UnknownBackend
+from kiln.support.options import BadOption, Options, UnknownOption
+
+
+def test_defaults() -> None:
+    assert read_options(None, None, None) == Options()
+
+
+def test_dynamic_argument_wins() -> None:
+    assert read_options(None, {"dynamic": "never"}, True).dynamic == "always"
+
+
+def test_mode_is_a_set_of_options() -> None:
+    assert read_options("reduce-overhead", None, None).cuda_graphs
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_OPTIONS", "numerics=strict, variants=3, cache=false")
+    options = read_options(None, None, None)
+    assert (options.numerics, options.variants, options.cache) == ("strict", 3, False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "dynamic", "error", "words"),
+    [
+        ("fast", None, None, BadArgument, "`mode`.*'reduce-overhead'"),
+        ("default", {"numerics": "fast"}, None, BadArgument, "`options`"),
+        (None, {"numeric": "fast"}, None, UnknownOption, "did you mean `numerics`"),
+        (None, {"numerics": "exact"}, None, BadOption, "'strict', 'rounded', 'fast'"),
+        (None, {"variants": "three"}, None, BadOption, "type int"),
+        (None, None, 3, BadArgument, "True or False"),
+    ],
+)
+def test_wrong_arguments(mode: object, options: object, dynamic: object, error: type, words: str) -> None:
+    with pytest.raises(error, match=f"(?s){words}"):
+        read_options(mode, options, dynamic)  # type: ignore[arg-type]
+
+
+def test_flags_are_bools() -> None:
+    with pytest.raises(BadArgument, match="fullgraph"):
+        check_flag("fullgraph", 1)
+
+
+def test_unknown_backend_suggests_a_near_name() -> None:
+    with pytest.raises(UnknownBackend, match="did you mean `eager`"):
+        find_backend("eagr")

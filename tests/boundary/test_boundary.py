@@ -1,0 +1,71 @@
+"""The boundary with torch's own compiler, checked in fresh processes (static check: tools/boundary.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(program: str) -> str:
+    """Run `program` in a fresh process; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_kiln_loads_no_compiler() -> None:
+    output = run("""
+        import sys, kiln
+        print([name for name in sys.modules if name.startswith("kiln.")])
+    """)
+    assert output == "[]"
+
+
+def test_compiling_a_torch_only_model_loads_nothing_forbidden() -> None:
+    output = run("""
+        import sys, torch, kiln
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+        compiled = kiln.compile(model, fullgraph=True)
+        with torch.no_grad():
+            compiled(torch.randn(2, 8))
+        compiled(torch.randn(2, 8)).sum().backward()
+        forbidden = ("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes")
+        print([name for name in sys.modules if name.startswith(forbidden)])
+    """)
+    assert output == "[]"
+
+
+FORBIDDEN_FOLDERS = ("_dynamo", "_inductor", "_functorch", "_decomp", "_refs", "_prims", "_prims_common",
+                     "_subclasses", "fx/experimental", "_export", "export")  # fmt: skip
+
+ALLOWED_FRAMES: dict[str, str] = {}
+"""Functions of forbidden files that may run during a compile -> the reason."""
+
+
+def test_no_frame_of_a_forbidden_file_runs_during_a_compile() -> None:
+    output = run(f"""
+        import os, sys, torch, transformers, kiln
+        config = transformers.BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2,
+                                         intermediate_size=128, vocab_size=100)
+        model = transformers.BertModel(config).eval()
+        tokens = torch.randint(0, 100, (2, 16))
+        folder = os.path.dirname(torch.__file__)
+        forbidden = tuple(os.path.join(folder, name) + os.sep for name in {FORBIDDEN_FOLDERS!r})
+        seen = set()
+        def profile(frame, event, arg):
+            if event == "call" and frame.f_code.co_filename.startswith(forbidden):
+                seen.add(frame.f_code.co_filename[len(folder) + 1:] + ":" + frame.f_code.co_qualname)
+        compiled = kiln.compile(model, fullgraph=True)
+        sys.setprofile(profile)
+        with torch.no_grad():
+            compiled(input_ids=tokens)
+        sys.setprofile(None)
+        print("\\n".join(sorted(seen)))
+    """)
+    assert set(filter(None, output.splitlines())) <= set(ALLOWED_FRAMES)

@@ -1,0 +1,46 @@
+"""Reports are made from events alone."""
+
+from __future__ import annotations
+
+import json
+
+from kiln.report import Report
+from kiln.support.events import EventSink
+
+
+def recorded() -> Report:
+    events, report = EventSink(), Report("f")
+    events.listen(report.record)
+    events.emit("compile")
+    events.emit("region")
+    events.emit("kernels", count=3)
+    for line in range(20):
+        events.emit("graph_break", code="KILN1007", where=f"m.py:{line}, in f", reason="`if` asks for a value")
+    return report
+
+
+def test_text_has_at_most_ten_lines() -> None:
+    lines = recorded().text().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "kiln: f  1 regions, 1 compiles, 0 eager"
+    assert lines[-1].startswith("... and 14 more")
+
+
+def test_json_keeps_every_break() -> None:
+    data = json.loads(recorded().to_json())
+    assert data["schema"] == 1
+    assert len(data["breaks"]) == 20
+    assert data["kernels"] == 3
+
+
+def test_stage_times_add_up() -> None:
+    events, report = EventSink(), Report("f")
+    stop = events.listen(report.record)
+    for _ in range(2):
+        with events.stage("lowering"):
+            pass
+    stop()
+    with events.stage("lowering"):
+        pass
+    assert list(report.seconds) == ["lowering"]
+    assert sum(event.kind == "stage" for event in events.events) == 3
