@@ -1,0 +1,74 @@
+"""What each POINTWISE primitive means on real tensors: the reference that the interpreter and the tests use.
+
+    REFERENCE["floor_div"](x, y)  is  torch.div(x, y, rounding_mode="floor")
+
+Functions take tensors of one dtype (as the conventions of `PRIMS` say) and give the tensor that eager would give;
+`convert` and `bitcast` take the dtype as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind, Prim
+
+Tensor = torch.Tensor
+
+REFERENCE = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
+"""Function on tensors of each POINTWISE primitive but `convert` and `bitcast`, which `apply` knows."""
+
+_SAME_NAME = (
+    "neg", "abs", "sign", "add", "sub", "mul", "div", "remainder", "fmod", "pow", "maximum", "minimum", "fmax", "fmin",
+    "where", "copysign", "nextafter", "hypot", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "reciprocal", "exp",
+    "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
+    "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "eq", "ne",
+    "lt", "le", "gt", "ge", "isnan", "isinf", "signbit", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_not",
+)  # fmt: skip
+for _name in _SAME_NAME:
+    REFERENCE[_name] = getattr(torch, _name)
+
+
+@REFERENCE("floor_div")
+def _floor_div(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+@REFERENCE("trunc_div")
+def _trunc_div(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="trunc")
+
+
+@REFERENCE("fma")
+def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """In double precision the product of two floats is exact; a double is rounded twice."""
+    return (x.double() * y.double() + z.double()).to(x.dtype)
+
+
+@REFERENCE("shift_left")
+def _shift_left(x: Tensor, y: Tensor) -> Tensor:
+    return torch.bitwise_left_shift(x, y)
+
+
+@REFERENCE("shift_right")
+def _shift_right(x: Tensor, y: Tensor) -> Tensor:
+    return torch.bitwise_right_shift(x, y)
+
+
+@REFERENCE("convert")
+def _convert(x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+@REFERENCE("bitcast")
+def _bitcast(x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    return x.contiguous().view(dtype)
+
+
+def apply(op: Prim, dtype: torch.dtype, operands: tuple[Tensor, ...]) -> Tensor:
+    """The result of `op`, of dtype `dtype`."""
+    function: Callable[..., Tensor] = REFERENCE[op.name]
+    return function(*operands, dtype=dtype) if "dtype" in op.attrs else function(*operands)

@@ -1,0 +1,61 @@
+"""BodyBuilder: equal ops once, constants folded, dead ops dropped, bodies inlined."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.loops.ir.builder import BodyBuilder, Inline
+from kiln.loops.ir.reference import REFERENCE
+from kiln.loops.ir.text import body_text
+from kiln.symbolic import rel_lt, symbol
+
+F32, I64 = torch.float32, torch.int64
+i0, i1, s0 = symbol("i0"), symbol("i1"), symbol("s0")
+
+
+def test_every_pointwise_prim_has_a_reference() -> None:
+    assert REFERENCE.gaps() == []
+
+
+def test_equal_ops_are_one_place() -> None:
+    build = BodyBuilder()
+    assert build.load("x", (i0,), F32) == build.load("x", (i0,), F32)
+    assert build.constant(0.0, F32) != build.constant(-0.0, F32)
+
+
+def test_constants_are_folded_and_dead_ops_dropped() -> None:
+    build = BodyBuilder()
+    x = build.load("x", (i0,), F32)
+    build.pointwise(PRIMS["exp"], F32, x)
+    two = build.pointwise(PRIMS["add"], F32, build.constant(1.5, F32), build.constant(0.5, F32))
+    body = build.finish(build.pointwise(PRIMS["mul"], F32, x, two))
+    assert body_text(body) == "-> mul(load x[i0], f32(2.0))"
+
+
+def test_known_conditions_are_decided() -> None:
+    build = BodyBuilder()
+    x, y = build.load("x", (i0,), F32), build.load("y", (i0,), F32)
+    assert build.pointwise(PRIMS["where"], F32, build.test(rel_lt(3, 4)), x, y) == x
+    unknown = build.test(rel_lt(i0, 4))
+    true = build.test(True)
+    assert build.pointwise(PRIMS["bitwise_and"], torch.bool, unknown, true) == unknown
+
+
+def test_inlining_substitutes_indices_and_replaces_loads() -> None:
+    producer = BodyBuilder()
+    gathered = producer.bind(producer.load("k", (i0,), I64), s0)
+    body = producer.finish(producer.load("x", (gathered, i0), F32))
+
+    consumer = BodyBuilder()
+    own = consumer.bind(consumer.load("n", (i1,), I64), 8)
+
+    def constant_x(name: str, index: object, dtype: torch.dtype, mask: int | None) -> int | None:
+        return consumer.constant(1.0, dtype) if name == "z" else None
+
+    (value,) = body.run(Inline(consumer, {i0: i1 + 1}, constant_x))
+    outer = consumer.load("y", (own,), F32)
+    text = body_text(consumer.finish(consumer.pointwise(PRIMS["add"], F32, value, outer)))
+    assert text == (
+        "j0 = indirect(load n[i1], 8)\nj1 = indirect(load k[i1 + 1], s0)\n-> add(load x[j1, i1 + 1], load y[j0])"
+    )
