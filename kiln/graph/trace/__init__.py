@@ -1,0 +1,8 @@
+"""Fake tensors, the recording mode, functionalisation: one trace of a region on two levels."""
+
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.recorder import Recorder
+from kiln.graph.trace.trace import InputRecord, Trace
+
+__all__ = ["FakeTensor", "InputRecord", "Recorder", "TorchCall", "Trace"]

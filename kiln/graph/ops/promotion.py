@@ -1,0 +1,92 @@
+"""The dtype in which an op computes: PyTorch's type promotion over nodes and numbers.
+
+    add(f32[4], 2)          f32: a number gives way to a tensor of its category
+    add(i64[4], 2.5)        f32: a higher category wins, in the default dtype
+    add(f32[4], f64[])      f32: so does a tensor with dimensions over one without
+    sqrt(i64[4])            f32
+
+Source: the documentation of `torch.result_type`, and experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.emit import Emit, Operand
+
+OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""The dtype in which eager's kernels compute on reduced precision."""
+
+
+def number_dtype(value: object) -> torch.dtype:
+    """The dtype that stands for the category of a Python number."""
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, float):
+        return torch.get_default_dtype()
+    if isinstance(value, complex):
+        return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
+    return torch.int64
+
+
+def result_dtype(operands: Sequence[Operand]) -> torch.dtype:
+    """The common dtype of tensors and numbers."""
+    first = operands[0]
+    if type(first) is Node:
+        dtype = first.tensor.dtype
+        if dtype.is_floating_point and all(_agrees(one, dtype) for one in operands[1:]):
+            return dtype
+    ranked: list[torch.dtype | None] = [None, None, None]  # with dimensions, without, numbers
+    for one in operands:
+        place = 2 if not isinstance(one, Node) else 0 if one.tensor.rank else 1
+        dtype = one.tensor.dtype if isinstance(one, Node) else number_dtype(one)
+        known = ranked[place]
+        ranked[place] = dtype if known is None else torch.promote_types(known, dtype)
+    result = _combine(ranked[0], _combine(ranked[1], ranked[2]))
+    assert result is not None
+    return result
+
+
+def _agrees(operand: Operand, dtype: torch.dtype) -> bool:
+    """Does this operand leave a floating `dtype` of the first tensor as it is, whatever their ranks?"""
+    if type(operand) is Node:
+        return operand.tensor.dtype is dtype
+    return not isinstance(operand, complex)
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """The dtype of two priorities: the lower one counts only where it is of a higher category."""
+    if higher is None or lower is None:
+        return lower if higher is None else higher
+    if higher.is_complex:
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex() if lower.is_complex else higher
+    if higher is torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a function with real results makes of `dtype`."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node, ...]:
+    """All operands in their common dtype (made floating), numbers as constants."""
+    dtype = result_dtype(operands)
+    if floating:
+        dtype = float_dtype(dtype)
+    device = next(one.tensor.device for one in operands if isinstance(one, Node))
+    return tuple(
+        [e.convert(one, dtype) if isinstance(one, Node) else e.constant(one, dtype, device) for one in operands]
+    )
+
+
+def opmath(e: Emit, x: Node) -> Node:
+    """`x` in the dtype in which eager's kernel computes."""
+    wide = OPMATH.get(x.tensor.dtype)
+    return x if wide is None else e.convert(x, wide)

@@ -1,0 +1,82 @@
+"""Arguments that name dimensions and sizes, in eager's many forms, made plain.
+
+axis_of(-1, 3)  =  2        axes_of(None, 3)  =  (0, 1, 2)
+filled(f32[4, s0], (2, -1))  =  (2, 2*s0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kiln.graph.ops.emit import Emit
+from kiln.graph.prims.meta import less
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Int, product
+
+FAR = 2**62
+"""Slices that end beyond every size end at the size."""
+
+
+def axis_of(dim: int, rank: int) -> int:
+    """A dimension counted from the front; a tensor of rank 0 takes 0 and -1."""
+    limit = rank or 1
+    if not -limit <= dim < limit:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+    return dim % limit
+
+
+def axes_of(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool = False) -> tuple[int, ...]:
+    """Sorted dimensions; None is all of them, and so is `()` for most reductions. Rank 0 has none."""
+    if dims is None or (empty_is_all and not isinstance(dims, int) and not len(dims)):
+        return tuple(range(rank))
+    axes = [axis_of(dim, rank) for dim in ((dims,) if isinstance(dims, int) else dims)]
+    if len(set(axes)) != len(axes):
+        raise RuntimeError("dim appears multiple times in the list of dims")
+    return tuple(sorted(axes)) if rank else ()
+
+
+def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
+    """`sizes` with the one -1 in it worked out."""
+    for place, size in enumerate(sizes):
+        if isinstance(size, int) and size == -1:
+            rest = product([*sizes[:place], *sizes[place + 1 :]])
+            if isinstance(rest, int) and rest == 0:
+                raise RuntimeError(
+                    f"cannot reshape tensor of 0 elements into shape {list(sizes)} because the unspecified dimension"
+                    " size -1 can be any value and is ambiguous"
+                )
+            return (*sizes[:place], x.numel() // rest, *sizes[place + 1 :])
+    return tuple(sizes)
+
+
+def wrap_index(e: Emit, index: Int, size: Int, *, strict: bool = False) -> Int:
+    """An index counted from the front; `strict` refuses one outside, as `select` does."""
+    inside = index
+    if less(e.oracle, index, 0):
+        inside = index + size
+    if strict and (less(e.oracle, inside, 0) or not less(e.oracle, inside, size)):
+        raise IndexError(f"index {index} is out of bounds for dimension of size {size}")
+    return inside
+
+
+def clamp_slice(e: Emit, size: Int, start: Int | None, stop: Int | None) -> tuple[Int, Int]:
+    """Start and stop of a slice, with 0 <= start <= stop <= size."""
+    low = 0 if start is None else _clamped(e, start, size)
+    high = size if stop is None else _clamped(e, stop, size)
+    return low, low if less(e.oracle, high, low) else high
+
+
+def _clamped(e: Emit, index: Int, size: Int) -> Int:
+    if isinstance(index, int):
+        if index == 0:
+            return 0
+        if index >= FAR:
+            return size
+        if isinstance(size, int):
+            return min(max(index + size if index < 0 else index, 0), size)
+    elif index == size:
+        return size
+    inside = index + size if less(e.oracle, index, 0) else index
+    if less(e.oracle, inside, 0):
+        return 0
+    return size if less(e.oracle, size, inside) else inside

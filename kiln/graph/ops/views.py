@@ -1,0 +1,189 @@
+"""ATen view ops as steps of primitive views.
+
+    aten.transpose.int(x: f32[2, 3, 4], -1, 0)   =>   permute(dims=(2, 1, 0))
+    aten.split.Tensor(x: f32[5], 2)              =>   [slice(0:2)], [slice(2:4)], [slice(4:5)]
+
+A rule gives the steps from the first argument to its view, or a list of such for an op with several results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import Step, view
+from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
+from kiln.graph.prims.meta import equal, view_strides
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Int
+
+Steps = tuple[Step, ...]
+
+
+def _permute(dims: Sequence[int]) -> Steps:
+    return (("permute", {"dims": tuple(dims)}),)
+
+
+def _slice(axis: int, start: Int, stop: Int, step: int = 1) -> Steps:
+    return (("slice", {"axis": axis, "start": start, "stop": stop, "step": step}),)
+
+
+@view("alias.default", "detach.default")
+def alias(e: Emit, x: TensorSpec, *_: Any) -> Steps:
+    return ()
+
+
+@view("view.default")
+def view_sizes(e: Emit, x: TensorSpec, size: Sequence[Int]) -> Steps:
+    return (("view", {"sizes": filled(e, x, size)}),)
+
+
+@view("_reshape_alias.default")
+def reshape_alias(e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int]) -> Steps:
+    return (("view", {"sizes": tuple(size)}),)
+
+
+@view("permute.default")
+def permute(e: Emit, x: TensorSpec, dims: Sequence[int]) -> Steps:
+    return _permute([axis_of(dim, x.rank) for dim in dims])
+
+
+@view("transpose.int")
+def transpose(e: Emit, x: TensorSpec, dim0: int, dim1: int) -> Steps:
+    first, second = axis_of(dim0, x.rank), axis_of(dim1, x.rank)
+    dims = list(range(x.rank))
+    if dims:
+        dims[first], dims[second] = second, first
+    return _permute(dims)
+
+
+@view("t.default")
+def t(e: Emit, x: TensorSpec) -> Steps:
+    if x.rank > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.rank}D")
+    return _permute((1, 0)) if x.rank == 2 else ()
+
+
+@view("expand.default")
+def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = False) -> Steps:
+    missing = len(size) - x.rank
+    sizes = tuple(
+        [
+            x.sizes[i - missing] if i >= missing and isinstance(one, int) and one == -1 else one
+            for i, one in enumerate(size)
+        ]
+    )
+    return (("expand", {"sizes": sizes}),)
+
+
+@view("unsqueeze.default")
+def unsqueeze(e: Emit, x: TensorSpec, dim: int) -> Steps:
+    return (("unsqueeze", {"axis": axis_of(dim, x.rank + 1)}),)
+
+
+def _squeezed(e: Emit, x: TensorSpec, axes: Sequence[int]) -> Steps:
+    ones = tuple([axis for axis in axes if equal(e.oracle, x.sizes[axis], 1)])
+    return (("squeeze", {"axes": ones}),) if ones else ()
+
+
+@view("squeeze.default")
+def squeeze(e: Emit, x: TensorSpec) -> Steps:
+    return _squeezed(e, x, range(x.rank))
+
+
+@view("squeeze.dim")
+def squeeze_dim(e: Emit, x: TensorSpec, dim: int) -> Steps:
+    return _squeezed(e, x, axes_of((dim,), x.rank))
+
+
+@view("squeeze.dims")
+def squeeze_dims(e: Emit, x: TensorSpec, dims: Sequence[int]) -> Steps:
+    return _squeezed(e, x, axes_of(dims, x.rank))
+
+
+@view("slice.Tensor")
+def slice_tensor(
+    e: Emit, x: TensorSpec, dim: int = 0, start: Int | None = None, end: Int | None = None, step: int = 1
+) -> Steps:
+    axis = axis_of(dim, x.rank)
+    low, high = clamp_slice(e, x.sizes[axis], start, end)
+    return _slice(axis, low, high, step)
+
+
+@view("narrow.default")
+def narrow(e: Emit, x: TensorSpec, dim: int, start: Int, length: Int) -> Steps:
+    axis = axis_of(dim, x.rank)
+    low = wrap_index(e, start, x.sizes[axis])
+    return _slice(axis, low, low + length)
+
+
+@view("select.int")
+def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> Steps:
+    if not x.rank:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    axis = axis_of(dim, x.rank)
+    return (("select", {"axis": axis, "index": wrap_index(e, index, x.sizes[axis], strict=True)}),)
+
+
+@view("split.Tensor")
+def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[Steps]:
+    axis = axis_of(dim, x.rank)
+    size = x.sizes[axis]
+    if not isinstance(size, int) or not isinstance(split_size, int):
+        raise UnsupportedOp(op="aten.split", reason=f"the number of results depends on {size} and {split_size}")
+    if split_size == 0:
+        return [_slice(axis, 0, 0)]
+    starts = range(0, max(size, 1), split_size)
+    return [_slice(axis, start, min(start + split_size, size)) for start in starts]
+
+
+@view("split_with_sizes.default")
+def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: int = 0) -> list[Steps]:
+    axis = axis_of(dim, x.rank)
+    start: Int = 0
+    parts: list[Steps] = []
+    for size in split_sizes:
+        parts.append(_slice(axis, start, start + size))
+        start = start + size
+    return parts
+
+
+@view("unbind.int")
+def unbind(e: Emit, x: TensorSpec, dim: int = 0) -> list[Steps]:
+    axis = axis_of(dim, x.rank)
+    size = x.sizes[axis]
+    if not isinstance(size, int):
+        raise UnsupportedOp(op="aten.unbind", reason=f"the number of results is {size}")
+    return [(("select", {"axis": axis, "index": index}),) for index in range(size)]
+
+
+@view("diagonal.default")
+def diagonal(e: Emit, x: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Steps:
+    return (("diagonal", {"offset": offset, "axis1": axis_of(dim1, x.rank), "axis2": axis_of(dim2, x.rank)}),)
+
+
+@view("unfold.default")
+def unfold(e: Emit, x: TensorSpec, dimension: int, size: Int, step: Int) -> Steps:
+    return (("unfold", {"axis": axis_of(dimension, x.rank), "size": size, "step": step}),)
+
+
+@view("as_strided.default")
+def as_strided(
+    e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int], storage_offset: Int | None = None
+) -> Steps:
+    offset = x.offset if storage_offset is None else storage_offset
+    return (("as_strided", {"sizes": tuple(size), "strides": tuple(stride), "offset": offset}),)
+
+
+@view("view.dtype")
+def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> Steps:
+    return () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),)
+
+
+def is_viewable(e: Emit, x: TensorSpec, sizes: tuple[Int, ...]) -> bool:
+    """Can `x.view(sizes)` be had without a copy?"""
+    return view_strides(e.oracle, x, sizes) is not None

@@ -1,0 +1,23 @@
+"""Graph breaks and faults of the recording itself."""
+
+from __future__ import annotations
+
+from kiln.support.breaks import GraphBreak
+
+
+class FakeEscaped(GraphBreak):
+    """A fake tensor reached code that ran outside of a recording."""
+
+    code = "KILN2501"
+    what = "`{op}` was called on a fake tensor outside of the recording"
+    why = "some code kept a tensor of an earlier trace, or ran natively what should have been captured"
+    try_ = ("do not store tensors of a compiled function in global objects",)
+
+
+class UnsupportedInput(GraphBreak):
+    """A tensor that cannot be an input of a graph."""
+
+    code = "KILN2502"
+    what = "the input `{name}` cannot be traced"
+    why = "{reason}"
+    try_ = ("pass a plain dense tensor",)

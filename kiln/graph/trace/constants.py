@@ -1,0 +1,55 @@
+"""Real tensors that a program makes from literals: constants of the graph, by content.
+
+torch.tensor(2.0)        =>   constant(value=2.0, dtype=f32, device=cpu)
+torch.tensor([1, 2])     =>   constant_tensor(key="c3f1..."), its data in the table
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import final
+
+import torch
+
+from kiln.graph.ops import Emit
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.trace.breaks import UnsupportedInput
+from kiln.graph.trace.place import Place, fresh_place
+
+LARGEST = 1 << 20
+"""Bytes of the largest tensor that is baked into a graph."""
+
+
+def spec_of_real(tensor: torch.Tensor) -> TensorSpec:
+    """The static spec of a real tensor."""
+    return TensorSpec(
+        tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.device
+    )
+
+
+def content_key(tensor: torch.Tensor) -> str:
+    """Equal for tensors with equal dtype, sizes and bytes."""
+    flat = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{flat.dtype} {tuple(flat.size())}".encode())
+    digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+@final
+class Constants:
+    """The table of baked tensors, by content key."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def place(self, emit: Emit, tensor: torch.Tensor) -> Place:
+        """A fresh place that holds the value of a real tensor."""
+        spec = spec_of_real(tensor)
+        if tensor.numel() * tensor.element_size() > LARGEST:
+            raise UnsupportedInput(name="constant", reason=f"it is too large to be baked into a graph ({spec})")
+        if spec.rank == 0 and not spec.dtype.is_complex:
+            return fresh_place(emit.constant(tensor.item(), spec.dtype, spec.device))
+        key = content_key(tensor)
+        self.tensors[key] = tensor.detach().contiguous().clone()
+        return fresh_place(emit.add(PRIMS["constant_tensor"], (), {"key": key}, spec.with_sizes(spec.sizes)))

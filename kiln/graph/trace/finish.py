@@ -1,0 +1,116 @@
+"""The functional graph of a finished recording: live nodes, written inputs, aliases of outputs.
+
+graph(%0: f32[4] "x"):
+    %1: f32[4] = add(%0, 1.0)
+    write %0 <- %1                    x.add_(1) was called
+    return %1 is input 0              and x returned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kiln.graph.ir.graph import Alias, Graph, Output, Write
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.place import Place
+from kiln.graph.trace.trace import InputRecord
+from kiln.symbolic import Int
+
+_KEPT = (Kind.EFFECT,)
+
+
+def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
+    """Marks the records that are used; their order is the order of the graph's inputs."""
+    written = _written(mode, records)
+    draft = _Outputs(mode, records)
+    made = [draft.output(fake) for fake in outputs]
+    roots = [output.value for output in made] + [value for _, value in written]
+    live, nodes = live_nodes(mode.emit.nodes, roots)
+    aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
+    numbers: dict[int, int] = {}
+    for index, record in enumerate(records):
+        target = any(record is one for one, _ in written)
+        record.used = id(record.node) in live or index in aliased or target
+        if record.used:
+            numbers[index] = len(numbers)
+    inputs = tuple([record.node for record in records if record.used])
+    writes = tuple([Write(record.node, value) for record, value in written])
+    return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
+
+
+def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
+    found: list[tuple[InputRecord, Node]] = []
+    for record in records:
+        if isinstance(record.fake, FakeTensor):
+            root = record.fake.place.storage.root
+            if root is not None and root.node is not record.node:
+                found.append((record, root.node))
+    return found
+
+
+def _renumbered(output: Output, numbers: dict[int, int]) -> Output:
+    """Aliases count the inputs of the graph, not the registered ones."""
+    alias = output.alias
+    if alias is None or alias.of == "output":
+        return output
+    return Output(output.value, Alias("input", numbers[alias.index], alias.view), output.requires_grad)
+
+
+def live_nodes(nodes: Iterable[Node], roots: Iterable[Node]) -> tuple[set[int], list[Node]]:
+    """What the roots need, and ops with effects, in order."""
+    live = {id(root) for root in roots}
+    kept: list[Node] = []
+    for node in reversed(list(nodes)):
+        if id(node) in live or node.op.kind in _KEPT:
+            kept.append(node)
+            live.update([id(one) for one in node.inputs])
+    kept.reverse()
+    return live, kept
+
+
+class _Outputs:
+    """Which outputs share memory, and with what."""
+
+    def __init__(self, mode: RecordingMode, records: Sequence[InputRecord]) -> None:
+        self.mode = mode
+        self.made = 0
+        self.owners: dict[int, tuple[str, int, FakeTensor]] = {}
+        self.bases: set[int] = set()
+        for index, record in enumerate(records):
+            if isinstance(record.fake, FakeTensor):
+                self.owners[id(record.fake.place.storage)] = ("input", index, record.fake)
+                self.bases.add(id(record.node))
+
+    def output(self, fake: FakeTensor) -> Output:
+        place = fake.place
+        value = self.mode.memory.read(place)
+        owner = self.owners.get(id(place.storage))
+        alias: Alias | None = None
+        if owner is None:
+            self.owners[id(place.storage)] = ("output", self.made, fake)
+            value = self.owned(place, value)
+        else:
+            of, index, first = owner
+            alias = Alias(of, index, None if fake is first else place.spec)  # type: ignore[arg-type]
+        self.made += 1
+        return Output(value, alias, fake.requires_grad)
+
+    def owned(self, place: Place, value: Node) -> Node:
+        """A value that no other output has, with the strides that eager gives."""
+        base = value
+        while base.op.kind is Kind.VIEW:
+            base = base.inputs[0]
+        shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
+        strides = place.spec.strides
+        if shared or id(base) in self.bases or not _same_strides(value.tensor.strides, strides, value.tensor.sizes):
+            value = base = self.mode.emit.node("clone", value, strides=strides)
+        self.bases.add(id(base))
+        return value
+
+
+def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
+    return all(a == b or size == 1 for a, b, size in zip(left, right, sizes, strict=True))

@@ -1,0 +1,143 @@
+"""Functionalise while recording: reads and writes of places as functional nodes.
+
+    v = x[1]; v.add_(1); w = x * 2         %1 = select(%0, axis=0, index=1)
+                                           %3 = add(%1, 1)
+                                           %4 = select_scatter(%0, %3, axis=0, index=1)      the new x
+                                           %5 = mul(%4, 2)
+
+A write goes up the chain through the inverse of each view. A stale place is replayed from its parent
+when it is read. The strides of a place never change by a write: a new value with others is relaid by a `clone`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops import Emit, Step
+from kiln.graph.ops.breaks import UnsupportedMutation
+from kiln.graph.prims.meta import META, equal, is_dense, view_strides
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.trace.place import Place
+
+Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
+"""The new value of the parent from its old value and the new value of the view."""
+
+
+@final
+class Functionaliser:
+    """Reads, writes and views of places; makes the nodes that they need."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+
+    def read(self, place: Place) -> Node:
+        """The node with the present value of `place`."""
+        if place.version != place.storage.version:
+            self._replay(place)
+        return place.node
+
+    def _replay(self, place: Place) -> None:
+        assert place.parent is not None and place.step is not None, "the root of a storage is never stale"
+        place.node = self._apply(place.step, self.read(place.parent))
+        place.version = place.storage.version
+
+    def _apply(self, step: Step, parent: Node) -> Node:
+        name, attrs = step
+        if name == "view" and view_strides(self.emit.oracle, parent.tensor, attrs["sizes"]) is None:
+            name = "reshape"
+        return self.emit.node(name, parent, **attrs)
+
+    def view(self, place: Place, step: Step) -> Place:
+        """The place one view step below `place`."""
+        parent = place
+        if step[0] == "as_strided":
+            assert place.storage.root is not None
+            parent = place.storage.root
+        source = self.read(parent)
+        node = self._apply(step, source)
+        spec = node.tensor if source.spec is parent.spec else self._spec(step, parent.spec)
+        return Place(place.storage, node, spec, parent, step)
+
+    def _spec(self, step: Step, parent: TensorSpec) -> TensorSpec:
+        name, attrs = step
+        spec: TensorSpec = META[name](self.emit.oracle, parent, **attrs)
+        return spec
+
+    def write(self, place: Place, value: Node, op: str) -> None:
+        """`place` now holds `value`: a node with its sizes and dtype."""
+        storage = place.storage
+        chain: list[tuple[Place, Node]] = []
+        target: Place | None = place
+        while target is not None:
+            value = self._relaid(value, target.spec)
+            chain.append((target, value))
+            parent = target.parent
+            if parent is not None:
+                assert target.step is not None
+                name, attrs = target.step
+                inverse = INVERSES.get(name)
+                if inverse is None:
+                    raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
+                value = inverse(self.emit, self.read(parent), value, attrs)
+            target = parent
+        storage.version += 1
+        for target, value in chain:
+            target.node, target.version = value, storage.version
+
+    def _relaid(self, value: Node, spec: TensorSpec) -> Node:
+        """`value` with the strides of `spec`, where a dense tensor can have them."""
+        have = value.tensor
+        if have.strides == spec.strides or not is_dense(self.emit.oracle, spec.sizes, spec.strides):
+            return value
+        if all(a == b or size == 1 for a, b, size in zip(have.strides, spec.strides, spec.sizes, strict=True)):
+            return value
+        return self.emit.node("clone", value, strides=spec.strides)
+
+
+def _scatter(name: str) -> Inverse:
+    return lambda e, old, new, attrs: e.node(name, old, new, **attrs)
+
+
+def _reshaped(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
+    sizes = old.tensor.sizes
+    name = "reshape" if view_strides(e.oracle, new.tensor, sizes) is None else "view"
+    return e.node(name, new, sizes=sizes)
+
+
+def _unpermuted(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
+    dims = attrs["dims"]
+    return e.node("permute", new, dims=tuple(sorted(range(len(dims)), key=dims.__getitem__)))
+
+
+def _unexpanded(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
+    """Any of the repeated elements: only ops that write one value to all of them get here."""
+    sizes = old.tensor.sizes
+    for _ in range(new.tensor.rank - len(sizes)):
+        new = e.node("select", new, axis=0, index=0)
+    for axis, size in enumerate(sizes):
+        if not equal(e.oracle, size, new.tensor.sizes[axis]):
+            new = e.node("slice", new, axis=axis, start=0, stop=1, step=1)
+    return new
+
+
+def _unsqueezed(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
+    for axis in attrs["axes"]:
+        new = e.node("unsqueeze", new, axis=axis)
+    return new
+
+
+INVERSES: dict[str, Inverse] = {
+    "select": _scatter("select_scatter"),
+    "slice": _scatter("slice_scatter"),
+    "diagonal": _scatter("diagonal_scatter"),
+    "as_strided": _scatter("as_strided_scatter"),
+    "view": _reshaped,
+    "permute": _unpermuted,
+    "expand": _unexpanded,
+    "squeeze": _unsqueezed,
+    "unsqueeze": lambda e, old, new, attrs: e.node("squeeze", new, axes=(attrs["axis"],)),
+    "view_dtype": lambda e, old, new, attrs: e.node("view_dtype", new, dtype=old.tensor.dtype),
+}
+"""A view step without an inverse (`unfold`) cannot be written through."""

@@ -1,0 +1,59 @@
+"""The log of torch calls: what a region did, in order, at the level at which the user wrote it.
+
+    0  function  torch.abs        (a,)            model.py:3
+    1  function  operator.add     (%0, 1)         model.py:3
+    2  setstate  grad_enabled     (False,)        model.py:4
+
+It is the truth of a trace: user backends get it as an fx graph, a graph break truncates it, a restart replays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from kiln.support.location import Location
+
+CallKind = Literal["function", "method", "getattr", "setstate"]
+Target = Callable[..., Any] | str
+NOWHERE = Location("<unknown>", 0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """One call. Arguments and result hold the fake tensors themselves, in the containers in which they came.
+
+    `effects`: the call changed memory, metadata or autograd state of tensors that were there before.
+    """
+
+    number: int
+    kind: CallKind
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    location: Location
+    stack: tuple[Location, ...]
+    effects: bool = False
+
+    @property
+    def name(self) -> str:
+        return target_name(self.target)
+
+
+def target_name(target: Target) -> str:
+    """`torch.abs`, `operator.add`, `Tensor.sum`: how a user would write it."""
+    if isinstance(target, str):
+        return f"Tensor.{target}"
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
+    if module in _SHORT:
+        module = _SHORT[module]
+    if name.startswith("_VariableFunctionsClass."):
+        module, name = "torch", name.split(".", 1)[1]
+    return f"{module}.{name}" if module and module != "builtins" else name
+
+
+_SHORT = {"_operator": "operator", "torch._C._nn": "torch.nn.functional", "torch.nn.functional": "torch.nn.functional"}

@@ -1,0 +1,90 @@
+"""The dispatch mode that records: every ATen op below autograd becomes primitive nodes.
+
+    aten.add_(v, 1)     =>     nodes of `aten.add`, then a write to the place of v
+
+A handler is made once per overload (`resolve`), from the first of these that applies:
+a special handler, a view rule, a mutation rule, a decomposition, a library rule; for an in-place or `out=`
+overload the functional one and a write; the composite kernel run under the mode; a predicted or probed
+opaque step; else a graph break with a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops import Emit
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.trace.constants import Constants
+from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.functionalise import Functionaliser
+from kiln.graph.trace.place import Place, fresh_place
+
+Handler = Callable[["RecordingMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Resolver = Callable[[OpOverload], Handler]
+
+
+@final
+class RecordingMode(TorchDispatchMode):
+    """Records while it is entered; keeps nothing of a call but nodes and places."""
+
+    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver) -> None:
+        super().__init__()
+        self.emit = emit
+        self.memory = Functionaliser(emit)
+        self.constants = constants
+        self.resolve = resolve
+        self.mutations = 0
+        self._handlers: dict[OpOverload, Handler] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch wraps the method below and imports its own compiler."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = self._handlers.get(func)
+        if handler is None:
+            handler = self._handlers[func] = self.resolve(func)
+        return handler(self, func, args, kwargs or {})
+
+    # Fakes to nodes and back.
+
+    def place(self, tensor: torch.Tensor) -> Place:
+        """Where a tensor is; a real one is a constant of the graph."""
+        if type(tensor) is FakeTensor:
+            return tensor.place
+        return self.constants.place(self.emit, tensor)
+
+    def value(self, argument: Any) -> Any:
+        """An argument as rules take it: nodes for tensors, `Int` for sizes."""
+        kind = type(argument)
+        if kind is FakeTensor:
+            return self.memory.read(argument.place)
+        if kind in _PLAIN:
+            return argument
+        if kind is list or kind is tuple:
+            return [self.value(one) for one in argument]
+        if isinstance(argument, torch.Tensor):
+            return self.memory.read(self.place(argument))
+        return argument
+
+    def wrap(self, result: Any) -> Any:
+        """Fresh fakes for the nodes that a rule gave."""
+        if type(result) is Node:
+            return make_fake(fresh_place(result)) if type(result.spec) is TensorSpec else result
+        if isinstance(result, list | tuple):
+            return type(result)([self.wrap(one) for one in result])
+        return result
+
+    def write(self, target: torch.Tensor, value: Node, op: OpOverload) -> None:
+        self.mutations += 1
+        self.memory.write(self.place(target), value, str(op))
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})

@@ -1,0 +1,177 @@
+"""Which handler records an ATen overload: found from the tables of rules and the op's schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
+from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
+from kiln.graph.ops.emit import Rule
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.trace.fake import make_fake
+from kiln.graph.trace.mode import Handler, RecordingMode
+from kiln.graph.trace.place import Place
+from kiln.graph.trace.special import SPECIAL
+
+
+def resolve(op: OpOverload) -> Handler:
+    """The handler of `op`; raises a `GraphBreak` where there is none."""
+    name = str(op)
+    if handler := SPECIAL.get(name):
+        return handler
+    if rule := VIEWS.get(name):
+        return view_handler(rule)
+    if rule := MUTATIONS.get(name):
+        return mutation_handler(rule)
+    if rule := functional_rule(name):
+        return functional_handler(rule)
+    if op._schema.is_mutable and (handler := mutable_handler(op, name)):
+        return handler
+    if op._can_decompose():
+        return composite_handler
+    raise UnsupportedOp(op=name, reason="it has no shape rule")
+
+
+def functional_rule(name: str) -> Rule | None:
+    """A rule from nodes to nodes: a decomposition, or a step left to ATen."""
+    rule: Rule | None = DECOMPOSITIONS.get(name)
+    if rule is None and (specs := LIBRARY.get(name)):
+        return library_rule(name, specs)
+    return rule
+
+
+def library_rule(name: str, specs: Rule) -> Rule:
+    def rule(e: Any, *args: Any, **kwargs: Any) -> Any:
+        return e.library(name, args, kwargs, specs(e, *args, **kwargs))
+
+    return rule
+
+
+def arguments(mode: RecordingMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    value = mode.value
+    return [value(one) for one in args], {key: value(one) for key, one in kwargs.items()} if kwargs else kwargs
+
+
+def functional_handler(rule: Rule) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, named = arguments(mode, args, kwargs)
+        return mode.wrap(rule(mode.emit, *values, **named))
+
+    return handler
+
+
+def view_handler(rule: Rule) -> Handler:
+    def walk(mode: RecordingMode, place: Place, steps: Any) -> torch.Tensor:
+        for step in steps:
+            place = mode.memory.view(place, step)
+        return make_fake(place)
+
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = mode.place(args[0])
+        values, named = arguments(mode, args[1:], kwargs)
+        steps = rule(mode.emit, place.spec, *values, **named)
+        if isinstance(steps, list):
+            return [walk(mode, place, one) for one in steps]
+        return walk(mode, place, steps)
+
+    return handler
+
+
+def mutation_handler(rule: Rule) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, named = arguments(mode, args, kwargs)
+        effects = rule(mode.emit, *values, **named)
+        for key, value in effects.writes.items():
+            target = args[key] if isinstance(key, int) else kwargs[key]
+            mode.write(target, fitted(mode, value, mode.place(target).spec, op), op)
+        return mode.wrap(effects.results)
+
+    return handler
+
+
+def composite_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Composite kernels arrive whole where autograd is off (inference mode): run them under the mode again."""
+    with mode:
+        return op.decompose(*args, **kwargs)
+
+
+# In-place and out= overloads from their functional ones.
+
+
+def mutable_handler(op: OpOverload, name: str) -> Handler | None:
+    base, overload = name.rsplit(".", 1)
+    written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    if base.endswith("_") and not base.endswith("__") and written == ["self"]:
+        rule = functional_rule(INPLACE.get(name) or f"{base[:-1]}.{overload}")
+        return inplace_handler(rule) if rule else None
+    if all(arg.kwarg_only for arg in op._schema.arguments if arg.name in written):
+        functional = without_out(op, written)
+        rule = functional_rule(functional) if functional else None
+        return out_handler(rule, written) if rule else None
+    return None
+
+
+def without_out(op: OpOverload, written: list[str]) -> str | None:
+    """The overload of the same op that takes the same arguments and returns its result."""
+    taken = [(arg.name, str(arg.type)) for arg in op._schema.arguments if arg.name not in written]
+    packet = op.overloadpacket
+    for overload in packet.overloads():
+        other = getattr(packet, overload)
+        if not other._schema.is_mutable and [(arg.name, str(arg.type)) for arg in other._schema.arguments] == taken:
+            return str(other)
+    return None
+
+
+def inplace_handler(rule: Rule) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        spec = mode.place(args[0]).spec
+        refuse_overlap(spec)
+        values, named = arguments(mode, args, kwargs)
+        mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec, op), op)
+        return args[0]
+
+    return handler
+
+
+def out_handler(rule: Rule, written: list[str]) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outs = [kwargs[name] for name in written]
+        named = {key: mode.value(one) for key, one in kwargs.items() if key not in written}
+        result = rule(mode.emit, *[mode.value(one) for one in args], **named)
+        for out, value in zip(outs, result if isinstance(result, tuple | list) else (result,), strict=True):
+            spec = mode.place(out).spec
+            if spec.sizes != value.tensor.sizes:
+                raise UnsupportedMutation(
+                    op=str(op), reason=f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"
+                )
+            mode.write(out, fitted(mode, value, spec, op), op)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return handler
+
+
+def fitted(mode: RecordingMode, value: Node, spec: TensorSpec, op: OpOverload) -> Node:
+    """The result of an op as new content of a tensor of `spec`."""
+    have = value.tensor
+    if have.sizes != spec.sizes:
+        raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")
+    if have.dtype is not spec.dtype:
+        if not torch.can_cast(have.dtype, spec.dtype):
+            raise RuntimeError(f"result type {have.dtype} can't be cast to the desired output type {spec.dtype}")
+        value = mode.emit.convert(value, spec.dtype)
+    return value
+
+
+def refuse_overlap(spec: TensorSpec) -> None:
+    """Eager refuses to write to elements that are one another."""
+    if any(
+        isinstance(step, int) and step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
+            " Please clone() the tensor before performing the operation."
+        )

@@ -1,0 +1,115 @@
+"""Handlers of ATen ops that act on places: aliases, writes of given values, changes of metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from kiln.graph.ops import VIEWS
+from kiln.graph.ops.breaks import DataDependentOp, DataDependentValue, UnsupportedMutation
+from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.mode import Handler, RecordingMode
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+SPECIAL: dict[str, Handler] = {}
+
+
+def special(*names: str) -> Callable[[Handler], Handler]:
+    def fill(handler: Handler) -> Handler:
+        for name in names:
+            SPECIAL[f"aten.{name}"] = handler
+        return handler
+
+    return fill
+
+
+@special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
+def same_place(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return make_fake(mode.place(args[0]))
+
+
+@special("copy_.default")
+def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    spec, source = mode.place(args[0]).spec, mode.value(args[1])
+    value = mode.emit.convert(source, spec.dtype)
+    if value.tensor.sizes != spec.sizes:
+        value = mode.emit.node("expand", value, sizes=spec.sizes)
+    mode.write(args[0], value, op)
+    return args[0]
+
+
+@special("fill_.Scalar", "fill_.Tensor", "zero_.default")
+def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    spec = mode.place(args[0]).spec
+    value = mode.value(args[1]) if len(args) > 1 else 0
+    if not isinstance(value, int | float | complex):
+        one = mode.emit.convert(value, spec.dtype)
+    else:
+        one = mode.emit.constant(value, spec.dtype, spec.device)
+    mode.write(args[0], mode.emit.node("full", one, sizes=spec.sizes), op)
+    return args[0]
+
+
+def metadata_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`x.t_()`: the tensor moves to the view; its geometry is changed below the Python key."""
+    fake: FakeTensor = args[0]
+    place = fake.place
+    base, overload = str(op).rsplit(".", 1)
+    for step in VIEWS.get(f"{base[:-1]}.{overload}")(mode.emit, place.spec, *args[1:], **kwargs):  # type: ignore[misc]
+        place = mode.memory.view(place, step)
+    mode.mutations += 1
+    move(fake, place)
+    return fake
+
+
+def move(fake: FakeTensor, place: Any) -> None:
+    spec = place.spec
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        torch.ops.aten.as_strided_.default(fake, spec.sizes, spec.strides, spec.offset)
+    fake.place = place
+
+
+for _name in (
+    "t_.default",
+    "transpose_.default",
+    "unsqueeze_.default",
+    "squeeze_.default",
+    "squeeze_.dim",
+    "squeeze_.dims",
+    "as_strided_.default",
+):
+    SPECIAL[f"aten.{_name}"] = metadata_change
+
+
+@special(
+    "set_.source_Tensor",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.default",
+    "resize_.default",
+    "resize_as_.default",
+)
+def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    raise UnsupportedMutation(op=str(op), reason="it changes the storage of a tensor")
+
+
+@special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
+def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    raise DataDependentValue(op="item")
+
+
+@special(
+    "nonzero.default",
+    "masked_select.default",
+    "_unique2.default",
+    "unique_dim.default",
+    "unique_consecutive.default",
+    "nonzero_static.default",
+)
+def data_dependent(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    raise DataDependentOp(op=str(op))

@@ -1,0 +1,56 @@
+"""What a recording gives: the log of torch calls, the inputs, and the functional graph of primitives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import Spec
+from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.torch_graph import torch_graph
+from kiln.runtime.guards.source import Source
+from kiln.symbolic import ShapeEnv
+
+
+@final
+@dataclass(slots=True)
+class InputRecord:
+    """An input in the order of registration. `used`: the graph has it as input `node`."""
+
+    name: str
+    source: Source
+    fake: Any  # a fake tensor, SymInt or SymFloat
+    real: torch.Tensor | None
+    node: Node
+    spec: Spec
+    real_is_leaf: bool = True
+    requires_grad: bool = False
+    is_parameter: bool = False
+    used: bool = False
+
+
+@final
+@dataclass(slots=True)
+class Trace:
+    """A finished recording. `fake_outputs` are the outputs as they were given."""
+
+    calls: list[TorchCall]
+    inputs: list[InputRecord]
+    graph: Graph
+    fake_outputs: list[Any]
+    env: ShapeEnv
+    needs_grad: bool
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def used_inputs(self) -> list[InputRecord]:
+        """The records of `graph.inputs`, in that order."""
+        return [record for record in self.inputs if record.used]
+
+    def torch_graph(self) -> torch.fx.GraphModule:
+        """The log as a torch-level fx graph: placeholders for the inputs that a call or the output uses."""
+        return torch_graph(self.calls, [(record.name, record.fake) for record in self.inputs], self.fake_outputs)

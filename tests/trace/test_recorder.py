@@ -1,0 +1,52 @@
+"""The recorder: two levels of one trace."""
+
+import operator
+
+import torch
+
+from kiln.graph.trace import Recorder
+from kiln.runtime.guards.source import LocalSource
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+
+
+def recorder() -> Recorder:
+    return Recorder(env=ShapeEnv(), events=EventSink())
+
+
+def test_torch_graph_has_the_names_that_the_field_expects():
+    r = recorder()
+    a = r.add_tensor(torch.randn(10), "a", LocalSource("a"))
+    b = r.add_tensor(torch.randn(10), "b", LocalSource("b"))
+    r.add_tensor(torch.randn(10), "unused", LocalSource("unused"))
+    x = r.call(operator.truediv, (a, r.call(operator.add, (r.call(torch.abs, (a,), {}), 1), {})), {})
+    test = r.call(operator.lt, (r.call("sum", (b,), {}), 0), {})
+    trace = r.finish([x, test])
+    rows = [(n.op, n.name, n.target, str(n.args)) for n in trace.torch_graph().graph.nodes]
+    assert rows == [
+        ("placeholder", "a", "a", "()"),
+        ("placeholder", "b", "b", "()"),
+        ("call_function", "abs_1", torch.abs, "(a,)"),
+        ("call_function", "add", operator.add, "(abs_1, 1)"),
+        ("call_function", "truediv", operator.truediv, "(a, add)"),
+        ("call_method", "sum_1", "sum", "(b,)"),
+        ("call_function", "lt", operator.lt, "(sum_1, 0)"),
+        ("output", "output", "output", "((truediv, lt),)"),
+    ]
+
+
+def test_a_write_through_views_reaches_the_input():
+    r = recorder()
+    b = r.add_tensor(torch.randn(10), "b", LocalSource("b"))
+    v = r.call(operator.getitem, (r.call("t", (r.call("view", (b, 5, 2), {}),), {}), 1), {})
+    r.call("add_", (v, 1), {})
+    trace = r.finish([v, b])
+    assert [node.op.name for node in trace.graph.nodes] == [
+        "view", "permute", "select", "constant", "add", "select_scatter", "permute", "view",
+    ]  # fmt: skip
+    assert trace.graph.writes[0].target is trace.graph.inputs[0]
+    assert [(o.alias.of, o.alias.index, o.alias.view and str(o.alias.view)) for o in trace.graph.outputs] == [
+        ("input", 0, "f32[5 | 2 + 1]"),
+        ("input", 0, None),
+    ]
+    assert trace.calls[-1].effects and not trace.calls[0].effects
