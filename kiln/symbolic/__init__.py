@@ -20,7 +20,16 @@ from kiln.symbolic.expr import (
 )
 from kiln.symbolic.node import SymNode, from_sym, from_sym_bool, to_sym
 from kiln.symbolic.parse import parse_int
-from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, FixedMarkedDim, Marks, ScalarPolicy, read_marks
+from kiln.symbolic.policy import (
+    DimChoice,
+    DimKind,
+    DimPolicy,
+    FixedMarkedDim,
+    Marks,
+    ScalarPolicy,
+    read_marks,
+    require_open,
+)
 from kiln.symbolic.ranges import BoundAnalysis, Interval, Range
 from kiln.symbolic.relation import (
     Relation,
@@ -76,6 +85,7 @@ __all__ = [
     "rel_le",
     "rel_lt",
     "rel_ne",
+    "require_open",
     "simplify_in_ranges",
     "sym_max",
     "sym_min",

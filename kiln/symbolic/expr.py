@@ -548,34 +548,44 @@ def ceil_div(a: Int, b: Int) -> Int:
 
 def map_atoms(value: Int, change: Callable[[Atom], Int]) -> Int:
     """Rebuilt bottom-up: each atom, its parts rebuilt already, replaced by `change(atom)`."""
-    done: dict[Int, Int] = {}
+    return _rebuild(value, change, {}) if isinstance(value, Expr) else value
 
-    def rebuild_atom(atom: Atom) -> Int:
-        if isinstance(atom, Quotient):
-            operation = FLOORDIV if isinstance(atom, FloorDiv) else MOD
-            whole = operation[rebuild(atom.dividend), rebuild(atom.divisor)]
-        elif isinstance(atom, Extremum):
-            fold = _fold_min if isinstance(atom, Min) else _fold_max
-            whole = fold(*map(rebuild, atom.args))
-        else:
-            whole = atom
-        return change(whole) if isinstance(whole, Atom) else whole
 
-    def rebuild(value: Int) -> Int:
-        if not isinstance(value, Expr):
-            return value
-        if (found := done.get(value)) is not None:
-            return found
-        if isinstance(value, Atom):
-            result = rebuild_atom(value)
-        else:
-            result = 0
-            for monomial, coefficient in value.terms:
-                result = result + coefficient * product(map(rebuild, monomial))
-        done[value] = result
+def _rebuild(value: Int, change: Callable[[Atom], Int], done: dict[Expr, Int]) -> Int:
+    if not isinstance(value, Expr):
+        return value
+    result = done.get(value)
+    if result is not None:
         return result
+    if isinstance(value, Atom):
+        result = _rebuild_atom(value, change, done)
+    else:
+        result = 0
+        for monomial, coefficient in value.terms:
+            part: Int = coefficient
+            for atom in monomial:
+                part = part * _rebuild(atom, change, done)
+            result = result + part
+    done[value] = result
+    return result
 
-    return rebuild(value)
+
+def _rebuild_atom(atom: Atom, change: Callable[[Atom], Int], done: dict[Expr, Int]) -> Int:
+    if isinstance(atom, Symbol):
+        return change(atom)
+    if isinstance(atom, Quotient):
+        operation = FLOORDIV if isinstance(atom, FloorDiv) else MOD
+        whole = operation[_rebuild(atom.dividend, change, done), _rebuild(atom.divisor, change, done)]
+    else:
+        assert isinstance(atom, Extremum)
+        fold = _fold_min if isinstance(atom, Min) else _fold_max
+        whole = fold(*[_rebuild(arg, change, done) for arg in atom.args])
+    return change(whole) if isinstance(whole, Atom) else whole
+
+
+def is_polynomial_in_symbols(value: Int) -> bool:
+    """Is it free of divisions, minima and maxima?"""
+    return all(type(atom) is Symbol for monomial, _ in terms_of(value) for atom in monomial)
 
 
 def evaluate(value: Int, values: Mapping[Symbol, int] | Mapping[str, int]) -> int:

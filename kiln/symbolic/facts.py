@@ -87,6 +87,7 @@ class Facts:
             self._learn_below(simpler.difference)
         else:
             self._learn_unequal(simpler.difference)
+        self._tighten()
         self._forget()
 
     def _forget(self) -> None:
@@ -152,15 +153,23 @@ class Facts:
             self._below[difference] = None
 
     def _learn_unequal(self, difference: Int) -> None:
-        """`d != 0`; at the end of the range of `d` it moves the end."""
-        if not isinstance(difference, Expr):
-            return
-        self._unequal[difference] = None
-        ends = self._bounds.of(difference)
-        if ends.lo == 0:
-            self._learn_below(1 - difference)
-        elif ends.hi == 0:
-            self._learn_below(difference + 1)
+        """`d != 0`."""
+        if isinstance(difference, Expr):
+            self._unequal[difference] = None
+
+    def _tighten(self) -> None:
+        """An inequality at an end of the range of its difference moves the end, which may make others do so."""
+        moved = bool(self._unequal)
+        while moved:
+            moved = False
+            bounds = BoundAnalysis(self.ranges)
+            for difference in list(self._unequal):
+                ends = bounds.of(difference)
+                if ends.lo == 0 or ends.hi == 0:
+                    del self._unequal[difference]
+                    self._learn_below(1 - difference if ends.lo == 0 else difference + 1)
+                    moved = True
+                    break
 
     # Deriving.
 

@@ -16,6 +16,8 @@ from enum import Enum
 from typing import Literal, final
 
 from kiln.support.errors import KilnError
+from kiln.symbolic.env import ShapeEnv
+from kiln.symbolic.expr import Symbol
 
 Dynamic = Literal["auto", "never", "always"]
 
@@ -63,6 +65,15 @@ class FixedMarkedDim(KilnError):
     what = "dimension {dim} of `{source}` is marked dynamic, but the program fixes it to {size}"
     why = "the guard `{guard}` leaves one size"
     try_ = ("use `maybe_mark_dynamic`", "remove what compares the size with a constant")
+
+
+def require_open(env: ShapeEnv, size: Symbol, *, dim: int, source: str) -> None:
+    """Raise KILN2104 when the guards of `env` leave one value of a dimension that is marked dynamic."""
+    fixed = env.simplify(size)
+    if isinstance(fixed, int):
+        guard = next((one for one in env.guards if size in one.relation.free_symbols()), None)
+        at = guard.location if guard else None
+        raise FixedMarkedDim(at=at, dim=dim, source=source, size=fixed, guard=guard.relation if guard else "")
 
 
 def read_marks(tensor: object) -> Marks:

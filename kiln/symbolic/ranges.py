@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from kiln.symbolic.expr import Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol, product
+from kiln.symbolic.expr import Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol
 from kiln.symbolic.terms import Monomial
 
 INT64_MIN = -(1 << 63)
@@ -82,9 +82,15 @@ class BoundAnalysis:
         return self._polynomial(value)
 
     def _polynomial(self, value: Expr) -> Interval:
-        total = Interval(0, 0)
+        lo: int | None = 0
+        hi: int | None = 0
         for monomial, coefficient in value.terms:
-            total = _add(total, _scale(self._monomial(monomial), coefficient))
+            low, high = self.of(monomial[0]) if len(monomial) == 1 else self._monomial(monomial)
+            if coefficient < 0:
+                low, high = high, low
+            lo = None if lo is None or low is None else lo + coefficient * low
+            hi = None if hi is None or high is None else hi + coefficient * high
+        total = Interval(lo, hi)
         if total.lo is None and (lo := self._lowest_by_shift(value)) is not None:
             total = Interval(lo, total.hi)
         if total.hi is None and (lo := self._lowest_by_shift(-value)) is not None:
@@ -108,14 +114,17 @@ class BoundAnalysis:
         assert isinstance(value, Expr)
         if all(len(monomial) < 2 for monomial, _ in value.terms):
             return None
+        if all(coefficient < 0 for monomial, coefficient in value.terms if monomial):
+            return None
         shifted: Int = 0
         for monomial, coefficient in value.terms:
-            lows = [self.of(atom).lo for atom in monomial]
-            shifted = shifted + coefficient * product(
-                atom if lo is None else atom + lo for atom, lo in zip(monomial, lows, strict=True)
-            )
-            if None in lows:
-                return None
+            part: Int = coefficient
+            for atom in monomial:
+                lo = self.of(atom).lo
+                if lo is None:
+                    return None
+                part = part * (atom + lo)
+            shifted = shifted + part
         if not isinstance(shifted, Expr):
             return shifted
         constant = 0
@@ -125,13 +134,6 @@ class BoundAnalysis:
             elif coefficient < 0:
                 return None
         return constant
-
-
-def _add(a: Interval, b: Interval) -> Interval:
-    return Interval(
-        None if a.lo is None or b.lo is None else a.lo + b.lo,
-        None if a.hi is None or b.hi is None else a.hi + b.hi,
-    )
 
 
 def _scale(a: Interval, factor: int) -> Interval:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import kiln.symbolic.terms as poly
 from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, from_terms
@@ -31,17 +31,42 @@ _HOLDS: Mapping[str, Callable[[int], bool]] = {
 }
 
 
+class Readable(NamedTuple):
+    """`lhs op rhs`."""
+
+    op: RelationOp
+    lhs: Int
+    rhs: Int
+
+
 @final
 class Relation:
     """`lhs op rhs`, not decided by its form. `kind` and `difference` are the canonical form: `difference kind 0`."""
 
-    __slots__ = ("__weakref__", "_text", "difference", "kind", "lhs", "op", "rhs")
-    op: RelationOp
-    lhs: Int
-    rhs: Int
+    __slots__ = ("__weakref__", "_readable", "_text", "difference", "kind")
     kind: Literal["eq", "ne", "le"]
     difference: Expr
+    _readable: Readable | None
     _text: str | None
+
+    @property
+    def readable(self) -> Readable:
+        """The two sides, computed when somebody looks."""
+        if self._readable is None:
+            self._readable = _sides(self.kind, self.difference)
+        return self._readable
+
+    @property
+    def op(self) -> RelationOp:
+        return self.readable.op
+
+    @property
+    def lhs(self) -> Int:
+        return self.readable.lhs
+
+    @property
+    def rhs(self) -> Int:
+        return self.readable.rhs
 
     def negate(self) -> Relation:
         """The relation that holds exactly where this one does not."""
@@ -79,23 +104,22 @@ _RELATIONS: InternTable[tuple[Any, Expr], Relation] = InternTable("relation")
 def _make_relation(key: tuple[Literal["eq", "ne", "le"], Expr]) -> Relation:
     made = Relation()
     made.kind, made.difference = key
-    made.op, made.lhs, made.rhs = _sides(*key)
-    made._text = None
+    made._readable = made._text = None
     return made
 
 
-def _sides(kind: Literal["eq", "ne", "le"], difference: Expr) -> tuple[RelationOp, Int, Int]:
+def _sides(kind: Literal["eq", "ne", "le"], difference: Expr) -> Readable:
     """The readable form: positive terms to the left, negative ones to the right."""
     body, constant = _parts(difference)
     left = from_terms(tuple(term for term in body if term[1] > 0))
     right = from_terms(poly.scaled(tuple(term for term in body if term[1] < 0), -1))
     if not isinstance(left, Expr):
-        return kind, constant, right
+        return Readable(kind, constant, right)
     if not isinstance(right, Expr):
-        return kind, left, -constant
+        return Readable(kind, left, -constant)
     if kind == "le" and constant == 1:
-        return "lt", left, right
-    return (kind, left + constant, right) if constant > 0 else (kind, left, right - constant)
+        return Readable("lt", left, right)
+    return Readable(kind, left + constant, right) if constant > 0 else Readable(kind, left, right - constant)
 
 
 def _parts(difference: Expr) -> tuple[tuple[Term, ...], int]:

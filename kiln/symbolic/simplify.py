@@ -22,6 +22,7 @@ from kiln.symbolic.expr import (
     Min,
     Mod,
     from_terms,
+    is_polynomial_in_symbols,
     map_atoms,
     sym_max,
     sym_min,
@@ -32,7 +33,7 @@ from kiln.symbolic.ranges import BoundAnalysis
 
 def simplify_in_ranges(value: Int, bounds: BoundAnalysis) -> Int:
     """`value` with every division, minimum and maximum that the ranges decide resolved."""
-    if not isinstance(value, Expr):
+    if not isinstance(value, Expr) or is_polynomial_in_symbols(value):
         return value
     return fold_remainders(map_atoms(value, lambda atom: _simplify_atom(atom, bounds)))
 
@@ -114,7 +115,7 @@ def expand_remainder(value: Expr, remainder: Mod) -> Int:
 
 def without_remainders(value: Int) -> Int:
     """`value` with every `%`, at any depth, written with `//`: equal values are more often one object."""
-    if not isinstance(value, Expr):
+    if not isinstance(value, Expr) or is_polynomial_in_symbols(value):
         return value
 
     def expand(atom: Atom) -> Int:

@@ -164,6 +164,9 @@ def known(question: str, *facts: str, lo: int = 0) -> bool | None:
         (True, "s0 % 8 == s0 - 8*(s0//8)", ()),
         (None, "s0 % 8 == 0", ()),
         (True, "s0 - s0//2 >= 0", ()),
+        (True, "s0 >= 2", ("s0 != 1", "s0 != 0")),
+        (True, "s0 >= 3", ("s0 != 1", "s0 != 2", "s0 >= 1")),
+        (None, "s0 >= 1", ("s0 != 1",)),
     ],
 )
 def test_known(answer: bool | None, question: str, facts: tuple[str, ...]) -> None:
@@ -268,3 +271,33 @@ def test_min_of_hint() -> None:
     assert env.hint(sym_min(s0, 4) * 2) == 8
     assert env.specialise(s0) == 5
     assert [guard.text() for guard in env.guards] == ["s0 == 5"]
+
+
+def test_random_guards_hold_and_imply_what_was_decided() -> None:
+    """Every answer of `decide` is the truth, and holds at each point that passes the minimal guards."""
+    generator = random.Random(2)
+    parts = ["s0", "s1", "s0*s1", "s0 + s1", "2*s0", "s1//2", "s0%3", "min(s0, s1)", "max(s1, 2)", "0", "1", "2", "3"]
+    for _ in range(150):
+        env = ShapeEnv()
+        hints = {name: generator.randint(0, 5) for name in ("s0", "s1")}
+        for hint in hints.values():
+            env.create_symbol(hint)
+        asked = []
+        for _ in range(generator.randint(1, 5)):
+            left, op, right = (
+                generator.choice(parts),
+                generator.choice(["==", "<", "<=", "!="]),
+                generator.choice(parts),
+            )
+            text = f"{left} {op} {right}"
+            answer = env.decide(parse_relation(text))
+            asked.append((text, answer))
+            assert eval(text, {"min": min, "max": max}, dict(hints)) == answer
+        for point in itertools.product(range(7), repeat=2):
+            values = dict(zip(("s0", "s1"), point, strict=True))
+            if not all(guard.relation.evaluate(values) for guard in env.guards):
+                continue
+            for text, answer in asked:
+                assert eval(text, {"min": min, "max": max}, dict(values)) == answer, (asked, env.guards, point)
+            for value in map(parse_int, parts):
+                assert evaluate(env.simplify(value), values) == evaluate(value, values)

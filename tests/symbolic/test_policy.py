@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.symbolic import DimKind, DimPolicy, Marks, ScalarPolicy, read_marks
+from kiln.symbolic import (
+    DimKind,
+    DimPolicy,
+    FixedMarkedDim,
+    Marks,
+    ScalarPolicy,
+    ShapeEnv,
+    read_marks,
+    rel_eq,
+    require_open,
+)
 from kiln.symbolic.policy import Dynamic
 
 STATIC, SYMBOL, UNBACKED = DimKind.STATIC, DimKind.SYMBOL, DimKind.UNBACKED
@@ -63,3 +73,12 @@ def test_scalars() -> None:
     assert ScalarPolicy("always").choose(3).kind is SYMBOL
     assert ScalarPolicy("always").choose(3, is_argument=False).kind is STATIC
     assert ScalarPolicy("always").choose(True).kind is STATIC
+
+
+def test_a_marked_dimension_must_stay_open() -> None:
+    env = ShapeEnv()
+    s0 = env.create_symbol(8)
+    require_open(env, s0, dim=0, source="x")
+    env.decide(rel_eq(s0, 8))
+    with pytest.raises(FixedMarkedDim, match=r"KILN2104\n.*dimension 0 of `x`.*fixes it to 8"):
+        require_open(env, s0, dim=0, source="x")
