@@ -131,7 +131,13 @@ class BufferArg:
 class Extern:
     """A call of an ATen overload; `args` and `kwargs` hold `BufferArg` and constants (as in `plan.CallAten`).
 
-    `mutates`: names of argument buffers that it writes.
+    `mutates`: names of argument buffers that it writes. An out with a `base` is a view: no copy, no memory.
+
+    Targets that are no ATen overloads, each a step of its own in the plan:
+        "kiln.empty"         outs[0] is fresh memory with any contents
+        "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
+        "kiln.assert"        args = (buffer, message)
+        "kiln.local_scalar"  args = (buffer, kind, symbol)
     """
 
     outs: tuple[Buffer | None, ...]
