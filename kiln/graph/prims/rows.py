@@ -19,7 +19,7 @@ PRIMS = PrimTable(
     # arithmetic
     Prim("neg",             1, "-x",                                                POINTWISE),
     Prim("abs",             1, "|x|",                                               POINTWISE),
-    Prim("sign",            1, "-1, 0 or 1; NaN stays NaN",                         POINTWISE),
+    Prim("sign",            1, "-1, 0 or 1; 0 of NaN, as in eager",                 POINTWISE),
     Prim("add",             2, "x + y",                                             POINTWISE, commutative=True),
     Prim("sub",             2, "x - y",                                             POINTWISE),
     Prim("mul",             2, "x * y",                                             POINTWISE, commutative=True),

@@ -1,7 +1,8 @@
 """What is known of a value before it exists: dtype, sizes, strides, offset, device.
 
 f32[4, s0]                      contiguous on the CPU
-f32[4, s0 | 1, 4]               sizes, then strides where they are not contiguous
+f32[4, s0 | 1, 4]               sizes, then strides where they are not those of a fresh tensor
+f32[4, s0 at 8]                 the first element is number 8 of the storage
 bf16[8, 128 @cuda:0]            another device than the CPU
 """
 
@@ -75,10 +76,10 @@ class TensorSpec:
 
     def __str__(self) -> str:
         parts = [", ".join(str(size) for size in self.sizes)]
-        if not self.is_contiguous():
+        if self.strides != contiguous_strides(self.sizes):
             parts.append("| " + ", ".join(str(stride) for stride in self.strides))
         if self.offset != 0:
-            parts.append(f"+ {self.offset}")
+            parts.append(f"at {self.offset}")
         if self.device != CPU:
             parts.append(f"@{self.device}")
         return f"{DTYPE_NAMES[self.dtype]}[{' '.join(part for part in parts if part)}]"

@@ -1,7 +1,7 @@
 """Specs of views: the strides and the offset that eager's view has.
 
 permute(f32[4, 8], dims=(1, 0))                     =  f32[8, 4 | 1, 8]
-slice(f32[4, 8], axis=1, start=2, stop=8, step=3)   =  f32[4, 2 | 8, 3 + 2]
+slice(f32[4, 8], axis=1, start=2, stop=8, step=3)   =  f32[4, 2 | 8, 3 at 2]
 view(f32[s0, 8], sizes=(s0*8,))                     =  f32[8*s0]
 """
 

@@ -1,0 +1,101 @@
+"""Makes nodes in order, with specs from the shape rules.
+
+    b = Builder(oracle)
+    x = b.input("x", spec)
+    y = b.node("mul", x, b.constant(2.0, torch.float32, CPU))      %1: f32[] = constant(value=2.0, ...)
+    graph = b.finish([y])                                          %2: f32[4] = mul(%0, %1)
+
+Equal constants are made once. `origin` goes to every node that is made while it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.graph import Graph, Output, Write
+from kiln.graph.ir.node import Arg, Node, Origin
+from kiln.graph.prims.meta import META
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
+from kiln.graph.prims.table import Prim
+
+Number = int | float | bool | complex
+
+ATEN, CONSTANT, INPUT = PRIMS["aten"], PRIMS["constant"], PRIMS["input"]
+
+
+class Builder:
+    """A growing list of nodes."""
+
+    __slots__ = ("_constants", "inputs", "nodes", "oracle", "origin")
+
+    def __init__(self, oracle: SizeOracle, origin: Origin | None = None) -> None:
+        self.oracle = oracle
+        self.origin = origin
+        self.inputs: list[Node] = []
+        self.nodes: list[Node] = []
+        self._constants: dict[tuple[Any, ...], Node] = {}
+
+    def input(self, name: str, spec: TensorSpec | ScalarSpec) -> Node:
+        """The next argument of the graph."""
+        made = Node(INPUT, (), {"index": len(self.inputs), "name": name}, spec)
+        self.inputs.append(made)
+        return made
+
+    def node(self, name: str, *inputs: Node, **attrs: Any) -> Node:
+        """One node of an op that has a shape rule."""
+        spec = META.cells[name](self.oracle, *[one.spec for one in inputs], **attrs)
+        made = Node(PRIMS.rows[name], inputs, attrs, spec, self.origin)
+        self.nodes.append(made)
+        return made
+
+    def add(self, op: Prim, inputs: tuple[Node, ...], attrs: Mapping[str, Any], spec: Spec) -> Node:
+        """One node whose spec the caller knows."""
+        made = Node(op, inputs, attrs, spec, self.origin)
+        self.nodes.append(made)
+        return made
+
+    def append(self, node: Node) -> Node:
+        """A node made elsewhere."""
+        if node.op is CONSTANT:
+            attrs = node.attrs
+            key = (type(attrs["value"]), repr(attrs["value"]), attrs["dtype"], attrs["device"])
+            found = self._constants.setdefault(key, node)
+            if found is not node:
+                return found
+        self.nodes.append(node)
+        return node
+
+    def constant(self, value: Number, dtype: torch.dtype, device: torch.device) -> Node:
+        """One number of rank 0; the same node for the same number."""
+        key = (type(value), repr(value), dtype, device)
+        found = self._constants.get(key)
+        if found is None:
+            attrs = {"value": value, "dtype": dtype, "device": device}
+            found = self._constants[key] = self.add(CONSTANT, (), attrs, TensorSpec(dtype, (), (), 0, device))
+        return found
+
+    def aten(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], spec: Spec) -> Node:
+        """The ATen overload `target` ("aten.mm.default"); nodes inside `args` and `kwargs` become inputs."""
+        inputs: list[Node] = []
+        template = to_template(tuple(args), inputs)
+        named = tuple([(key, to_template(value, inputs)) for key, value in kwargs.items()])
+        return self.add(ATEN, tuple(inputs), {"target": target, "args": template, "kwargs": named}, spec)
+
+    def finish(self, outputs: Iterable[Node | Output], writes: Iterable[Write] = (), name: str = "graph") -> Graph:
+        kept = tuple([one if isinstance(one, Output) else Output(one) for one in outputs])
+        return Graph(tuple(self.inputs), self.nodes, kept, tuple(writes), name)
+
+
+def to_template(value: Any, inputs: list[Node]) -> Any:
+    """`value` with each node replaced by the number of the input it becomes; lists become tuples."""
+    if isinstance(value, Node):
+        if value not in inputs:
+            inputs.append(value)
+        return Arg(inputs.index(value))
+    if isinstance(value, list | tuple):
+        return tuple([to_template(one, inputs) for one in value])
+    return value

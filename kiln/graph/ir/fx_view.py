@@ -1,0 +1,147 @@
+"""A graph as a `torch.fx.GraphModule` of ATen overloads: for user backends, export and display.
+
+    %2: f32[4] = add(%0, %1)        =>      add = torch.ops.aten.add.Tensor(x, y)
+    sizes=(s0*2, 8)                 =>      sym_size = torch.ops.aten.sym_size.int(x, 0)
+                                            mul = operator.mul(sym_size, 2)
+
+New contents of written inputs are extra results after the outputs, in the order of `writes`.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from kiln.graph.ir.aten_rules import ATEN_RULES
+from kiln.graph.ir.errors import NoFxForm
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import fill_template, find_overload
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import ScalarSpec, TensorSpec
+from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod, Symbol
+
+
+def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -> torch.fx.GraphModule:
+    """A new GraphModule that computes what `graph` computes; nested graphs become submodules."""
+    view = _FxView(graph, constants or {})
+    view.build()
+    return torch.fx.GraphModule(view.root, view.fx)
+
+
+class _FxCall:
+    """Makes fx nodes for the rules of the column `aten`."""
+
+    __slots__ = ("spec", "view")
+
+    def __init__(self, view: _FxView, spec: Any) -> None:
+        self.view, self.spec = view, spec
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        target = operator.getitem if name == "getitem" else find_overload("aten." + name)
+        return self.view.fx.call_function(target, args, kwargs)
+
+
+class _FxView:
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
+        self.graph, self.constants = graph, constants
+        self.fx = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.values: dict[Node, Any] = {}
+        self.ints: dict[Expr, Any] = {}
+
+    def build(self) -> None:
+        for node in self.graph.inputs:
+            name = re.sub(r"\W+", "_", str(node.attrs["name"])).strip("_") or "arg"
+            value = self.fx.placeholder(name if not name[0].isdigit() else f"arg_{name}")
+            self.values[node] = value
+        for node in self.graph.inputs:
+            self.bind(node)
+        for node in self.graph.nodes:
+            self.values[node] = self.made(node)
+        results = [self.values[output.value] for output in self.graph.outputs]
+        results += [self.values[write.value] for write in self.graph.writes]
+        self.fx.output(tuple(results))
+
+    def bind(self, node: Node) -> None:
+        """Where the symbols of an input's spec can be read."""
+        spec, value = node.spec, self.values[node]
+        if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
+            self.ints.setdefault(spec.value, value)
+        elif isinstance(spec, TensorSpec):
+            for overload, numbers in (("sym_size.int", spec.sizes), ("sym_stride.int", spec.strides)):
+                for axis, one in enumerate(numbers):
+                    if isinstance(one, Symbol) and one not in self.ints:
+                        self.ints[one] = self.fx.call_function(find_overload(f"aten.{overload}"), (value, axis))
+
+    def made(self, node: Node) -> Any:
+        inputs = [self.values[one] for one in node.inputs]
+        attrs = node.attrs
+        match node.op.name:
+            case "aten" | "opaque":
+                args = tuple([fill_template(one, inputs, self.concrete) for one in attrs["args"]])
+                kwargs = {key: fill_template(one, inputs, self.concrete) for key, one in attrs["kwargs"]}
+                return self.fx.call_function(find_overload(attrs["target"]), args, kwargs)
+            case "item":
+                return self.fx.call_function(operator.getitem, (inputs[0], attrs["index"]))
+            case "constant_tensor":
+                return self.attribute("constant", self.constants[attrs["key"]])
+            case "scalar_tensor":
+                target = find_overload("aten.scalar_tensor.default")
+                return self.fx.call_function(target, (inputs[0],), dict(attrs))
+            case "region":
+                return self.fx.call_module(self.submodule(attrs["body"]), tuple(inputs))
+            case "cond" | "while_loop":
+                raise NoFxForm(op=node.op.name)
+        concrete = {key: self.concrete(value) for key, value in attrs.items()}
+        return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)
+
+    def attribute(self, prefix: str, value: torch.Tensor) -> Any:
+        name = f"_{prefix}_{len(list(self.root.buffers()))}"
+        self.root.register_buffer(name, value)
+        return self.fx.get_attr(name)
+
+    def submodule(self, graph: Graph) -> str:
+        name = f"body_{len(list(self.root.children()))}"
+        self.root.add_module(name, fx_view(graph, self.constants))
+        return name
+
+    def concrete(self, value: Any) -> Any:
+        """An attribute with expressions replaced by fx nodes that compute them."""
+        if isinstance(value, tuple):
+            return tuple([self.concrete(one) for one in value])
+        return self.number(value) if isinstance(value, Expr) else value
+
+    def number(self, value: Any) -> Any:
+        if not isinstance(value, Expr):
+            return value
+        found = self.ints.get(value)
+        if found is None:
+            found = self.ints[value] = self.computed(value)
+        return found
+
+    def computed(self, value: Expr) -> Any:
+        """fx nodes for one expression."""
+        match value:
+            case FloorDiv() | Mod():
+                target: Callable[..., Any] = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
+                return self.fold(target, [value.dividend, value.divisor])
+            case Min() | Max():
+                return self.fold(min if isinstance(value, Min) else max, list(value.args))
+            case Symbol():
+                raise ValueError(f"the symbol {value} is not given by an input")
+        terms = []
+        for monomial, coefficient in value.terms:
+            factors = [*monomial] if coefficient == 1 and monomial else [*monomial, coefficient]
+            terms.append(self.fold(operator.mul, factors))
+        return self.fold(operator.add, terms)
+
+    def fold(self, target: Callable[..., Any], values: list[Any]) -> Any:
+        result, *rest = [self.number(value) for value in values]
+        for one in rest:
+            result = self.fx.call_function(target, (result, one))
+        return result

@@ -1,0 +1,148 @@
+"""The text of a graph; `parse.py` reads it back.
+
+    graph(%0: f32[4, 8] "x", %1: f32[8] "self.bias"):
+        %2: f32[4, 8] = add(%0, %1)  # torch.add [3] at model.py:41, in Net.forward
+        %3: f32[4, 4] = aten.mm.default(%2, %0)
+        %4: (f32[4, 4],) = region(%3, body=@0, tag="checkpoint")
+            @0 = graph(%0: f32[4, 4] "y"):
+                %1: f32[4, 4] = neg(%0)
+                return %1
+        write %0 <- %2
+        return %3 requires_grad, %2 is input 0, %2 views input 0 as f32[8, 4]
+
+Values are numbered in order, in each nested graph anew. `facts` are not part of the text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.graph import Alias, Graph, Output
+from kiln.graph.ir.node import Arg, Node, Origin
+from kiln.graph.prims.spec import DTYPE_NAMES, Spec
+from kiln.symbolic import Expr
+
+INDENT = "    "
+
+
+def graph_text(graph: Graph, around: Node | None = None, lines: int = 5, origins: bool = True) -> str:
+    """The whole text, or the neighbourhood of one node: `lines` nodes before and after."""
+    names = value_names(graph)
+    body = [(node, node_lines(node, names, origins)) for node in graph]
+    if around is not None:
+        at = next((i for i, (node, _) in enumerate(body) if node is around), None)
+        if at is not None:
+            body = body[max(0, at - lines) : at + lines + 1]
+    inputs = ", ".join(input_text(node, names) for node in graph.inputs)
+    title = "graph" if graph.name == "graph" else f"graph {graph.name}"
+    text = [f"{title}({inputs}):"]
+    text += [INDENT + line for _, node in body for line in node]
+    text += [f"{INDENT}write {names[write.target]} <- {names[write.value]}" for write in graph.writes]
+    text.append(INDENT + ("return " + ", ".join(output_text(one, names) for one in graph.outputs)).rstrip())
+    return "\n".join(text)
+
+
+class _Names(dict[Node, str]):
+    """Names of values; a value from elsewhere shows as one."""
+
+    def __missing__(self, node: Node) -> str:
+        return f"%<{node.op.name} from elsewhere>"
+
+
+def value_names(graph: Graph) -> Mapping[Node, str]:
+    """`%0`, `%1`, ... in order."""
+    return _Names({node: f"%{i}" for i, node in enumerate((*graph.inputs, *graph.nodes))})
+
+
+def input_text(node: Node, names: Mapping[Node, str]) -> str:
+    return f"{names[node]}: {spec_text(node.spec)} {json.dumps(node.attrs['name'])}"
+
+
+def output_text(output: Output, names: Mapping[Node, str]) -> str:
+    text = names[output.value]
+    if output.alias is not None:
+        text += " " + alias_text(output.alias)
+    return text + " requires_grad" if output.requires_grad else text
+
+
+def alias_text(alias: Alias) -> str:
+    if alias.view is None:
+        return f"is {alias.of} {alias.index}"
+    return f"views {alias.of} {alias.index} as {alias.view}"
+
+
+def spec_text(spec: Spec | None) -> str:
+    if isinstance(spec, tuple):
+        inside = ", ".join(spec_text(part) for part in spec)
+        return f"({inside},)" if len(spec) == 1 else f"({inside})"
+    return "none" if spec is None else str(spec)
+
+
+def node_lines(node: Node, names: Mapping[Node, str], origins: bool = True) -> Iterator[str]:
+    """The line of a node, then its nested graphs."""
+    nested: list[Graph] = []
+    line = f"{names[node]}: {spec_text(node.spec)} = {call_text(node, names, nested)}"
+    if origins and node.origin is not None:
+        line += f"  # {origin_text(node.origin)}"
+    yield line
+    for number, graph in enumerate(nested):
+        first, *rest = graph_text(graph, origins=origins).split("\n")
+        yield f"{INDENT}@{number} = {first}"
+        yield from (INDENT + one for one in rest)
+
+
+def call_text(node: Node, names: Mapping[Node, str], nested: list[Graph]) -> str:
+    """`sum(%0, axes=(1,))`, or `aten.mm.default(%0, %1)` for a library op."""
+    inputs = [names[one] for one in node.inputs]
+    if "target" not in node.attrs:
+        parts = inputs + [f"{key}={value_text(value, inputs, nested)}" for key, value in node.attrs.items()]
+        return f"{node.op.name}({', '.join(parts)})"
+    parts = [value_text(one, inputs, nested) for one in node.attrs["args"]]
+    parts += [f"{key}={value_text(one, inputs, nested)}" for key, one in node.attrs["kwargs"]]
+    prefix = "" if node.op.name == "aten" else f"{node.op.name} "
+    return f"{prefix}{node.attrs['target']}({', '.join(parts)})"
+
+
+def origin_text(origin: Origin) -> str:
+    text = f"{origin.call} [{origin.number}]"
+    if origin.location is not None:
+        text += f" at {origin.location.text()}"
+    return text + " (backward)" if origin.backward else text
+
+
+def value_text(value: Any, inputs: list[str], nested: list[Graph]) -> str:
+    """The text of an attribute."""
+    if isinstance(value, tuple):
+        inside = join(value_text(one, inputs, nested) for one in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, Graph):
+        nested.append(value)
+        return f"@{len(nested) - 1}"
+    if isinstance(value, Arg):
+        return inputs[value.index]
+    writer = WRITERS.get(type(value))
+    if writer is None and isinstance(value, Expr):
+        writer = str
+    if writer is None:
+        raise TypeError(f"an attribute of type {type(value).__name__} has no text: {value!r}")
+    return writer(value)
+
+
+def join(parts: Iterable[str]) -> str:
+    return ", ".join(parts)
+
+
+def _complex_text(value: complex) -> str:
+    return f"complex({value.real!r}, {value.imag!r})"
+
+
+# fmt: off
+WRITERS: dict[type, Callable[[Any], str]] = {
+    int: str, float: repr, bool: str, type(None): str, str: json.dumps, complex: _complex_text,
+    torch.dtype: DTYPE_NAMES.__getitem__, torch.device: str, torch.layout: str, torch.memory_format: str,
+}
+# fmt: on

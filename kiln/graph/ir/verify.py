@@ -1,0 +1,223 @@
+"""The verifier of graphs: a numbered list, then code in that order.
+
+verify(graph, after="cse")                       raises InvalidGraph with the rule and the neighbourhood
+verify(graph, after="cse", rules=STRUCTURE)      V1, V6 and V7 only: a microsecond per node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kiln.graph.ir.errors import InvalidGraph
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.text import graph_text
+from kiln.graph.prims.meta import META, SUPPLIED
+from kiln.graph.prims.spec import DTYPE_NAMES, ScalarSpec, Spec, TensorSpec
+from kiln.graph.prims.table import Kind
+from kiln.support.errors import KilnError
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
+
+Problem = tuple[Node | None, str]
+GraphRule = Callable[[Graph, ShapeEnv | None], Iterator[Problem]]
+
+
+def verify(
+    graph: Graph, after: str, env: ShapeEnv | None = None, rules: tuple[tuple[str, GraphRule], ...] | None = None
+) -> None:
+    """Raise InvalidGraph unless
+
+    V1  every input of a node is defined above it, in the same graph, and no node stands twice;
+    V2  inputs and attributes fit the op's row in PRIMS;
+    V3  dtype, sizes and device of the spec are what the shape rule computes, of a view strides and offset too;
+    V4  argument templates name existing inputs, and every input is named;
+    V5  attributes are of the types that a graph text can hold, and nested graphs are valid;
+    V6  outputs and written values are defined, and writes go to inputs of the same sizes and dtype;
+    V7  aliases name an input, or an output before.
+
+    Where a question about symbols stays open, V3 and V6 believe the graph.
+    """
+    for name, rule in rules or RULES:
+        for node, problem in rule(graph, env):
+            around = node if node in graph.nodes else None
+            raise InvalidGraph(after=after, rule=name, problem=problem, excerpt=graph_text(graph, around=around))
+
+
+def defined_above(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    known = set(graph.inputs)
+    for node in graph.nodes:
+        if not known.issuperset(node.inputs):
+            yield node, f"`{node.op.name}` reads a value that is not defined above it"
+        if node in known:
+            yield node, f"`{node.op.name}` stands twice"
+        known.add(node)
+
+
+def fits_row(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    for node in graph.inputs:
+        if node.op.name != "input" or isinstance(node.spec, tuple):
+            yield node, "an argument is an `input` node with one result"
+    for node in graph.nodes:
+        op = node.op
+        if op.inputs is not None and len(node.inputs) != op.inputs:
+            yield node, f"`{op.name}` takes {op.inputs} inputs, not {len(node.inputs)}"
+        if set(node.attrs) != set(op.attrs):
+            yield node, f"`{op.name}` has the attributes {op.attrs}, not {tuple(node.attrs)}"
+        if op.kind is Kind.POINTWISE and (problem := _pointwise_problem(node)):
+            yield node, problem
+
+
+def _pointwise_problem(node: Node) -> str | None:
+    if not all(isinstance(one.spec, TensorSpec) for one in node.inputs):
+        return f"`{node.op.name}` takes tensors"
+    dtypes = [one.tensor.dtype for one in node.inputs]
+    if node.op.name == "where" and dtypes.pop(0) is not torch.bool:
+        return "the condition of `where` is a bool tensor"
+    if len(set(dtypes)) > 1:
+        return f"`{node.op.name}` has inputs of different dtypes"
+    if node.op.floating and not (dtypes[0].is_floating_point or dtypes[0].is_complex):
+        return f"`{node.op.name}` is not defined on {DTYPE_NAMES[dtypes[0]]}"
+    return None
+
+
+def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    oracle = _KnownOracle(env)
+    for node in graph.nodes:
+        if node.op.name in SUPPLIED:
+            continue
+        try:
+            expected: Spec = META[node.op.name](oracle, *[one.spec for one in node.inputs], **node.attrs)
+        except _Open:
+            continue
+        except (KilnError, ValueError, TypeError, AttributeError, IndexError) as error:
+            yield node, f"the shape rule of `{node.op.name}` refuses: {error}"
+            continue
+        if not same_spec(oracle, expected, node.spec, layout=node.op.kind is Kind.VIEW):
+            yield node, f"`{node.op.name}` has the spec {node.spec}, its shape rule gives {expected}"
+
+
+class _Open(Exception):
+    """A question about symbols that nothing known answers."""
+
+
+class _KnownOracle:
+    """Answers from what is known and never makes a guard."""
+
+    def __init__(self, env: ShapeEnv | None) -> None:
+        self.env = env
+
+    def decide(self, relation: Relation | bool) -> bool:
+        answer = relation if isinstance(relation, bool) else self.env.known(relation) if self.env else None
+        if answer is None:
+            raise _Open
+        return answer
+
+    def differ(self, left: Int, right: Int) -> bool:
+        """Are they known to differ?"""
+        if left == right:
+            return False
+        if not isinstance(left, Expr) and not isinstance(right, Expr):
+            return True
+        try:
+            return not self.decide(rel_eq(left, right))
+        except _Open:
+            return False
+
+
+def same_spec(oracle: _KnownOracle, left: Spec, right: Spec, layout: bool) -> bool:
+    """Equal dtype, sizes and device, with `layout` strides and offset too."""
+    if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
+        pairs = [(left.sizes, right.sizes)]
+        if layout:
+            pairs += [(left.strides, right.strides), ((left.offset,), (right.offset,))]
+        return (
+            left.dtype is right.dtype
+            and left.device == right.device
+            and all(len(a) == len(b) and not any(map(oracle.differ, a, b)) for a, b in pairs)
+        )
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        pairs_of_parts = zip(left, right, strict=False)
+        return len(left) == len(right) and all(
+            a is b is None or (a is not None and b is not None and same_spec(oracle, a, b, layout))
+            for a, b in pairs_of_parts
+        )
+    return isinstance(left, ScalarSpec) and isinstance(right, ScalarSpec) and left.kind is right.kind
+
+
+def templates_fit(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    for node in graph.nodes:
+        if "target" not in node.attrs:
+            continue
+        used: set[int] = set()
+        _collect_args((node.attrs["args"], node.attrs["kwargs"]), used)
+        if used != set(range(len(node.inputs))):
+            yield node, f"the template of `{node.attrs['target']}` names the inputs {sorted(used)}"
+
+
+def _collect_args(value: object, into: set[int]) -> None:
+    if isinstance(value, tuple):
+        for one in value:
+            _collect_args(one, into)
+    elif isinstance(value, Arg):
+        into.add(value.index)
+
+
+# fmt: off
+ATTRIBUTE_TYPES = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+                   Expr, Arg)
+# fmt: on
+
+
+def attributes_are_plain(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    for node in graph.nodes:
+        for key, value in node.attrs.items():
+            if isinstance(value, Graph):
+                verify(value, f"nested graph `{key}` of `{node.op.name}`", env)
+            elif not _is_plain(value):
+                yield node, f"attribute `{key}` of `{node.op.name}` has a value of type {type(value).__name__}"
+
+
+def _is_plain(value: object) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, ATTRIBUTE_TYPES)
+
+
+def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    known = {*graph.inputs, *graph.nodes}
+    inputs = set(graph.inputs)
+    oracle = _KnownOracle(env)
+    for root in graph.roots():
+        if root not in known:
+            yield root, f"an output or a written value, a `{root.op.name}`, is not in the graph"
+    for write in graph.writes:
+        if write.target not in inputs:
+            yield write.target, "a write goes to an input"
+        elif not _same_contents(oracle, write.target.tensor, write.value.tensor):
+            yield write.target, f"{write.value.spec} is written to an input {write.target.spec}"
+
+
+def _same_contents(oracle: _KnownOracle, target: TensorSpec, value: TensorSpec) -> bool:
+    same_rank = target.rank == value.rank and target.dtype is value.dtype
+    return same_rank and not any(map(oracle.differ, target.sizes, value.sizes))
+
+
+def aliases_exist(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    for place, output in enumerate(graph.outputs):
+        alias = output.alias
+        if alias is not None and not alias.index < (len(graph.inputs) if alias.of == "input" else place):
+            yield output.value, f"output {place} aliases {alias.of} {alias.index}, which is not there"
+
+
+# fmt: off
+RULES: tuple[tuple[str, GraphRule], ...] = (
+    ("V1", defined_above),
+    ("V2", fits_row),
+    ("V3", spec_is_computed),
+    ("V4", templates_fit),
+    ("V5", attributes_are_plain),
+    ("V6", results_are_defined),
+    ("V7", aliases_exist),
+)
+# fmt: on
+STRUCTURE = tuple(rule for rule in RULES if rule[0] in ("V1", "V6", "V7"))
