@@ -53,7 +53,8 @@ class PlanInput:
 class SymbolBinding:
     """Symbol `name` is a size, stride or the offset of input `slot`, or the value of a scalar input.
 
-    A binding of kind "unbacked" has no input: a `HostRead` step defines it.
+    A binding of kind "unbacked" has no input: a `HostRead` step defines it. Its value also lands in `slot`, for a
+    `Ref` to it (-1: in none); a "float" read lands only there.
     """
 
     name: str
@@ -81,8 +82,11 @@ class Kernel:
         extern "C" void symbol(void* const* tensors, const int64_t* ints, const double* floats,
                                int64_t begin, int64_t end, void* scratch, int64_t* status)
 
-    It handles units [begin, end) of the range that `Launch` gives; the executor splits the range over torch's
-    intra-op pool in chunks of at least `grain` units. `scratch` is private to the call, 64-byte aligned.
+    `tensors[i]` points at the first element of the tensor (its offset applied). `source` is self-contained; sources
+    are concatenated into one translation unit, so a shared prelude carries an include guard and every other name
+    derives from `symbol`. It handles units [begin, end) of the range that `Launch` gives; the executor splits the
+    range over torch's intra-op pool in chunks of at least `grain` units. `scratch` is private to the call and
+    64-byte aligned.
     `status[0]` is set to a nonzero code by a kernel that found an index out of range (1) or a division by zero (2).
     Triton kernels carry their launch data in `meta` (cubin key, num_warps, shared bytes, signature).
     """

@@ -1,0 +1,1 @@
+"""Content-addressed storage on disk, keys that can explain a miss, and bundles."""

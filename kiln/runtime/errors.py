@@ -1,0 +1,58 @@
+"""What can go wrong while a plan runs: codes KILN40xx.
+
+Where eager raises a Python error of some class, ours is also an instance of that class, so that `except` clauses
+of the program keep working.
+"""
+
+from __future__ import annotations
+
+from kiln.support.errors import KilnError
+
+
+class IndexOutOfRange(KilnError, IndexError, RuntimeError):
+    code = "KILN4001"
+    what = "an index is out of range in {where}"
+    why = "a kernel met an index outside the dimension that it picks from"
+    try_ = ("run the same inputs without kiln.compile: eager names the index and the dimension",)
+
+
+class IntegerDivisionByZero(KilnError, ZeroDivisionError, RuntimeError):
+    code = "KILN4002"
+    what = "an integer was divided by zero in {where}"
+    why = "integer division by zero has no result"
+
+
+class InputMismatch(KilnError, TypeError):
+    code = "KILN4003"
+    what = "argument {name} of plan `{plan}` does not fit"
+    why = "{problem}"
+
+
+class CheckFailed(KilnError, RuntimeError, AssertionError):
+    code = "KILN4004"
+    what = "{where}"
+    why = "a check of the program failed at run time"
+
+
+class UnknownStatus(KilnError, RuntimeError):
+    code = "KILN4005"
+    what = "a kernel reported status {status} in {where}"
+    why = "the code has no meaning in this version"
+
+
+class UnknownOperator(KilnError, RuntimeError):
+    code = "KILN4006"
+    what = "the operator {target} does not exist or does not take the plan's arguments"
+    why = "{problem}"
+    try_ = ("import the library that registers the operator before the plan is loaded",)
+
+
+STATUS_ERRORS: dict[int, type[KilnError]] = {1: IndexOutOfRange, 2: IntegerDivisionByZero}
+"""Meaning of the number that a kernel leaves in its status slot."""
+
+
+def status_error(status: int, where: str) -> KilnError:
+    """The error for a nonzero status of the kernel at `where`."""
+    if status in STATUS_ERRORS:
+        return STATUS_ERRORS[status](where=where)
+    return UnknownStatus(status=status, where=where)

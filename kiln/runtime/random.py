@@ -1,0 +1,26 @@
+"""Random state of counter-based random kernels: (seed, offset) drawn from torch's generators.
+
+    draw_seed(torch.device("cpu"), 4096)   is   tensor([5577006791947779410, 0])
+
+A kernel computes its numbers from seed, offset and the element's index; backward gets the same pair and computes
+the same numbers again. The generators advance, so `torch.manual_seed` decides what is drawn and two calls differ.
+* CPU: the Mersenne twister has no offset; each draw takes a fresh 63-bit seed from it.
+* CUDA: the generator's seed and its offset, which moves on by `increment` (rounded up to 4, as torch does).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
+    """int64[2] on the CPU; `increment` is the count of random numbers per stream that the kernels will use."""
+    if device.type == "cpu":
+        drawn = torch.zeros(2, dtype=torch.int64)
+        drawn[0].random_()
+        return drawn
+    generator = torch.cuda.default_generators[device.index or 0]
+    offset = generator.get_offset()
+    generator.set_offset(offset + (increment + 3) // 4 * 4)
+    seed = generator.initial_seed()
+    return torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed, offset], dtype=torch.int64)

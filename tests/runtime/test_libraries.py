@@ -1,0 +1,90 @@
+"""Compiling kernels, and the store behind it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.libraries import KernelsDoNotCompile, MissingKernel, balanced_groups, compile_kernels
+from kiln.runtime.python_executor import PythonExecutor
+from kiln.support.events import EventSink
+from tests.runtime.samples import ADD, GATHER, KERNELS, SCALE, add_norm, kernel
+
+
+def compiled_counts(events: EventSink) -> list[tuple[object, object]]:
+    return [(event.data["compiled"], event.data["cached"]) for event in events.events if event.kind == "kernels"]
+
+
+def test_kernels_are_compiled_once(tmp_path: Path) -> None:
+    events, store = EventSink(), Store(tmp_path)
+    compile_kernels([ADD, SCALE, ADD], store, events)
+    compile_kernels([SCALE, GATHER], store, events)
+    compile_kernels([ADD, SCALE, GATHER], store, events)
+    assert compiled_counts(events) == [(2, 0), (1, 1), (0, 3)]
+
+
+def test_the_folder_can_be_moved(tmp_path: Path) -> None:
+    events = EventSink()
+    compile_kernels([ADD], Store(tmp_path / "a"), events)
+    os.rename(tmp_path / "a", tmp_path / "b")
+    libraries = compile_kernels([ADD], Store(tmp_path / "b"), events)
+    assert compiled_counts(events) == [(1, 0), (0, 1)]
+    x = torch.randn(2, 8)
+    PythonExecutor(add_norm(), libraries)(x, x, torch.randn(8, 4))
+
+
+def test_a_damaged_library_is_a_miss(tmp_path: Path) -> None:
+    events, store = EventSink(), Store(tmp_path)
+    path = compile_kernels([ADD], store, events).files()[0]
+    data = path.read_bytes()
+    path.unlink()  # a new file: the old one is mapped into this process
+    path.write_bytes(data[:-100])
+    compile_kernels([ADD], store, events)
+    assert compiled_counts(events) == [(1, 0), (1, 0)]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    libraries = compile_kernels([ADD], Store(tmp_path / "file"), EventSink())
+    assert libraries.address("k_add")
+    assert all(path.exists() for path in libraries.files())
+
+
+def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
+    with pytest.raises(KernelsDoNotCompile, match=r"KILN4102[\s\S]*k_bad[\s\S]*nonsense"):
+        compile_kernels([kernel("k_bad", "nonsense;", "")], Store(tmp_path), EventSink())
+    with pytest.raises(MissingKernel):
+        compile_kernels([ADD], Store(tmp_path), EventSink()).function("k_none")
+
+
+def test_groups_are_balanced() -> None:
+    kernels = [kernel(f"k{n}", " " * size, "") for n, size in enumerate((9000, 3000, 3000, 3000))]
+    assert [[k.symbol for k in group] for group in balanced_groups(kernels, 2)] == [["k0"], ["k1", "k2", "k3"]]
+    assert len(balanced_groups(KERNELS, 8)) == 1  # too little to be worth a second g++
+    assert balanced_groups([], 2) == []
+
+
+def test_entries_survive_only_intact(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("plan", "abcd", b"contents")
+    assert store.get("plan", "abcd") == b"contents" and store.get("plan", "other") is None
+    path = store.path("plan", "abcd")
+    for damage in (b"", b"short", path.read_bytes()[:-1], path.read_bytes()[:-1] + b"!"):
+        path.write_bytes(damage)
+        assert store.get("plan", "abcd") is None
+        assert not path.exists()
+        store.put("plan", "abcd", b"contents")
+
+
+def test_the_store_is_bounded(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_bytes=10_000)
+    for n in range(20):
+        store.put("plan", content_key(str(n)), bytes(1000))
+        os.utime(store.path("plan", content_key(str(n))), (n, n))
+    assert store.sweep() >= 0
+    assert sum(entry.size for entry in store.entries()) <= 10_000
+    assert store.get("plan", content_key("19")) is not None and store.get("plan", content_key("0")) is None

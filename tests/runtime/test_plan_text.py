@@ -1,0 +1,144 @@
+"""Plans as text and as Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.plan import (
+    Allocate,
+    Branch,
+    BufferSpec,
+    Check,
+    Constant,
+    Copy,
+    HostRead,
+    Launch,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    RandomSeed,
+    Ref,
+    SymbolBinding,
+    View,
+)
+from kiln.runtime.plan_python import plan_python
+from kiln.runtime.plan_text import plan_text, spec_text
+from kiln.runtime.verify_plan import InvalidPlan, verify_plan
+from kiln.symbolic import rel_lt, symbol
+from tests.runtime.samples import SCALE, add_norm, gather, spec
+
+u0, s0 = symbol("u0"), symbol("s0")
+
+
+def everything() -> Plan:
+    """Every kind of step."""
+    inner = Plan(
+        "inner", (PlanInput("x", spec(4)),), (), (View(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
+    )
+    other = Plan(
+        "other", (PlanInput("x", spec(4)),), (), (View(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
+    )
+    relation = rel_lt(u0, s0)
+    assert not isinstance(relation, bool)
+    return Plan(
+        name="every thing",
+        inputs=(
+            PlanInput("x", spec(4)),
+            PlanInput("flag", BufferSpec(torch.bool, (), ())),
+            PlanInput("count", BufferSpec(torch.int64, (), ())),
+            PlanInput("eps", None, "float"),
+            PlanInput("n", None, "int"),
+        ),
+        symbols=(SymbolBinding("s0", "scalar", 4), SymbolBinding("u0", "unbacked", 12)),
+        steps=(
+            Allocate(5, spec(4)),
+            Launch("k_scale", (0, 5), (s0 + 1,), (Ref(3),), 4, grain=2, scratch_bytes=64),
+            View(6, 5, spec(2, 2, strides=(1, 2))),
+            Constant(7, 0),
+            HostRead("u0", 2, "int"),
+            Check(relation, None, "u0 must be small"),
+            Check(None, 1, "flag must be set"),
+            RandomSeed(8, torch.device("cpu"), 4),
+            Branch(1, inner, other, (5,), (9,)),
+            Copy(0, 5),
+            Allocate(11, spec(4)),
+            Allocate(10, spec(2), reuse=11),
+            Launch("k_scale", (0, 10), (0,), (0.5,), 2),
+        ),
+        outputs=(
+            PlanOutput(slot=6), PlanOutput(slot=7), PlanOutput(slot=9), PlanOutput(alias_input=0),
+            PlanOutput(alias_input=0, view=spec(2, offset=2)), PlanOutput(alias_output=0, view=spec(4)),
+            PlanOutput(value=u0 * 2), PlanOutput(value=None), PlanOutput(slot=10), PlanOutput(slot=12),
+        ),
+        kernels=(SCALE,),
+        num_slots=13,
+        constants=("abc",),
+        mutated=(0,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [add_norm, gather, everything])
+def test_text(make: Callable[[], Plan], golden: Callable[..., None]) -> None:
+    verify_plan(make())
+    golden(plan_text(make()))
+
+
+@pytest.mark.parametrize("make", [add_norm, gather, everything])
+def test_python(make: Callable[[], Plan], golden: Callable[..., None]) -> None:
+    golden(plan_python(make()))
+
+
+def test_python_text_runs(libraries: Libraries) -> None:
+    """The printed program, with plain definitions of its free names, gives the result."""
+
+    def empty(dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+
+    def launch(symbol: str, tensors: Any, ints: Any, floats: Any, units: int) -> None:
+        assert (symbol, ints, floats, units) == ("k_add", (), (), 24)
+        torch.add(tensors[0], tensors[1], out=tensors[2])
+
+    scope: dict[str, Any] = {"torch": torch, "empty": empty, "launch": launch, "as_planned": lambda value, *_: value}
+    exec(plan_python(add_norm()), scope)
+    x, y, w = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, 4)
+    assert torch.equal(scope["add_norm"](x, y, w)[0], (x + y) @ w)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (spec(), "f32[]"),
+        (spec(s0, 4), "f32[s0, 4]"),
+        (spec(4, 1, strides=(1, 7)), "f32[4, 1]"),
+        (spec(4, 2, strides=(1, 4), offset=s0), "f32[4, 2 | 1, 4 + s0]"),
+        (BufferSpec(torch.bfloat16, (2,), (1,), 0, torch.device("cuda:0")), "bf16[2 @cuda:0]"),
+    ],
+)
+def test_spec_text(layout: BufferSpec, text: str) -> None:
+    assert spec_text(layout) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "outputs", "rule"),
+    [
+        ((Launch("k_scale", (0, 3), (0,), (1.0,), 1),), (), "P1"),
+        ((View(1, 0, spec(4)), View(1, 0, spec(4))), (), "P1"),
+        ((Allocate(1, spec(s0)),), (), "P2"),
+        ((Launch("k_none", (0,), (), (), 1),), (), "P3"),
+        ((Launch("k_scale", (0,), (0,), (1.0,), 1),), (), "P3"),
+        ((Copy(0, 0),), (), "P4"),
+        ((Allocate(1, spec(4), reuse=0),), (), "P4"),
+        ((Allocate(1, spec(4)), View(2, 1, spec(2)), Allocate(3, spec(4), reuse=1)), (), "P5"),
+        ((), (PlanOutput(slot=1),), "P6"),
+        ((), (PlanOutput(alias_output=0),), "P6"),
+    ],
+)
+def test_verifier_names_the_rule(steps: Any, outputs: Any, rule: str) -> None:
+    plan = Plan("bad", (PlanInput("x", spec(4)),), (), steps, outputs, (SCALE,), num_slots=4)
+    with pytest.raises(InvalidPlan, match=rule):
+        verify_plan(plan)
