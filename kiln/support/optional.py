@@ -11,7 +11,18 @@ import importlib
 from types import ModuleType
 from typing import Literal
 
-OptionalPackage = Literal["sympy", "networkx", "matplotlib", "tabulate", "tqdm", "psutil", "triton"]
+from kiln.support.errors import KilnError
+
+OptionalPackage = Literal[
+    "sympy", "networkx", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers"
+]
+
+
+class MissingPackage(KilnError):
+    code = "KILN5010"
+    what = "the package `{package}` is not installed"
+    why = "it is needed for {purpose}"
+    try_ = ("pip install {package}",)
 
 
 def load(package: OptionalPackage) -> ModuleType | None:
@@ -20,3 +31,15 @@ def load(package: OptionalPackage) -> ModuleType | None:
         return importlib.import_module(package)
     except ImportError:
         return None
+
+
+def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
+    """The module.
+
+    Raises:
+        MissingPackage: where it is not installed.
+    """
+    module = load(package)
+    if module is None:
+        raise MissingPackage(package=package.partition(".")[0], purpose=purpose)
+    return module

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.support.optional import load_optional
+from kiln.support.optional import load_required
 
 
 @final
@@ -112,7 +112,7 @@ def write_json(path: Path, results: Sequence[Result], command: str) -> None:
 
 def plot(path: Path, results: Sequence[Result], candidates: Sequence[str]) -> None:
     """Bars of the speed over eager, one group per row."""
-    matplotlib: Any = load_optional("matplotlib.figure", needed_for="--plot")
+    matplotlib: Any = load_required("matplotlib.figure", purpose="--plot")
     figure = matplotlib.Figure(figsize=(2 + 0.7 * len(results), 4))
     axes = figure.subplots()
     width = 0.8 / max(1, len(candidates))

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from kiln.support.optional import load_optional
+from kiln.support.optional import load_required
 
 SUITES = Path(__file__).parent / "suites"
 MASKS = ("none", "ones", "padded")
@@ -86,7 +86,7 @@ def build(row: Row, *, train: bool, seed: int, device: str = "cpu") -> Case:
         function = FUNCTIONS[row.data["function"]]
         inputs = tuple(torch.randn(shape, device=device).abs() + 0.1 for shape in row.data["shapes"])
         return Case(function, inputs, {}, train=False)
-    transformers: Any = load_optional("transformers", needed_for="the models of this suite")
+    transformers: Any = load_required("transformers", purpose="the models of this suite")
     config = getattr(transformers, row.data["config"])(**row.data.get("settings", {}))
     model = getattr(transformers, row.data["train_model" if train else "model"])(config)
     model = model.to(device).train(train)
