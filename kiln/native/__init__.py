@@ -1,0 +1,25 @@
+"""The C++ extension and its typed stubs; sources in `csrc`.
+
+`_frames` (dispatchers, guard trees, frame hook) needs c10 only, `_executor` runs plans. Either may be
+missing (not built) or unusable (a torch whose objects look otherwise than the module expects, found by
+its self-test at import): then `problem()` says why, and the API runs programs eager after one warning.
+Modules that need one import it themselves, `from kiln.native import _frames`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+MODULES = ("_frames", "_executor")
+
+
+def problem() -> str:
+    """Why compiled programs cannot run in this process; `""` where they can."""
+    for name in MODULES:
+        try:
+            module = importlib.import_module(f"kiln.native.{name}")
+        except ImportError as error:
+            return f"kiln.native.{name} cannot be loaded: {error}"
+        if not getattr(module, "usable", True):
+            return f"kiln.native.{name}: {module.problem}"
+    return ""

@@ -1,0 +1,88 @@
+// What the guards read of CPython objects that has no public accessor.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <cstdint>
+
+namespace kiln {
+
+// Version tags of dicts are unique over all dicts and times, so an equal tag at an equal address
+// means: the same dict, holding the same references without a gap. From 3.14 there is no tag;
+// `kHasDictVersions` is then false and every dict is looked into again.
+#if PY_VERSION_HEX < 0x030E0000
+inline constexpr bool kHasDictVersions = true;
+inline uint64_t dict_version(PyObject* dict) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
+#else
+inline constexpr bool kHasDictVersions = false;
+inline uint64_t dict_version(PyObject*) { return 0; }
+#endif
+
+// Zero while the type was modified and not looked into since.
+inline uint32_t type_version(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030D0000
+  return (type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+#else
+  return type->tp_version_tag;
+#endif
+}
+
+// Where an instance keeps the pointer to its dict (made if it does not exist yet), or null.
+inline PyObject** dict_slot(PyObject* object) {
+  PyObject** slot = _PyObject_GetDictPtr(object);
+  if (slot == nullptr) return nullptr;
+  if (*slot == nullptr) {
+    PyObject* dict = PyObject_GenericGetDict(object, nullptr);
+    if (dict == nullptr) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    Py_DECREF(dict);
+    slot = _PyObject_GetDictPtr(object);
+  }
+  return slot != nullptr && *slot != nullptr && PyDict_Check(*slot) ? slot : nullptr;
+}
+
+// A new reference to the type's own attributes.
+inline PyObject* type_dict(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030C0000
+  Py_XINCREF(type->tp_dict);
+  return type->tp_dict;
+#else
+  return PyType_GetDict(type);
+#endif
+}
+
+// Until 3.11 any allocation may start the garbage collector, and with it Python code; while one of
+// these lives, borrowed references stay what they are.
+class GcPause {
+ public:
+#if PY_VERSION_HEX < 0x030C0000
+  GcPause() : was_on_(PyGC_Disable()) {}
+  ~GcPause() { end(); }
+  void end() {
+    if (was_on_) PyGC_Enable();
+    was_on_ = 0;
+  }
+
+ private:
+  int was_on_;
+#else
+  ~GcPause() {}
+  void end() {}
+#endif
+};
+
+inline PyObject* own(PyObject* object) {
+  Py_XINCREF(object);
+  return object;
+}
+
+}  // namespace kiln

@@ -1,0 +1,305 @@
+#include "frames/dispatcher.h"
+
+
+namespace kiln {
+namespace {
+
+struct Dispatcher {
+  PyObject_HEAD
+  PyObject* function;
+  PyObject* miss;
+  PyObject* entries;  // tuple of Entry; replaced whole
+  PyObject* dict;
+  PyObject* weakrefs;
+  Signature signature;
+  PyObject* signature_code;  // the code that the signature was read from; owned
+  vectorcallfunc vectorcall;
+  uint64_t misses, stale;
+  bool compiling;
+};
+
+// While the compiler runs in this thread, dispatchers call the originals.
+thread_local bool enabled = true;
+
+constexpr int kOnStack = 32;
+
+// The arguments of a call as they came, and as slots.
+struct Call {
+  PyObject* const* args;
+  size_t nargsf;
+  PyObject* kwnames;
+  PyObject* const* slots;
+  size_t slotsf;  // count, with the offset flag where `slots` are the caller's own
+};
+
+PyObject* call_original(Dispatcher* self, const Call& call) {
+  PyObject* function = own(self->function);
+  PyObject* result = PyObject_Vectorcall(function, call.args, call.nargsf, call.kwnames);
+  Py_DECREF(function);
+  return result;
+}
+
+PyObject* call_slots(PyObject* callable, const Call& call) {
+  Py_INCREF(callable);
+  PyObject* result = PyObject_Vectorcall(callable, call.slots, call.slotsf, nullptr);
+  Py_DECREF(callable);
+  return result;
+}
+
+Scope scope_of(Dispatcher* self, const Call& call) {
+  auto* function = reinterpret_cast<PyFunctionObject*>(self->function);
+  return {call.slots, PyVectorcall_NARGS(call.slotsf), function->func_globals, function->func_closure};
+}
+
+bool entry_holds(Entry* entry, const Scope& scope) {
+  if (entry->tree == Py_None || entry->tree == nullptr) return entry->tree == Py_None;
+  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope);
+}
+
+// The first entry whose guards hold (new reference), or null.
+Entry* find_entry(Dispatcher* self, const Call& call) {
+  PyObject* entries = self->entries;
+  Scope scope = scope_of(self, call);
+  Py_INCREF(entries);  // dropping a temporary may run code that replaces them
+  Entry* found = nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries) && found == nullptr; i++) {
+    auto* entry = reinterpret_cast<Entry*>(PyTuple_GET_ITEM(entries, i));
+    if (entry_holds(entry, scope)) found = reinterpret_cast<Entry*>(own(reinterpret_cast<PyObject*>(entry)));
+  }
+  Py_DECREF(entries);
+  return found;
+}
+
+PyObject* call_entry(Entry* entry, const Call& call) {
+  entry->hits++;
+  PyObject* callable = own(entry->callable);
+  Py_DECREF(entry);
+  PyObject* result = PyObject_Vectorcall(callable, call.slots, call.slotsf, nullptr);
+  Py_DECREF(callable);
+  return result;
+}
+
+PyObject* locals_dict(Dispatcher* self, const Call& call) {
+  PyObject* locals = PyDict_New();
+  for (Py_ssize_t i = 0; locals && i < PyVectorcall_NARGS(call.slotsf); i++) {
+    if (PyDict_SetItem(locals, PyTuple_GET_ITEM(self->signature.names, i), call.slots[i]) < 0) Py_CLEAR(locals);
+  }
+  return locals;
+}
+
+// Asks the compiler; new reference or null with an error set.
+PyObject* ask(Dispatcher* self, const Call& call) {
+  PyObject* locals = locals_dict(self, call);
+  if (locals == nullptr) return nullptr;
+  PyThreadState* thread = PyThreadState_Get();
+  PyObject* miss = own(self->miss);
+  self->misses++;
+  self->compiling = true;
+  enabled = false;
+  PyThreadState_EnterTracing(thread);  // a user's tracer must not see the compiler
+  PyObject* answer = PyObject_CallFunctionObjArgs(miss, reinterpret_cast<PyObject*>(self), locals, nullptr);
+  PyThreadState_LeaveTracing(thread);
+  enabled = true;
+  self->compiling = false;
+  Py_DECREF(miss);
+  Py_DECREF(locals);
+  return answer;
+}
+
+PyObject* missed(Dispatcher* self, const Call& call) {
+  if (self->compiling) return call_original(self, call);  // another thread is at it
+  PyObject* answer = ask(self, call);
+  if (answer == nullptr) return nullptr;
+  PyObject* result;
+  if (answer == Py_None) {
+    result = call_original(self, call);
+  } else if (Py_TYPE(answer) != &EntryType) {
+    result = call_slots(answer, call);
+  } else if (entry_holds(reinterpret_cast<Entry*>(answer), scope_of(self, call))) {
+    result = call_entry(reinterpret_cast<Entry*>(own(answer)), call);
+  } else {
+    // The guards of the new variant do not hold of what it was made from: a fault of ours, told by
+    // `stale`; the call itself must still be right.
+    self->stale++;
+    result = call_original(self, call);
+  }
+  Py_DECREF(answer);
+  return result;
+}
+
+PyObject* dispatch(Dispatcher* self, const Call& call) {
+  if (Entry* entry = find_entry(self, call)) return call_entry(entry, call);
+  return missed(self, call);
+}
+
+PyObject* dispatch_bound(Dispatcher* self, Call call) {
+  const Signature& signature = self->signature;
+  int count = signature.slots();
+  PyObject* small[kOnStack];
+  PyObject** slots = count < kOnStack ? small : new PyObject*[count + 1];
+  PyObject* made[2] = {nullptr, nullptr};
+  call.slots = slots + 1;
+  call.slotsf = count | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  bool fits = bind_arguments(signature, reinterpret_cast<PyFunctionObject*>(self->function), call.args,
+                             PyVectorcall_NARGS(call.nargsf), call.kwnames, slots + 1, made);
+  // Defaults are borrowed from the function, whose owner may replace them while we run.
+  for (int i = 0; fits && i < signature.plain(); i++) Py_INCREF(call.slots[i]);
+  PyObject* result = fits ? dispatch(self, call) : call_original(self, call);
+  for (int i = 0; fits && i < signature.plain(); i++) Py_DECREF(call.slots[i]);
+  Py_XDECREF(made[0]);
+  Py_XDECREF(made[1]);
+  if (slots != small) delete[] slots;
+  return result;
+}
+
+// The code of a function may be replaced; the signature is that of the current one.
+bool refresh_signature(Dispatcher* self) {
+  PyObject* code = reinterpret_cast<PyFunctionObject*>(self->function)->func_code;
+  if (C10_LIKELY(code == self->signature_code)) return true;
+  Py_XSETREF(self->signature_code, own(code));
+  Py_CLEAR(self->signature.names);
+  read_signature(reinterpret_cast<PyCodeObject*>(code), &self->signature);
+  return self->signature.names != nullptr;
+}
+
+PyObject* dispatcher_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* self = reinterpret_cast<Dispatcher*>(object);
+  Call call{args, nargsf, kwnames, args, nargsf};
+  if (!enabled) return call_original(self, call);
+  if (!refresh_signature(self)) return nullptr;
+  Py_INCREF(object);
+  const Signature& signature = self->signature;
+  bool exact = kwnames == nullptr && PyVectorcall_NARGS(nargsf) == signature.slots() &&
+               signature.slots() == signature.positional;
+  PyObject* result = exact ? dispatch(self, call) : dispatch_bound(self, call);
+  Py_DECREF(object);
+  return result;
+}
+
+PyObject* entries_tuple(PyObject* sequence) {
+  PyObject* entries = PySequence_Tuple(sequence);
+  for (Py_ssize_t i = 0; entries && i < PyTuple_GET_SIZE(entries); i++) {
+    if (Py_TYPE(PyTuple_GET_ITEM(entries, i)) == &EntryType) continue;
+    PyErr_SetString(PyExc_TypeError, "entries have to be Entry objects");
+    Py_CLEAR(entries);
+  }
+  return entries;
+}
+
+PyObject* dispatcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"function", "miss", nullptr};
+  PyObject *function, *miss;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char**>(names), &PyFunction_Type, &function,
+                                   &miss)) {
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<Dispatcher*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->function = own(function);
+  self->miss = own(miss);
+  self->entries = PyTuple_New(0);
+  self->vectorcall = dispatcher_call;
+  if (self->entries == nullptr || !refresh_signature(self)) Py_CLEAR(self);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+int dispatcher_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<Dispatcher*>(object);
+  Py_VISIT(self->function);
+  Py_VISIT(self->miss);
+  Py_VISIT(self->entries);
+  Py_VISIT(self->dict);
+  return 0;
+}
+
+int dispatcher_clear(PyObject* object) {
+  // The function stays until the end: a finalizer in the same cycle may still call us.
+  auto* self = reinterpret_cast<Dispatcher*>(object);
+  Py_XSETREF(self->miss, own(Py_None));
+  Py_XSETREF(self->entries, PyTuple_New(0));
+  Py_CLEAR(self->dict);
+  return 0;
+}
+
+void dispatcher_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Dispatcher*>(object);
+  PyObject_GC_UnTrack(object);
+  if (self->weakrefs != nullptr) PyObject_ClearWeakRefs(object);
+  Py_CLEAR(self->function);
+  Py_CLEAR(self->miss);
+  Py_CLEAR(self->entries);
+  Py_CLEAR(self->dict);
+  Py_CLEAR(self->signature.names);
+  Py_CLEAR(self->signature_code);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* dispatcher_get(PyObject* self, PyObject* object, PyObject* type) {
+  return object == nullptr ? own(self) : PyMethod_New(self, object);
+}
+
+PyObject* set_entries(PyObject* object, PyObject* sequence) {
+  PyObject* entries = entries_tuple(sequence);
+  if (entries == nullptr) return nullptr;
+  Py_SETREF(reinterpret_cast<Dispatcher*>(object)->entries, entries);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"set_entries", set_entries, METH_O, "Replaces all entries at once."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef members[] = {
+    {"function", T_OBJECT, offsetof(Dispatcher, function), READONLY, "the original"},
+    {"__wrapped__", T_OBJECT, offsetof(Dispatcher, function), READONLY, "the original"},
+    {"miss", T_OBJECT, offsetof(Dispatcher, miss), READONLY, "called when no entry holds"},
+    {"entries", T_OBJECT, offsetof(Dispatcher, entries), READONLY, "tuple of entries, tried in order"},
+    {"misses", T_ULONGLONG, offsetof(Dispatcher, misses), READONLY, "how often `miss` was called"},
+    {"stale", T_ULONGLONG, offsetof(Dispatcher, stale), READONLY, "new entries whose guards did not hold"},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Dispatcher, dict), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyTypeObject DispatcherType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.Dispatcher",
+    .tp_basicsize = sizeof(Dispatcher),
+    .tp_dealloc = dispatcher_dealloc,
+    .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_doc = "Dispatcher(function, miss): calls the first entry whose guards hold.",
+    .tp_traverse = dispatcher_traverse,
+    .tp_clear = dispatcher_clear,
+    .tp_weaklistoffset = offsetof(Dispatcher, weakrefs),
+    .tp_methods = methods,
+    .tp_members = members,
+    .tp_getset = getset,
+    .tp_descr_get = dispatcher_get,
+    .tp_dictoffset = offsetof(Dispatcher, dict),
+    .tp_new = dispatcher_new,
+};
+
+PyObject* set_enabled(PyObject*, PyObject* flag) {
+  int on = PyObject_IsTrue(flag);
+  if (on < 0) return nullptr;
+  bool before = enabled;
+  enabled = on;
+  return PyBool_FromLong(before);
+}
+
+PyMethodDef functions[] = {
+    {"set_enabled", set_enabled, METH_O, "Whether dispatchers of this thread dispatch; returns what was."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+bool add_dispatcher(PyObject* module) {
+  return PyType_Ready(&DispatcherType) == 0 && PyModule_AddFunctions(module, functions) == 0 &&
+         PyModule_AddObjectRef(module, "Dispatcher", reinterpret_cast<PyObject*>(&DispatcherType)) == 0;
+}
+
+}  // namespace kiln

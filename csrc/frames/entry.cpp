@@ -1,0 +1,182 @@
+// The Python types Entry (one variant) and BoundCall (a call that gets the collected objects).
+
+#include "frames/dispatcher.h"
+
+namespace kiln {
+namespace {
+
+// --- Entry ---
+
+PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"tree", "callable", "info", nullptr};
+  PyObject *tree, *callable, *info = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O", const_cast<char**>(names), &tree, &callable, &info)) {
+    return nullptr;
+  }
+  if (tree != Py_None && Py_TYPE(tree) != &GuardTreeType) {
+    PyErr_SetString(PyExc_TypeError, "tree has to be a GuardTree or None");
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<Entry*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->tree = own(tree);
+  self->callable = own(callable);
+  self->info = own(info);
+  self->hits = 0;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+int entry_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<Entry*>(object);
+  Py_VISIT(self->tree);
+  Py_VISIT(self->callable);
+  Py_VISIT(self->info);
+  return 0;
+}
+
+int entry_clear(PyObject* object) {
+  auto* self = reinterpret_cast<Entry*>(object);
+  Py_CLEAR(self->tree);
+  Py_CLEAR(self->callable);
+  Py_CLEAR(self->info);
+  return 0;
+}
+
+void entry_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  entry_clear(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyMemberDef entry_members[] = {
+    {"tree", T_OBJECT, offsetof(Entry, tree), READONLY, "the guards, or None"},
+    {"callable", T_OBJECT, offsetof(Entry, callable), READONLY, "called with every slot positional"},
+    {"info", T_OBJECT, offsetof(Entry, info), READONLY, "what its maker put here"},
+    {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "how often it was called"},
+    {nullptr, 0, 0, 0, nullptr}};
+
+// --- BoundCall ---
+
+struct BoundCall {
+  PyObject_HEAD
+  PyObject* tree;
+  PyObject* target;
+  int spread;
+  vectorcallfunc vectorcall;
+};
+
+constexpr Py_ssize_t kOnStack = 256;
+
+// target(*args, *bindings), or target(*args, bindings) where not spread. The tuple is taken before
+// anything else can run, so another thread's check of the same tree cannot come between.
+PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* self = reinterpret_cast<BoundCall*>(object);
+  PyObject* bindings = reinterpret_cast<GuardTreeObject*>(self->tree)->tree->bindings();
+  if (bindings == nullptr || kwnames != nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, kwnames ? "a BoundCall takes no keywords"
+                                                : "the guards of this call have not been checked");
+    return nullptr;
+  }
+  Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+  Py_ssize_t more = self->spread ? PyTuple_GET_SIZE(bindings) : 1;
+  PyObject* small[kOnStack];
+  PyObject** all = small;
+  if (nargs + more + 1 > kOnStack) {
+    all = static_cast<PyObject**>(PyMem_Malloc((nargs + more + 1) * sizeof(PyObject*)));
+    if (all == nullptr) return PyErr_NoMemory();
+  }
+  PyObject** out = all + 1;  // the slot before the arguments belongs to the callee
+  for (Py_ssize_t i = 0; i < nargs; i++) out[i] = args[i];
+  if (self->spread) {
+    for (Py_ssize_t i = 0; i < more; i++) out[nargs + i] = PyTuple_GET_ITEM(bindings, i);
+  } else {
+    out[nargs] = bindings;
+  }
+  Py_INCREF(bindings);
+  PyObject* target = own(self->target);
+  PyObject* result = PyObject_Vectorcall(target, out, (nargs + more) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  Py_DECREF(target);
+  Py_DECREF(bindings);
+  if (all != small) PyMem_Free(all);
+  return result;
+}
+
+PyObject* bound_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"tree", "target", "spread", nullptr};
+  PyObject *tree, *target;
+  int spread = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|p", const_cast<char**>(names), &GuardTreeType, &tree,
+                                   &target, &spread)) {
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<BoundCall*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->tree = own(tree);
+  self->target = own(target);
+  self->spread = spread;
+  self->vectorcall = bound_call;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+int bound_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<BoundCall*>(object);
+  Py_VISIT(self->tree);
+  Py_VISIT(self->target);
+  return 0;
+}
+
+int bound_clear(PyObject* object) {
+  // The tree stays: a call may still come in while a cycle is taken apart.
+  Py_CLEAR(reinterpret_cast<BoundCall*>(object)->target);
+  reinterpret_cast<BoundCall*>(object)->target = own(Py_None);
+  return 0;
+}
+
+void bound_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<BoundCall*>(object);
+  PyObject_GC_UnTrack(object);
+  Py_CLEAR(self->tree);
+  Py_CLEAR(self->target);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyMemberDef bound_members[] = {
+    {"tree", T_OBJECT, offsetof(BoundCall, tree), READONLY, "whose bindings are passed"},
+    {"target", T_OBJECT, offsetof(BoundCall, target), READONLY, "what is called"},
+    {nullptr, 0, 0, 0, nullptr}};
+
+}  // namespace
+
+PyTypeObject EntryType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.Entry",
+    .tp_basicsize = sizeof(Entry),
+    .tp_dealloc = entry_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Entry(tree, callable, info=None): one compiled variant.",
+    .tp_traverse = entry_traverse,
+    .tp_clear = entry_clear,
+    .tp_members = entry_members,
+    .tp_new = entry_new,
+};
+
+static PyTypeObject BoundCallType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.BoundCall",
+    .tp_basicsize = sizeof(BoundCall),
+    .tp_dealloc = bound_dealloc,
+    .tp_vectorcall_offset = offsetof(BoundCall, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "BoundCall(tree, target, spread=True): calls target(*args, *tree.bindings).",
+    .tp_traverse = bound_traverse,
+    .tp_clear = bound_clear,
+    .tp_members = bound_members,
+    .tp_new = bound_new,
+};
+
+bool add_entry(PyObject* module) {
+  return PyType_Ready(&EntryType) == 0 && PyType_Ready(&BoundCallType) == 0 &&
+         PyModule_AddObjectRef(module, "Entry", reinterpret_cast<PyObject*>(&EntryType)) == 0 &&
+         PyModule_AddObjectRef(module, "BoundCall", reinterpret_cast<PyObject*>(&BoundCallType)) == 0;
+}
+
+}  // namespace kiln

@@ -1,0 +1,96 @@
+#include "frames/global_state.h"
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <dlfcn.h>
+
+namespace kiln {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+struct Foreign {
+  c10::ScalarType (*autocast_dtype)(c10::DeviceType);
+  int64_t (*function_modes)();
+  int (*torch_function_off)();
+  void* (*context)();
+  bool (*deterministic)(const void*);
+  bool (*warn_only)(const void*);
+} foreign;
+
+struct Symbol {
+  void** where;
+  const char* name;
+};
+
+// The function modes and Python's own dispatch modes are counted; autograd and autocast are read.
+const DispatchKeySet kKnown = DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::Python,
+                                              DispatchKey::PythonTLSSnapshot, DispatchKey::AutocastCPU,
+                                              DispatchKey::AutocastCUDA,
+                                              DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                              DispatchKey::FuncTorchDynamicLayerBackMode});
+
+uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool inference) {
+  uint64_t known = kKnown.raw_repr();
+  // Inference mode excludes autograd; nothing else does at a frame's entry.
+  uint64_t excluded = raw.excluded_ & ~known;
+  if (inference) excluded &= ~c10::autograd_dispatch_keyset.raw_repr();
+  uint64_t other = (raw.included_ & ~known) | excluded;
+  if (other == 0) return 0;
+  uint64_t mixed = (other * 0x9E3779B97F4A7C15ull) >> 48;
+  return mixed ? mixed : 1;
+}
+
+uint64_t autocast(const DispatchKeySet& excluded, DispatchKey key, c10::DeviceType device) {
+  return excluded.has(key) ? 0 : static_cast<uint64_t>(foreign.autocast_dtype(device)) + 1;
+}
+
+}  // namespace
+
+std::string probe_global_state() {
+  void* library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  const Symbol symbols[] = {
+      {reinterpret_cast<void**>(&foreign.autocast_dtype),
+       "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"},
+      {reinterpret_cast<void**>(&foreign.function_modes),
+       "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"},
+      {reinterpret_cast<void**>(&foreign.torch_function_off),
+       "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv"},
+      {reinterpret_cast<void**>(&foreign.context), "_ZN2at13globalContextEv"},
+      {reinterpret_cast<void**>(&foreign.deterministic), "_ZNK2at7Context23deterministicAlgorithmsEv"},
+      {reinterpret_cast<void**>(&foreign.warn_only),
+       "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv"},
+  };
+  for (const Symbol& symbol : symbols) {
+    *symbol.where = dlsym(library ? library : RTLD_DEFAULT, symbol.name);
+    if (*symbol.where == nullptr) return std::string("torch has no ") + symbol.name;
+  }
+  return "";
+}
+
+uint64_t global_state() {
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  const c10::impl::PODLocalDispatchKeySet& raw = c10::impl::raw_local_dispatch_key_set;
+  bool inference = autograd.get_inference_mode();
+  uint64_t word = autograd.get_grad_mode() | (uint64_t{inference} << 1);
+  const void* context = foreign.context();
+  word |= uint64_t{foreign.deterministic(context)} << 2 | uint64_t{foreign.warn_only(context)} << 3;
+  word |= static_cast<uint64_t>(foreign.torch_function_off()) << 4;
+  word |= uint64_t{raw.included().has(DispatchKey::FuncTorchDynamicLayerFrontMode)} << 6;
+  if (raw.excluded_ != 0) {
+    DispatchKeySet excluded = raw.excluded();
+    word |= autocast(excluded, DispatchKey::AutocastCPU, c10::kCPU) << 8;
+    word |= autocast(excluded, DispatchKey::AutocastCUDA, c10::kCUDA) << 16;
+  }
+  word |= static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 24;
+  word |= (static_cast<uint64_t>(foreign.function_modes()) & 0xFF) << 32;
+  word |= (static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()) & 0xFF) << 40;
+  if (raw.excluded_ | raw.included_) word |= unknown_modes(raw, inference) << 48;
+  return word;
+}
+
+}  // namespace kiln

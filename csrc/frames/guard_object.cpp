@@ -1,0 +1,300 @@
+// The Python type GuardTree: parsing, garbage collection, methods.
+
+#include "frames/guard_tree.h"
+
+namespace kiln {
+namespace {
+
+GuardTree* tree_of(PyObject* self) { return reinterpret_cast<GuardTreeObject*>(self)->tree; }
+
+bool parse_node(PyObject* row, Node* node) {
+  int access;
+  PyObject* key;
+  if (!PyArg_ParseTuple(row, "iiiiiOn", &access, &node->parent, &node->end, &node->first_check,
+                        &node->last_check, &key, &node->index)) {
+    return false;
+  }
+  node->access = static_cast<Access>(access);
+  if (PyUnicode_CheckExact(key)) {
+    Py_INCREF(key);
+    PyUnicode_InternInPlace(&key);
+    node->key = key;
+  } else {
+    node->key = own(key);
+  }
+  return true;
+}
+
+bool int_list(PyObject* tuple, std::vector<int>* out) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+    out->push_back(static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))));
+  }
+  return !PyErr_Occurred();
+}
+
+bool parse_payload(Check* check, PyObject* payload) {
+  switch (check->kind) {
+    case Kind::kLength:
+      check->numbers[0] = PyLong_AsLongLong(payload);
+      return !PyErr_Occurred();
+    case Kind::kGlobalState:
+      check->numbers[0] = static_cast<int64_t>(PyLong_AsUnsignedLongLong(payload));
+      return !PyErr_Occurred();
+    case Kind::kTensor:
+      check->tensor = std::make_unique<TensorExpectation>();
+      return parse_tensor_expectation(payload, check->tensor.get());
+    case Kind::kFunctionCode: {
+      PyObject* code;
+      long long *n = reinterpret_cast<long long*>(check->numbers);
+      if (!PyArg_ParseTuple(payload, "OLLL", &code, n, n + 1, n + 2)) return false;
+      check->expected = own(code);
+      return true;
+    }
+    case Kind::kAliases: {
+      PyObject *nodes, *groups;
+      int by_storage;
+      if (!PyArg_ParseTuple(payload, "pO!O!", &by_storage, &PyTuple_Type, &nodes, &PyTuple_Type, &groups)) return false;
+      check->numbers[0] = by_storage;
+      return int_list(nodes, &check->nodes) && int_list(groups, &check->groups);
+    }
+    case Kind::kRelation: {
+      PyObject *steps, *operands;
+      if (!PyArg_ParseTuple(payload, "O!O!", &PyTuple_Type, &steps, &PyTuple_Type, &operands)) return false;
+      check->relation = std::make_unique<ShapeProgram>();
+      return parse_shape_program(steps, operands, check->relation.get());
+    }
+    default:
+      check->expected = own(payload);
+      return true;
+  }
+}
+
+PyObject* owner_died(PyObject* capsule, PyObject* reference) {
+  auto** box = static_cast<GuardTree**>(PyCapsule_GetPointer(capsule, nullptr));
+  if (box != nullptr && *box != nullptr) (*box)->forget(reference);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef owner_died_def = {"owner_died", owner_died, METH_O, nullptr};
+
+void free_box(PyObject* capsule) {
+  delete static_cast<GuardTree**>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+}  // namespace
+
+bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(nodes); i++) {
+    nodes_.emplace_back();
+    nodes_.back().key = nullptr;
+    if (!parse_node(PyList_GET_ITEM(nodes, i), &nodes_.back())) return false;
+  }
+  size_t most_aliases = 0;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); i++) {
+    int kind, guard, node;
+    PyObject* payload;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "iiiO", &kind, &guard, &node, &payload)) return false;
+    auto& into = kind >= static_cast<int>(Kind::kAliases) ? whole_ : checks_;
+    Check& check = into.emplace_back();
+    check.kind = static_cast<Kind>(kind);
+    check.guard = guard;
+    check.node = node;
+    check.expected = nullptr;
+    if (!parse_payload(&check, payload)) return false;
+    most_aliases = std::max(most_aliases, check.nodes.size());
+  }
+  if (!int_list(collect, &collect_)) return false;
+  size_t size = nodes_.size(), table = 1;
+  while (table < 2 * most_aliases) table *= 2;
+  alias_first_.resize(most_aliases);
+  alias_keys_.resize(table);
+  alias_groups_.resize(table);
+  alias_stamps_.resize(table);
+  values_.resize(size);
+  via_.resize(size);
+  collected_.resize(size);
+  for (int node : collect_) collected_[node] = 1;
+  temporaries_.reserve(8);
+  box_ = new GuardTree*(this);
+  PyObject* capsule = PyCapsule_New(box_, nullptr, free_box);
+  on_death_ = capsule ? PyCFunction_New(&owner_died_def, capsule) : nullptr;
+  Py_XDECREF(capsule);
+  return on_death_ != nullptr;
+}
+
+GuardTree::~GuardTree() { clear(); }
+
+void GuardTree::clear() {
+  std::vector<PyObject*> dead;
+  if (box_ != nullptr) *box_ = nullptr;  // the callback may outlive us
+  box_ = nullptr;
+  std::swap(on_death_, dead.emplace_back(nullptr));
+  std::swap(bindings_, dead.emplace_back(nullptr));
+  for (auto& replay : replays_) {
+    std::swap(replay->bindings, dead.emplace_back(nullptr));
+    for (PyObject* owner : replay->owners) dead.push_back(owner);
+  }
+  replays_.clear();
+  for (Node& node : nodes_) dead.push_back(node.key);
+  for (Check& check : checks_) dead.push_back(check.expected);
+  for (Check& check : whole_) dead.push_back(check.expected);
+  nodes_.clear();
+  checks_.clear();
+  whole_.clear();
+  collect_.clear();
+  // A cleared tree must not pass for anything.
+  busy_ = true;
+  for (PyObject* one : dead) Py_XDECREF(one);
+}
+
+int GuardTree::traverse(visitproc visit, void* arg) {
+  for (Node& node : nodes_) Py_VISIT(node.key);
+  for (Check& check : checks_) {
+    Py_VISIT(check.expected);
+    if (check.tensor) Py_VISIT(check.tensor->type);
+  }
+  for (auto& replay : replays_) {
+    Py_VISIT(replay->bindings);
+    for (PyObject* owner : replay->owners) Py_VISIT(owner);
+  }
+  Py_VISIT(bindings_);
+  Py_VISIT(on_death_);
+  return 0;
+}
+
+namespace {
+
+PyObject* tree_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject *nodes, *checks, *collect;
+  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &nodes, &PyList_Type, &checks, &PyTuple_Type, &collect)) {
+    return nullptr;
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  auto* tree = new GuardTree();
+  reinterpret_cast<GuardTreeObject*>(self)->tree = tree;
+  if (!tree->parse(nodes, checks, collect)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "malformed guard tree");
+    Py_DECREF(self);
+    return nullptr;
+  }
+  return self;
+}
+
+void tree_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  GuardTree* tree = tree_of(self);
+  reinterpret_cast<GuardTreeObject*>(self)->tree = nullptr;
+  delete tree;
+  Py_TYPE(self)->tp_free(self);
+}
+
+int tree_traverse(PyObject* self, visitproc visit, void* arg) {
+  return tree_of(self) ? tree_of(self)->traverse(visit, arg) : 0;
+}
+
+int tree_clear(PyObject* self) {
+  if (tree_of(self)) tree_of(self)->clear();
+  return 0;
+}
+
+// locals (sequence in slot order), globals=None, closure=None
+bool parse_scope(PyObject* args, PyObject* kwargs, PyObject** keep, Scope* scope) {
+  static const char* names[] = {"locals", "globals", "closure", nullptr};
+  PyObject *locals, *globals = Py_None, *closure = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", const_cast<char**>(names), &locals, &globals, &closure)) {
+    return false;
+  }
+  *keep = PySequence_Tuple(locals);
+  if (*keep == nullptr) return false;
+  scope->locals = &PyTuple_GET_ITEM(*keep, 0);
+  scope->num_locals = PyTuple_GET_SIZE(*keep);
+  scope->globals = PyDict_Check(globals) ? globals : nullptr;
+  scope->closure = PyTuple_Check(closure) ? closure : nullptr;
+  return true;
+}
+
+PyObject* tree_check(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* keep;
+  Scope scope;
+  if (!parse_scope(args, kwargs, &keep, &scope)) return nullptr;
+  bool holds = tree_of(self)->check(scope);
+  Py_DECREF(keep);
+  return PyBool_FromLong(holds);
+}
+
+PyObject* describe(PyObject* value) {
+  if (value == nullptr) return PyUnicode_FromString("nothing");
+  if (is_tensor(value)) return PyUnicode_FromString(describe_tensor(value).c_str());
+  PyObject* text = PyObject_Repr(value);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return PyUnicode_FromFormat("a %s", Py_TYPE(value)->tp_name);
+  }
+  if (PyUnicode_GET_LENGTH(text) > 200) Py_SETREF(text, PyUnicode_Substring(text, 0, 200));
+  return text;
+}
+
+PyObject* tree_explain(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject *keep, *value;
+  Scope scope;
+  if (!parse_scope(args, kwargs, &keep, &scope)) return nullptr;
+  int guard = tree_of(self)->failure(scope, &value);
+  Py_DECREF(keep);
+  if (guard < 0) {
+    Py_XDECREF(value);
+    Py_RETURN_NONE;
+  }
+  PyObject* text = describe(value);
+  Py_XDECREF(value);
+  return text ? Py_BuildValue("(iN)", guard, text) : nullptr;
+}
+
+PyObject* tree_counts(PyObject* self, PyObject*) {
+  GuardTree* tree = tree_of(self);
+  return Py_BuildValue("{s:K,s:K,s:K}", "full", (unsigned long long)tree->full_checks, "replayed",
+                       (unsigned long long)tree->replayed, "revalidated", (unsigned long long)tree->revalidated);
+}
+
+PyObject* tree_bindings(PyObject* self, void*) {
+  PyObject* bindings = tree_of(self)->bindings();
+  return own(bindings ? bindings : Py_None);
+}
+
+// Methods with keywords have another type than the table's; CPython tells them by their flags.
+PyCFunction with_keywords(PyCFunctionWithKeywords function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"check", with_keywords(tree_check), METH_VARARGS | METH_KEYWORDS, "Whether all guards hold."},
+    {"explain", with_keywords(tree_explain), METH_VARARGS | METH_KEYWORDS,
+     "(index of the failing guard, text of the value) or None."},
+    {"counts", tree_counts, METH_NOARGS, "How often the tree was checked in full, replayed, revalidated."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef getset[] = {
+    {"bindings", tree_bindings, nullptr, "The objects collected by the last successful check, a tuple.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+}  // namespace
+
+PyTypeObject GuardTreeType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.GuardTree",
+    .tp_basicsize = sizeof(GuardTreeObject),
+    .tp_dealloc = tree_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Native guards of one variant; made by kiln.runtime.guards.tree.",
+    .tp_traverse = tree_traverse,
+    .tp_clear = tree_clear,
+    .tp_methods = methods,
+    .tp_getset = getset,
+    .tp_new = tree_new,
+};
+
+bool add_guard_tree(PyObject* module) {
+  return PyType_Ready(&GuardTreeType) == 0 &&
+         PyModule_AddObjectRef(module, "GuardTree", reinterpret_cast<PyObject*>(&GuardTreeType)) == 0;
+}
+
+}  // namespace kiln

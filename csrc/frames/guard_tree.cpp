@@ -1,0 +1,296 @@
+#include "frames/guard_tree.h"
+
+#include "frames/global_state.h"
+
+namespace kiln {
+namespace {
+
+Found part(PyObject* value) { return {value, Via::kPart}; }
+
+Found cell_contents(PyObject* closure, Py_ssize_t index) {
+  if (closure == nullptr || !PyTuple_Check(closure) || index >= PyTuple_GET_SIZE(closure)) return {};
+  PyObject* cell = PyTuple_GET_ITEM(closure, index);
+  return {PyCell_Check(cell) ? PyCell_GET(cell) : nullptr, Via::kVolatile};
+}
+
+Found dict_item(PyObject* dict, PyObject* key, Via via) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr && PyErr_Occurred()) PyErr_Clear();
+  return {value, via};
+}
+
+Found item(PyObject* parent, const Node& node) {
+  if (PyDict_Check(parent)) return dict_item(parent, node.key, Via::kDict);
+  if (node.index < 0 && !PyLong_CheckExact(node.key)) return {};
+  if (PyTuple_Check(parent)) {
+    Py_ssize_t size = PyTuple_GET_SIZE(parent);
+    Py_ssize_t at = node.index < 0 ? node.index + size : node.index;
+    return at >= 0 && at < size ? part(PyTuple_GET_ITEM(parent, at)) : Found{};
+  }
+  if (PyList_Check(parent)) {
+    Py_ssize_t size = PyList_GET_SIZE(parent);
+    Py_ssize_t at = node.index < 0 ? node.index + size : node.index;
+    return at >= 0 && at < size ? Found{PyList_GET_ITEM(parent, at), Via::kVolatile} : Found{};
+  }
+  return {};
+}
+
+Found key_at(PyObject* dict, Py_ssize_t index) {
+  if (!PyDict_Check(dict) || PyODict_Check(dict)) return {};
+  PyObject *key, *value;
+  Py_ssize_t at = 0, n = 0;
+  while (PyDict_Next(dict, &at, &key, &value)) {
+    if (n++ == index) return {key, PyDict_CheckExact(dict) ? Via::kDict : Via::kVolatile};
+  }
+  return {};
+}
+
+// A step into a function object.
+Found function_part(PyObject* parent, const Node& node) {
+  if (!PyFunction_Check(parent)) return {};
+  auto* function = reinterpret_cast<PyFunctionObject*>(parent);
+  if (node.access == Access::kClosure) return cell_contents(function->func_closure, node.index);
+  if (node.access == Access::kKwDefault) {
+    PyObject* dict = function->func_kwdefaults;
+    return dict != nullptr && PyDict_Check(dict) ? dict_item(dict, node.key, Via::kVolatile) : Found{};
+  }
+  PyObject* defaults = function->func_defaults;
+  bool there = defaults != nullptr && PyTuple_Check(defaults) && node.index < PyTuple_GET_SIZE(defaults);
+  return there ? Found{PyTuple_GET_ITEM(defaults, node.index), Via::kVolatile} : Found{};
+}
+
+Found instance_item(PyObject* parent, PyObject* name) {
+  if (PyType_Check(parent)) {
+    PyObject* dict = type_dict(reinterpret_cast<PyTypeObject*>(parent));
+    Found found = dict != nullptr ? dict_item(dict, name, Via::kTypeAttr) : Found{};
+    Py_XDECREF(dict);
+    return found;
+  }
+  PyObject** slot = dict_slot(parent);
+  return slot != nullptr ? dict_item(*slot, name, Via::kInstanceDict) : Found{};
+}
+
+Found step_from(const Node& node, PyObject* parent) {
+  switch (node.access) {
+    case Access::kAttr: return static_attr(parent, node.key);
+    case Access::kDictAttr: return instance_item(parent, node.key);
+    case Access::kItem: return item(parent, node);
+    case Access::kType: return {reinterpret_cast<PyObject*>(Py_TYPE(parent)), Via::kTypeOf};
+    case Access::kMethodFunc: return PyMethod_Check(parent) ? part(PyMethod_GET_FUNCTION(parent)) : Found{};
+    case Access::kMethodSelf: return PyMethod_Check(parent) ? part(PyMethod_GET_SELF(parent)) : Found{};
+    case Access::kKey: return key_at(parent, node.index);
+    default: return function_part(parent, node);
+  }
+}
+
+bool length_is(PyObject* value, int64_t expected) {
+  if (PyDict_Check(value)) return PyDict_GET_SIZE(value) == expected;
+  if (PyList_Check(value)) return PyList_GET_SIZE(value) == expected;
+  if (PyTuple_Check(value)) return PyTuple_GET_SIZE(value) == expected;
+  if (PyAnySet_Check(value)) return PySet_GET_SIZE(value) == expected;
+  if (PyUnicode_Check(value)) return PyUnicode_GET_LENGTH(value) == expected;
+  if (PyBytes_Check(value)) return PyBytes_GET_SIZE(value) == expected;
+  return PyRange_Check(value) && PyObject_Size(value) == expected;
+}
+
+// An OrderedDict keeps its own order beside that of the dict.
+bool ordered_keys_are(PyObject* dict, PyObject* expected) {
+  PyObject* keys = PyODict_Type.tp_iter(dict);
+  bool equal = keys != nullptr;
+  for (Py_ssize_t i = 0; equal && i < PyTuple_GET_SIZE(expected); i++) {
+    PyObject* key = PyIter_Next(keys);
+    equal = key != nullptr && same_constant(key, PyTuple_GET_ITEM(expected, i));
+    Py_XDECREF(key);
+  }
+  Py_XDECREF(keys);
+  if (PyErr_Occurred()) PyErr_Clear();
+  return equal;
+}
+
+bool keys_are(PyObject* dict, PyObject* expected) {
+  if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return false;
+  if (PyODict_Check(dict)) return ordered_keys_are(dict, expected);
+  PyObject *key, *value;
+  Py_ssize_t at = 0, n = 0;
+  while (PyDict_Next(dict, &at, &key, &value)) {
+    if (!same_constant(key, PyTuple_GET_ITEM(expected, n++))) return false;
+  }
+  return true;
+}
+
+bool function_is(const Check& check, PyObject* value) {
+  if (!PyFunction_Check(value)) return false;
+  auto* function = reinterpret_cast<PyFunctionObject*>(value);
+  PyObject* defaults = function->func_defaults;
+  PyObject* keywords = function->func_kwdefaults;
+  PyObject* closure = function->func_closure;
+  return function->func_code == check.expected &&
+         (defaults ? PyTuple_GET_SIZE(defaults) : 0) == check.numbers[0] &&
+         (keywords ? PyDict_GET_SIZE(keywords) : 0) == check.numbers[1] &&
+         (closure ? PyTuple_GET_SIZE(closure) : 0) == check.numbers[2];
+}
+
+}  // namespace
+
+Found GuardTree::fetch(const Node& node, PyObject* parent, const Scope& scope) {
+  switch (node.access) {
+    case Access::kLocal:
+      return {node.index < scope.num_locals ? scope.locals[node.index] : nullptr, Via::kVolatile};
+    case Access::kGlobals: return {scope.globals, Via::kVolatile};
+    case Access::kCell: return cell_contents(scope.closure, node.index);
+    case Access::kConst: return {node.key, Via::kFixed};
+    default: return step_from(node, parent);
+  }
+}
+
+bool GuardTree::evaluate(const Check& check, PyObject* value) {
+  switch (check.kind) {
+    case Kind::kTypeIs: return reinterpret_cast<PyObject*>(Py_TYPE(value)) == check.expected;
+    case Kind::kEquals: return same_constant(value, check.expected);
+    case Kind::kIs: return value == check.expected;
+    case Kind::kLength: return length_is(value, check.numbers[0]);
+    case Kind::kDictKeys: return keys_are(value, check.expected);
+    case Kind::kHasAttr: return static_has(value, check.expected);
+    case Kind::kNoAttr: return !static_has(value, check.expected);
+    case Kind::kAbsent: return false;  // there is a value
+    case Kind::kEmptyDict: return value == Py_None || (PyDict_Check(value) && PyDict_GET_SIZE(value) == 0);
+    case Kind::kTensor: return check_tensor(*check.tensor, value);
+    case Kind::kFunctionCode: return function_is(check, value);
+    default: return false;
+  }
+}
+
+bool GuardTree::evaluate_node(int at, PyObject* value) {
+  const Node& node = nodes_[at];
+  if (value == nullptr) {
+    bool absent = node.last_check == node.first_check + 1 && node.end == at + 1 &&
+                  checks_[node.first_check].kind == Kind::kAbsent;
+    if (!absent) failed_ = node.first_check < node.last_check ? checks_[node.first_check].guard : -1;
+    if (!absent) failed_node_ = at;
+    return absent;
+  }
+  for (int i = node.first_check; i < node.last_check; i++) {
+    if (C10_UNLIKELY(!evaluate(checks_[i], value))) {
+      failed_ = checks_[i].guard;
+      failed_node_ = at;
+      return false;
+    }
+  }
+  return true;
+}
+
+bool GuardTree::walk(int begin, int end, const Scope& scope, PyObject** values, Via* via) {
+  for (int i = begin; i < end; i++) {
+    const Node& node = nodes_[i];
+    Found found = fetch(node, node.parent < 0 ? nullptr : values[node.parent], scope);
+    if (found.via == Via::kTemporary) temporaries_.push_back(found.value);
+    values[i] = found.value;
+    via[i] = found.via;
+    if (!evaluate_node(i, found.value)) return false;
+  }
+  return true;
+}
+
+bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
+  // Open addressing by storage or object; stamps save clearing the table.
+  bool by_storage = check.numbers[0] != 0;
+  size_t mask = alias_keys_.size() - 1;
+  uint32_t stamp = ++alias_stamp_;
+  const void** first = alias_first_.data();
+  for (size_t i = 0; i < check.nodes.size(); i++) first[i] = nullptr;
+  for (size_t i = 0; i < check.nodes.size(); i++) {
+    PyObject* value = values[check.nodes[i]];
+    if (value == nullptr) return false;
+    const void* key = value;
+    if (by_storage) key = is_tensor(value) ? tensor_storage(value) : nullptr;
+    if (key == nullptr) continue;
+    int group = check.groups[i];
+    if (first[group] != nullptr && first[group] != key) return false;
+    first[group] = key;
+    size_t at = (reinterpret_cast<uintptr_t>(key) * 0x9E3779B97F4A7C15ull >> 32) & mask;
+    while (alias_stamps_[at] == stamp && alias_keys_[at] != key) at = (at + 1) & mask;
+    if (alias_stamps_[at] == stamp && alias_groups_[at] != group) return false;
+    alias_stamps_[at] = stamp;
+    alias_keys_[at] = key;
+    alias_groups_[at] = group;
+  }
+  return true;
+}
+
+bool GuardTree::evaluate_whole(PyObject* const* values) {
+  for (const Check& check : whole_) {
+    bool holds;
+    if (check.kind == Kind::kAliases) {
+      holds = aliases_hold(check, values);
+    } else if (check.kind == Kind::kRelation) {
+      holds = check.relation->holds(values);
+    } else {
+      holds = static_cast<uint64_t>(check.numbers[0]) == global_state();
+    }
+    if (!holds) {
+      failed_ = check.guard;
+      failed_node_ = -1;
+      return false;
+    }
+  }
+  return true;
+}
+
+void GuardTree::drop_temporaries() {
+  if (temporaries_.empty()) return;
+  // A destructor may run Python code that comes back here.
+  std::vector<PyObject*> mine;
+  mine.swap(temporaries_);
+  for (PyObject* one : mine) Py_DECREF(one);
+  mine.clear();
+  if (temporaries_.empty()) temporaries_.swap(mine);
+}
+
+bool GuardTree::full_check(const Scope& scope) {
+  full_checks++;
+  return walk(0, static_cast<int>(nodes_.size()), scope, values_.data(), via_.data()) &&
+         evaluate_whole(values_.data());
+}
+
+bool GuardTree::check(const Scope& scope) {
+  if (busy_) return false;
+  busy_ = true;
+  GcPause pause;
+  Verdict verdict = Verdict::kUnknown;
+  for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
+    // Blocks of a model come round in the order they came last time, so begin with the next one.
+    size_t at = latest_ + tried;
+    if (at >= replays_.size()) at -= replays_.size();
+    verdict = replay(*replays_[at], scope);
+    if (verdict == Verdict::kPass) latest_ = at;
+  }
+  if (verdict == Verdict::kUnknown) {
+    bool passed = full_check(scope);
+    if (passed) record();
+    verdict = passed ? Verdict::kPass : Verdict::kFail;
+  }
+  pause.end();
+  busy_ = false;
+  drop_temporaries();
+  return verdict == Verdict::kPass;
+}
+
+int GuardTree::failure(const Scope& scope, PyObject** value) {
+  *value = nullptr;
+  if (busy_) return -1;
+  busy_ = true;
+  GcPause pause;
+  failed_ = failed_node_ = -1;
+  bool passed = full_check(scope);
+  if (!passed && failed_node_ >= 0) *value = own(values_[failed_node_]);
+  // A node that is missing fails for the first guard in or below it.
+  for (int at = failed_node_; !passed && failed_ < 0 && at >= 0 && at < (int)nodes_.size(); at++) {
+    if (nodes_[at].first_check < nodes_[at].last_check) failed_ = checks_[nodes_[at].first_check].guard;
+  }
+  pause.end();
+  busy_ = false;
+  drop_temporaries();
+  return passed ? -1 : failed_;
+}
+
+}  // namespace kiln

@@ -1,0 +1,188 @@
+// The guards of one compiled variant as a tree over the objects they look at.
+//
+//   nodes (preorder)                      checks on them
+//   0  locals[0]            "self"        TYPE_IS BertLayer
+//   1    .__dict__                        (dict)
+//   2      ['_parameters']
+//   3        ['weight']                   TENSOR float32 cpu [768, 768]
+//   4  locals[1]            "x"           TENSOR float32 cpu [*, 768]
+//
+// A full check fetches every node once, top down, and evaluates its checks (guard_tree.cpp). After a
+// success the path is remembered as a Replay (guard_replay.cpp): (dict, version), (type, version) and
+// instance words that, when equal, prove that every stable node is still what it was.
+// Nothing here runs Python code of the user or allocates, except for results and new replays.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "frames/shape_program.h"
+#include "frames/static_attr.h"
+#include "frames/tensor.h"
+
+namespace kiln {
+
+enum class Access : uint8_t {
+  kLocal,       // index: slot of the bound locals
+  kGlobals,     // the globals of the function, a dict
+  kCell,        // index into the function's closure; the contents
+  kConst,       // key: an object that the tree holds
+  kAttr,        // key: name
+  kDictAttr,    // key: name, in the instance's dict only
+  kItem,        // key: of a dict; index: of a list or tuple
+  kDefault,     // index into __defaults__
+  kKwDefault,   // key into __kwdefaults__
+  kClosure,     // index into __closure__; the contents
+  kType,
+  kMethodFunc,
+  kMethodSelf,
+  kKey,         // index: the nth key of a dict
+};
+
+enum class Kind : uint8_t {
+  kTypeIs, kEquals, kIs, kLength, kDictKeys, kHasAttr, kNoAttr, kAbsent, kEmptyDict,
+  kTensor, kFunctionCode,
+  kAliases, kRelation, kGlobalState,  // not of one node
+};
+
+struct Node {
+  Access access;
+  int parent;       // -1: a root
+  int end;          // one past the last node of the subtree
+  int first_check, last_check;
+  PyObject* key;    // owned
+  Py_ssize_t index;
+};
+
+struct Check {
+  Kind kind;
+  int guard;           // index into the list of guards it was made from
+  int node;
+  PyObject* expected;  // owned
+  int64_t numbers[3];
+  std::unique_ptr<TensorExpectation> tensor;
+  std::unique_ptr<ShapeProgram> relation;
+  std::vector<int> nodes, groups;  // of kAliases
+};
+
+// What a check is evaluated against; all borrowed.
+struct Scope {
+  PyObject* const* locals;
+  Py_ssize_t num_locals;
+  PyObject* globals;
+  PyObject* closure;  // tuple of cells or null
+};
+
+// A step of a replay. `kObject`, `kDict`, `kType` and `kFetch` tell whether the replay still fits;
+// `kFull` and `kCheck` evaluate guards.
+enum class Step : uint8_t { kFetch, kObject, kDict, kType, kFull, kCheck };
+
+struct Word {
+  Step step;
+  int node;
+  PyObject* object;    // the instance, dict, type or value; borrowed, reached only through live owners
+  PyTypeObject* type;  // of an instance
+  PyObject** slot;     // where the instance keeps `dict`
+  PyObject* dict;
+  uint64_t version;    // of the dict or type
+};
+
+struct TensorWord {
+  PyObject* object;
+  const TensorExpectation* expected;
+  int check;
+};
+
+struct Replay {
+  std::vector<PyObject*> values;  // by node, borrowed
+  std::vector<Via> via;
+  std::vector<uint8_t> verified;  // by node: a word of this replay proves the value's state
+  std::vector<Word> anchors;      // fetches of roots: which objects this replay is about
+  std::vector<Word> words;
+  std::vector<TensorWord> tensors;
+  std::vector<int> loose;         // positions of collected nodes that no word covers
+  std::vector<PyObject*> owners;  // weak references to what keeps the bindings alive; owned
+  PyObject* bindings = nullptr;   // owned tuple; null: not valid any more
+};
+
+enum class Verdict : uint8_t { kPass, kFail, kUnknown };
+
+class GuardTree {
+ public:
+  ~GuardTree();
+  bool parse(PyObject* nodes, PyObject* checks, PyObject* collect);
+
+  // Whether all guards hold. After a success `bindings()` holds the collected objects.
+  bool check(const Scope& scope);
+  PyObject* bindings() const { return bindings_; }
+
+  // The guard that fails and the value it looked at (borrowed, may be null); -1 where none fails.
+  int failure(const Scope& scope, PyObject** value);
+
+  bool busy() const { return busy_; }
+  int traverse(visitproc visit, void* arg);
+  void clear();
+  // The owner of some bindings died.
+  void forget(PyObject* owner);
+
+  // Counts for tests and the report.
+  uint64_t full_checks = 0, replayed = 0, revalidated = 0;
+
+ private:
+  friend class Recorder;
+
+  // guard_tree.cpp
+  Found fetch(const Node& node, PyObject* parent, const Scope& scope);
+  bool evaluate(const Check& check, PyObject* value);
+  bool evaluate_node(int node, PyObject* value);
+  bool walk(int begin, int end, const Scope& scope, PyObject** values, Via* via);
+  bool evaluate_whole(PyObject* const* values);
+  bool aliases_hold(const Check& check, PyObject* const* values);
+  bool full_check(const Scope& scope);
+  bool collect(Replay* replay, PyObject* const* values);
+  void drop_temporaries();
+
+  // guard_replay.cpp
+  Verdict replay(Replay& replay, const Scope& scope);
+  Verdict run_word(Replay& replay, Word& word, const Scope& scope);
+  bool revalidate(Replay& replay, Word& word, const Scope& scope);
+  bool revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope);
+  Replay* next_replay();
+  void record();
+  void watch_owners(Replay* replay);
+  void publish(PyObject* bindings);
+
+  std::vector<Node> nodes_;
+  std::vector<Check> checks_;       // those of one node, ordered by node
+  std::vector<Check> whole_;        // aliases, relations, global state
+  std::vector<int> collect_;
+  std::vector<uint8_t> collected_;  // by node
+
+  std::vector<PyObject*> values_;   // scratch of a full check, by node
+  std::vector<Via> via_;
+  std::vector<PyObject*> temporaries_;
+  std::vector<const void*> alias_first_;  // by group: its key
+  std::vector<const void*> alias_keys_;   // hash table, size a power of two
+  std::vector<int> alias_groups_;
+  std::vector<uint32_t> alias_stamps_;
+  uint32_t alias_stamp_ = 0;
+
+  std::vector<std::unique_ptr<Replay>> replays_;
+  size_t latest_ = 0;
+  PyObject* bindings_ = nullptr;
+  PyObject* on_death_ = nullptr;  // callback of the weak references
+  GuardTree** box_ = nullptr;     // what the callback holds; emptied when the tree dies
+  int failed_ = -1;
+  int failed_node_ = -1;
+  bool busy_ = false;
+};
+
+extern PyTypeObject GuardTreeType;
+struct GuardTreeObject {
+  PyObject_HEAD
+  GuardTree* tree;
+};
+
+bool add_guard_tree(PyObject* module);
+
+}  // namespace kiln

@@ -1,0 +1,35 @@
+// Attribute lookup that runs no Python code.
+#pragma once
+
+#include "frames/cpython.h"
+
+namespace kiln {
+
+// How a value was reached, which says what has to be watched to know that it is still there.
+enum class Via : uint8_t {
+  kVolatile,      // cannot be watched: locals, cells, lists, slots
+  kTemporary,     // a new reference that dies with the check
+  kFixed,         // held by the tree itself
+  kDict,          // an item of the parent, which is a dict
+  kInstanceDict,  // in the parent's __dict__ (and, unless asked for that only, not hidden by its type)
+  kTypeAttr,      // in the MRO of the parent or of its type, and not in the instance's dict
+  kTypeOf,        // type(parent)
+  kPart,          // part of an immutable parent: tuple, bound method
+};
+
+struct Found {
+  PyObject* value = nullptr;  // borrowed, but owned by the caller where via is kTemporary
+  Via via = Via::kVolatile;
+};
+
+// `object.name` as far as no Python code has to run: instance dict, slots and C getters, MRO.
+// Properties and __getattr__ find nothing.
+Found static_attr(PyObject* object, PyObject* name);
+
+// Whether `name` is in the instance's dict or in the MRO.
+bool static_has(PyObject* object, PyObject* name);
+
+// Equality of immutable constants: same type, same value, nan equal to nan, 0.0 different from -0.0.
+bool same_constant(PyObject* left, PyObject* right);
+
+}  // namespace kiln

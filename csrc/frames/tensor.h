@@ -1,0 +1,66 @@
+// Checks of tensors against c10's headers only (no ATen).
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frames/cpython.h"
+
+namespace kiln {
+
+inline constexpr int64_t kAnySize = INT64_MIN;
+
+struct TensorExpectation {
+  PyTypeObject* type = nullptr;  // owned
+  uint64_t keys = 0;             // 0: any
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device = c10::kCPU;
+  bool requires_grad = false;
+  int8_t is_leaf = -1;  // -1: not asked
+  bool has_strides = false;
+  bool all_static = false;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+
+  ~TensorExpectation() { Py_XDECREF(type); }
+};
+
+// Finds where a tensor object keeps its at::Tensor, from `torch.Tensor._cdata` of a fresh tensor, and
+// tests what the checks read of it. Returns "" or what is wrong.
+std::string probe_tensor_layout(PyObject* torch);
+
+extern Py_ssize_t tensor_offset;        // of the TensorImpl pointer in the object
+extern PyTypeObject* tensor_base_type;  // torch._C.TensorBase
+
+inline bool is_tensor(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  return type == tensor_base_type || PyType_IsSubtype(type, tensor_base_type);
+}
+
+inline c10::TensorImpl* tensor_impl(PyObject* tensor) {
+  return *reinterpret_cast<c10::TensorImpl**>(reinterpret_cast<char*>(tensor) + tensor_offset);
+}
+
+// Fills `out` from (type, keys, dtype code, device text, requires_grad, is_leaf, sizes, strides).
+bool parse_tensor_expectation(PyObject* spec, TensorExpectation* out);
+
+bool check_tensor(const TensorExpectation& expected, PyObject* object);
+
+// Identity of the memory; null for a tensor without storage.
+inline const void* tensor_storage(PyObject* tensor) {
+  c10::TensorImpl* impl = tensor_impl(tensor);
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+enum class Extent : uint8_t { kSize, kStride, kOffset };
+
+// False where the tensor has no such dim or its sizes are not plain integers.
+bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out);
+
+// One line, for explanations.
+std::string describe_tensor(PyObject* tensor);
+
+}  // namespace kiln

@@ -1,0 +1,89 @@
+"""Dispatchers, guard trees and the frame hook (csrc/frames)."""
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, final
+
+import torch
+
+usable: bool
+"""Whether the self-test of the import found torch's objects as expected; `problem` says what not."""
+problem: str
+
+def global_state() -> int:
+    """Modes and defaults of torch as one word; its layout is `kiln.runtime.guards.state`."""
+
+def scalar_type(tensor: torch.Tensor, /) -> int:
+    """The number of a tensor's dtype in c10."""
+
+def set_enabled(flag: bool, /) -> bool:
+    """Whether dispatchers called by this thread dispatch (else they call the originals); returns what was."""
+
+@final
+class GuardTree:
+    """The guards of one variant; made by `kiln.runtime.guards.build_tree`."""
+
+    def __new__(
+        cls, nodes: list[tuple[Any, ...]], checks: list[tuple[Any, ...]], collect: tuple[int, ...]
+    ) -> GuardTree: ...
+    def check(
+        self, locals: Sequence[object], globals: dict[str, Any] | None = None, closure: tuple[Any, ...] | None = None
+    ) -> bool:
+        """Whether all guards hold of the arguments in slot order."""
+
+    def explain(
+        self, locals: Sequence[object], globals: dict[str, Any] | None = None, closure: tuple[Any, ...] | None = None
+    ) -> tuple[int, str] | None:
+        """(index of a guard that fails, text of the value it saw), or None where all hold."""
+
+    def counts(self) -> dict[str, int]:
+        """How often the tree was checked in full, replayed, and a changed dict looked into again."""
+
+    @property
+    def bindings(self) -> tuple[Any, ...] | None:
+        """What the last successful check collected. Another call may check the tree at any time: see `BoundCall`."""
+
+@final
+class Entry:
+    """One compiled variant: while `tree` holds, `callable` gets every slot of the function, positionally."""
+
+    def __new__(cls, tree: GuardTree | None, callable: Callable[..., Any], info: object = None) -> Entry: ...
+    tree: GuardTree | None
+    callable: Callable[..., Any]
+    info: Any
+    hits: int
+
+@final
+class BoundCall:
+    """Calls `target(*args, *tree.bindings)`, or `target(*args, tree.bindings)` where not `spread`.
+
+    As the callable of an `Entry` with the same tree it runs right after the check: the bindings are this call's.
+    """
+
+    def __new__(cls, tree: GuardTree, target: Callable[..., Any], spread: bool = True) -> BoundCall: ...
+    def __call__(self, *args: Any) -> Any: ...
+    tree: GuardTree
+    target: Callable[..., Any]
+
+@final
+class Dispatcher:
+    """Stands for `function`; calls the first entry whose guards hold.
+
+    Where none holds, `miss(dispatcher, locals)` is called with the bound arguments by name. It answers with an
+    `Entry` (checked, then called; the function where it does not hold), another callable (called with every slot),
+    or None (the function is called). While it runs, the dispatchers of this thread call their functions, and
+    other threads that miss here call the function too.
+    """
+
+    def __new__(cls, function: FunctionType, miss: Callable[[Dispatcher, dict[str, Any]], Any]) -> Dispatcher: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def set_entries(self, entries: Sequence[Entry], /) -> None:
+        """Replaces all entries at once."""
+    function: FunctionType
+    __wrapped__: FunctionType
+    miss: Callable[[Dispatcher, dict[str, Any]], Any]
+    entries: tuple[Entry, ...]
+    misses: int
+    stale: int
+    __dict__: dict[str, Any]

@@ -1,0 +1,58 @@
+"""The word of global state and its meaning.
+
+    current_state()  ->  GlobalState(grad_mode=True, ..., default_dtype=torch.float32, ...)
+
+The layout of the word is that of csrc/frames/global_state.h, the numbers of dtypes are those of c10 (part
+of its stable ABI). Quantised types have none here: a guard on one is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.native import _frames
+from kiln.runtime.guards.guard import GlobalState
+
+# fmt: off
+DTYPE_NUMBERS: dict[torch.dtype, int] = {
+    torch.uint8: 0,       torch.int8: 1,         torch.int16: 2,           torch.int32: 3,
+    torch.int64: 4,       torch.float16: 5,      torch.float32: 6,         torch.float64: 7,
+    torch.complex32: 8,   torch.complex64: 9,    torch.complex128: 10,     torch.bool: 11,
+    torch.bfloat16: 15,   torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,  torch.float8_e5m2fnuz: 25,
+    torch.float8_e4m3fnuz: 26,                   torch.uint16: 27,         torch.uint32: 28,
+    torch.uint64: 29,     torch.float8_e8m0fnu: 44,
+}
+# fmt: on
+_DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
+
+
+def state_from_word(word: int) -> GlobalState:
+    """What `word` says."""
+    cpu, cuda = word >> 8 & 0xFF, word >> 16 & 0xFF
+    return GlobalState(
+        grad_mode=bool(word & 1),
+        inference_mode=bool(word & 2),
+        autocast_cpu=_DTYPES[cpu - 1] if cpu else None,
+        autocast_cuda=_DTYPES[cuda - 1] if cuda else None,
+        default_dtype=_DTYPES[word >> 24 & 0xFF],
+        deterministic=word >> 2 & 3,
+        function_modes=word >> 32 & 0xFF,
+        dispatch_modes=word >> 40 & 0xFF,
+        functorch=bool(word & 64),
+        torch_function_off=word >> 4 & 3,
+        other=word >> 48,
+    )
+
+
+def state_to_word(state: GlobalState) -> int:
+    """Inverse of `state_from_word`."""
+    cpu = 0 if state.autocast_cpu is None else DTYPE_NUMBERS[state.autocast_cpu] + 1
+    cuda = 0 if state.autocast_cuda is None else DTYPE_NUMBERS[state.autocast_cuda] + 1
+    word = state.grad_mode | state.inference_mode << 1 | state.deterministic << 2 | state.torch_function_off << 4
+    word |= state.functorch << 6 | cpu << 8 | cuda << 16 | DTYPE_NUMBERS[state.default_dtype] << 24
+    return word | state.function_modes << 32 | state.dispatch_modes << 40 | state.other << 48
+
+
+def current_state() -> GlobalState:
+    """The state of this thread now."""
+    return state_from_word(_frames.global_state())

@@ -1,0 +1,300 @@
+"""Guards to the native tree that checks them.
+
+    self.__dict__['_parameters']['weight']: tensor       0 local 0
+    self.__dict__['_parameters']['bias']: is_none   =>   1   dict_attr '_parameters'
+    self: type_is Linear                                 2     item 'weight'     checks: tensor
+                                                         3     item 'bias'       checks: is
+Sources that share a prefix share its nodes, so each object is fetched once. Nodes are in preorder, the
+checks of a node cheapest first and `type_is` before all others, since what follows may rely on it.
+Needs: `kiln.native._frames`. The numbers of accesses and kinds are those of csrc/frames/guard_tree.h.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, TypeAlias, final
+
+from kiln.native import _frames
+from kiln.runtime.guards.constant import ObjectRef, is_constant
+from kiln.runtime.guards.guard import (
+    AliasExpectation,
+    FunctionExpectation,
+    GlobalState,
+    Guard,
+    GuardKind,
+    ShapeRelation,
+    TensorExpectation,
+)
+from kiln.runtime.guards.shape_program import compile_relation
+from kiln.runtime.guards.source import (
+    AttrSource,
+    BuiltinSource,
+    CellSource,
+    ClosureSource,
+    DefaultSource,
+    DictAttrSource,
+    GlobalSource,
+    GradSource,
+    ImportSource,
+    ItemSource,
+    KeysSource,
+    LocalSource,
+    MethodFuncSource,
+    MethodSelfSource,
+    ModuleGlobalSource,
+    OffsetSource,
+    SizeSource,
+    Source,
+    StrideSource,
+    TypeSource,
+)
+from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
+
+# fmt: off
+(LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,
+ KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY) = range(14)
+(TYPE_IS, EQUALS, IS, LENGTH, DICT_KEYS, HAS_ATTR, NO_ATTR, ABSENT, EMPTY_DICT,
+ TENSOR, FUNCTION_CODE, ALIASES, RELATION, GLOBAL_STATE) = range(14)
+# fmt: on
+
+_EXTENTS: dict[type[Source], int] = {SizeSource: 0, StrideSource: 1, OffsetSource: 2}
+_PYTHON_INT = 3
+
+NativeCheck: TypeAlias = "tuple[int, int, int, Any]"
+"""(kind, index of the guard, node, payload)"""
+
+
+class BadGuard(ValueError):
+    """A guard or source that the native tree has no way to check."""
+
+
+@final
+@dataclass(slots=True)
+class _Node:
+    access: int
+    key: Any
+    index: int
+    children: dict[Any, _Node] = field(default_factory=dict)
+    checks: list[tuple[int, int, Any]] = field(default_factory=list)
+    number: int = -1
+
+    def child(self, access: int, key: Any = None, index: int = 0) -> _Node:
+        # An object as key is told apart by its address: the node holds it, and `True` is not `1`.
+        mark = (access, index, type(key), key if isinstance(key, (str, int)) else id(key))
+        node = self.children.get(mark)
+        if node is None:
+            node = self.children[mark] = _Node(access, key, index)
+        return node
+
+
+def _local_slots(function: FunctionType) -> dict[str, int]:
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
+    return {name: slot for slot, name in enumerate(code.co_varnames[:count])}
+
+
+@final
+class _Builder:
+    """Grows the tree node by node; `number_nodes` fixes the order."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self.root = _Node(-1, None, 0)
+        self.slots = _local_slots(function)
+        self.cells = {name: index for index, name in enumerate(function.__code__.co_freevars)}
+        self.whole: list[tuple[int, int, Callable[[], Any]]] = []
+
+    def node(self, source: Source) -> _Node:
+        """The node of `source`, made with all above it."""
+        step = _STEPS.get(type(source))
+        if step is None:
+            raise BadGuard(f"{source.text()} is an integer, not an object")
+        return step(self, source)
+
+    def operand(self, source: Source) -> tuple[int, _Node, int]:
+        """An integer for a shape relation: an extent of a tensor, or a Python int."""
+        kind = _EXTENTS.get(type(source), _PYTHON_INT)
+        if kind == _PYTHON_INT:
+            return kind, self.node(source), 0
+        assert source.parent is not None
+        return kind, self.node(source.parent), getattr(source, "dim", 0)
+
+    def relation(self, guard: int, text: str, names: dict[str, Source]) -> None:
+        steps, used = compile_relation(text)
+        if missing := set(used) - set(names):
+            raise BadGuard(f"`{text}` has names without a source: {sorted(missing)}")
+        operands = [self.operand(names[name]) for name in used]
+        self.whole.append((RELATION, guard, lambda: (steps, tuple((k, n.number, d) for k, n, d in operands))))
+
+    def add(self, number: int, guard: Guard) -> None:
+        if guard.kind is GuardKind.EQUALS and type(guard.source) in _EXTENTS:
+            self.relation(number, f"n == {guard.expected}", {"n": guard.source})
+            return
+        row = _NODE_CHECKS.get(guard.kind)
+        if row is None:
+            _WHOLE_CHECKS[guard.kind](self, number, guard)
+            return
+        kind, payload = row
+        self.node(guard.source).checks.append((kind, number, payload(guard)))
+
+    def number_nodes(self) -> tuple[list[tuple[Any, ...]], list[NativeCheck]]:
+        nodes: list[Any] = []
+        checks: list[NativeCheck] = []
+
+        def visit(node: _Node, parent: int) -> None:
+            number = node.number = len(nodes)
+            nodes.append(None)
+            first = len(checks)
+            checks.extend((kind, guard, number, payload) for kind, guard, payload in sorted(node.checks, key=_by_kind))
+            last = len(checks)
+            for child in node.children.values():
+                visit(child, number)
+            nodes[number] = (node.access, parent, len(nodes), first, last, node.key, node.index)
+
+        for node in self.root.children.values():
+            visit(node, -1)
+        checks.extend((kind, guard, -1, payload()) for kind, guard, payload in self.whole)
+        return nodes, checks
+
+
+def _by_kind(check: tuple[int, int, Any]) -> int:
+    return check[0]
+
+
+def _local(builder: _Builder, source: Any) -> _Node:
+    if source.name not in builder.slots:
+        raise BadGuard(f"the function has no argument {source.name!r}")
+    return builder.root.child(LOCAL, None, builder.slots[source.name])
+
+
+def _cell(builder: _Builder, source: Any) -> _Node:
+    if source.name not in builder.cells:
+        raise BadGuard(f"the function has no free variable {source.name!r}")
+    return builder.root.child(CELL, None, builder.cells[source.name])
+
+
+def _module_dict(name: str) -> dict[str, Any]:
+    module = sys.modules.get(name)
+    if module is None:
+        raise BadGuard(f"module {name!r} is not imported")
+    return vars(module)
+
+
+def _default(builder: _Builder, source: Any) -> _Node:
+    base = builder.node(source.base)
+    return base.child(DEFAULT, None, source.key) if isinstance(source.key, int) else base.child(KW_DEFAULT, source.key)
+
+
+def _item(builder: _Builder, source: Any) -> _Node:
+    index = source.key if type(source.key) is int else 0
+    return builder.node(source.base).child(ITEM, source.key, index)
+
+
+_STEPS: dict[type[Source], Callable[[_Builder, Any], _Node]] = {
+    LocalSource: _local,
+    CellSource: _cell,
+    GlobalSource: lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name),
+    ModuleGlobalSource: lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name),
+    BuiltinSource: lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name),
+    ImportSource: lambda b, s: b.root.child(CONST, sys.modules).child(ITEM, s.module),
+    AttrSource: lambda b, s: b.node(s.base).child(ATTR, s.name),
+    DictAttrSource: lambda b, s: b.node(s.base).child(DICT_ATTR, s.name),
+    ItemSource: _item,
+    DefaultSource: _default,
+    ClosureSource: lambda b, s: b.node(s.base).child(CLOSURE, None, s.index),
+    TypeSource: lambda b, s: b.node(s.base).child(TYPE),
+    MethodFuncSource: lambda b, s: b.node(s.base).child(METHOD_FUNC),
+    MethodSelfSource: lambda b, s: b.node(s.base).child(METHOD_SELF),
+    GradSource: lambda b, s: b.node(s.base).child(ATTR, "grad"),
+    KeysSource: lambda b, s: b.node(s.base).child(KEY, None, s.index),
+}
+
+
+def _expected(guard: Guard, kind: type) -> Any:
+    if not isinstance(guard.expected, kind):
+        raise BadGuard(f"{guard.kind.value} at {guard.source.text()} expects a {kind.__name__}")
+    return guard.expected
+
+
+def _constant(guard: Guard) -> object:
+    if isinstance(guard.expected, ObjectRef) or not is_constant(guard.expected):
+        raise BadGuard(f"{guard.source.text()}: a {type(guard.expected).__name__} is not a constant to be equal to")
+    return guard.expected
+
+
+def _function(guard: Guard) -> tuple[object, int, int, int]:
+    expected: FunctionExpectation = _expected(guard, FunctionExpectation)
+    return expected.code.value, expected.defaults, expected.keyword_defaults, expected.closure
+
+
+def _tensor(guard: Guard) -> tuple[Any, ...]:
+    expected: TensorExpectation = _expected(guard, TensorExpectation)
+    leaf = -1 if expected.is_leaf is None else int(expected.is_leaf)
+    if expected.dtype not in DTYPE_NUMBERS:
+        raise BadGuard(f"{guard.source.text()}: tensors of {expected.dtype} are not known to the native checks")
+    return (
+        *(expected.python_type.value, expected.keys, DTYPE_NUMBERS[expected.dtype], str(expected.device)),
+        *(expected.requires_grad, leaf, expected.sizes, expected.strides),
+    )
+
+
+_NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], Any]]] = {
+    GuardKind.TYPE_IS: (TYPE_IS, lambda guard: _expected(guard, ObjectRef).value),
+    GuardKind.EQUALS: (EQUALS, _constant),
+    GuardKind.IS: (IS, lambda guard: _expected(guard, ObjectRef).value),
+    GuardKind.IS_NONE: (IS, lambda guard: None),
+    GuardKind.LENGTH: (LENGTH, lambda guard: _expected(guard, int)),
+    GuardKind.DICT_KEYS: (DICT_KEYS, lambda guard: _expected(guard, tuple)),
+    GuardKind.HAS_ATTR: (HAS_ATTR, lambda guard: _expected(guard, str)),
+    GuardKind.NO_ATTR: (NO_ATTR, lambda guard: _expected(guard, str)),
+    GuardKind.ABSENT: (ABSENT, lambda guard: None),
+    GuardKind.EMPTY_DICT: (EMPTY_DICT, lambda guard: None),
+    GuardKind.TENSOR: (TENSOR, _tensor),
+    GuardKind.FUNCTION_CODE: (FUNCTION_CODE, _function),
+}
+
+
+def _aliases(builder: _Builder, number: int, guard: Guard) -> None:
+    expected: AliasExpectation = _expected(guard, AliasExpectation)
+    nodes = [builder.node(source) for source in expected.sources]
+    order: dict[int, int] = {}
+    groups = tuple(order.setdefault(group, len(order)) for group in expected.groups)
+    by_storage = expected.by == "storage"
+    builder.whole.append((ALIASES, number, lambda: (by_storage, tuple(n.number for n in nodes), groups)))
+
+
+def _relation(builder: _Builder, number: int, guard: Guard) -> None:
+    expected: ShapeRelation = _expected(guard, ShapeRelation)
+    builder.relation(number, expected.relation, dict(expected.names))
+
+
+def _state(builder: _Builder, number: int, guard: Guard) -> None:
+    word = state_to_word(_expected(guard, GlobalState))
+    builder.whole.append((GLOBAL_STATE, number, lambda: word))
+
+
+_WHOLE_CHECKS: dict[GuardKind, Callable[[_Builder, int, Guard], None]] = {
+    GuardKind.TENSOR_ALIASES: _aliases,
+    GuardKind.SHAPE_RELATION: _relation,
+    GuardKind.GLOBAL_STATE: _state,
+}
+
+
+def build_tree(guards: Iterable[Guard], *, collect: Iterable[Source] = (), function: FunctionType) -> _frames.GuardTree:
+    """The native tree that checks `guards` on the arguments, globals and cells of `function`.
+
+    A successful check leaves in `tree.bindings` the objects at the sources `collect`, in that order; hand them
+    to a region with `_frames.BoundCall(tree, target)` as the callable of the entry. `tree.explain(locals)` names
+    the guard that fails by its index in `guards`. Sources name arguments of `function` (in slot order: positional,
+    keyword-only, `*args`, `**kwargs`) and its free variables. Raises `BadGuard` for what cannot be checked.
+    """
+    builder = _Builder(function)
+    for number, guard in enumerate(guards):
+        builder.add(number, guard)
+    collected = [builder.node(source) for source in collect]
+    nodes, checks = builder.number_nodes()
+    return _frames.GuardTree(nodes, checks, tuple(node.number for node in collected))
