@@ -1,0 +1,42 @@
+"""Kiln compiles PyTorch programs: `kiln.compile(model)` is the same model, faster.
+
+The compiler is loaded when the first of these names is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kiln.api import (
+        Options,
+        compile,
+        disable,
+        explain,
+        is_compiling,
+        list_backends,
+        register_backend,
+        report_of,
+        reset,
+    )
+
+__version__ = "0.1.0"
+__all__ = [
+    "Options",
+    "compile",
+    "disable",
+    "explain",
+    "is_compiling",
+    "list_backends",
+    "register_backend",
+    "report_of",
+    "reset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kiln' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module("kiln.api"), name)
+    return value

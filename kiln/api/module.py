@@ -12,22 +12,20 @@ Only `__call__` differs: it is the dispatcher.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-Wrap = Callable[[FunctionType], Any]
-"""Makes a dispatcher of a function."""
+from kiln.pipeline.session import Session
 
-MARK = "_kiln_compiled_class"
+MARK = "_kiln_session"
+"""Class attribute of compiled classes: the session."""
 
 
-def compile_module(module: nn.Module, wrap: Wrap) -> nn.Module:
+def compile_module(module: nn.Module, session: Session) -> nn.Module:
     """The compiled twin of `module`."""
     cls = original_class(module)
-    twin: nn.Module = object.__new__(_compiled_class(cls, wrap))
+    twin: nn.Module = object.__new__(_compiled_class(cls, session))
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
 
@@ -45,14 +43,14 @@ def original_module(module: nn.Module) -> nn.Module:
     return plain
 
 
-def _compiled_class(cls: type[nn.Module], wrap: Wrap) -> type[nn.Module]:
+def _compiled_class(cls: type[nn.Module], session: Session) -> type[nn.Module]:
     call: Any = cls.__call__
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         return original_module(self).__reduce_ex__(protocol)
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        twin = compile_module(copy.deepcopy(original_module(self), memo), wrap)
+        twin = compile_module(copy.deepcopy(original_module(self), memo), session)
         memo[id(self)] = twin
         return twin
 
@@ -60,9 +58,9 @@ def _compiled_class(cls: type[nn.Module], wrap: Wrap) -> type[nn.Module]:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "__call__": wrap(call),
+        "__call__": session.dispatcher(call),
         "__reduce_ex__": reduce,
         "__deepcopy__": deepcopy,
-        MARK: True,
+        MARK: session,
     }
     return type(cls)(cls.__name__, (cls,), body)

@@ -1,0 +1,185 @@
+"""`kiln.compile` and its companions, with the signature and meaning of `torch.compile`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from kiln.api.arguments import check_callable, check_flag, read_options
+from kiln.api.module import MARK, compile_module
+from kiln.backends import find_backend
+from kiln.native import Dispatcher, frames_usable
+from kiln.pipeline.session import Session, SessionSettings
+from kiln.report import ProgressBar, Report, log_stages
+from kiln.support.events import Event, EventSink
+from kiln.support.target import host_cpu
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SESSIONS: WeakSet[Session] = WeakSet()
+"""All sessions alive: what `reset` clears."""
+
+DISABLED = "_torchdynamo_disable"
+"""The attribute by which torch's own `torch.compiler.disable` marks functions; libraries carry it already."""
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Make `model` faster without changing what it does. A function and a decorator.
+
+    Args:
+        model: a function, a method, or an `nn.Module`. A module gives a module that shares its parameters, attributes,
+            hooks and training mode; it pickles as the original.
+        fullgraph: raise at what would break the graph, instead of running it in Python.
+        dynamic: True: all sizes are symbols; False: none; None: those that changed.
+        backend: `"kiln"`, another name of `kiln.list_backends()`, or a callable
+            `(torch.fx.GraphModule, example inputs) -> callable`.
+        mode: a named set of options: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
+        options: values for the fields of `kiln.Options`.
+        disable: return `model` as it is.
+
+    Returns:
+        The compiled callable. Compiling happens at its first call, and again for arguments that no variant fits.
+
+    Raises:
+        KilnError: KILN50xx for a wrong argument.
+    """
+    for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
+        check_flag(name, flag)
+    chosen = read_options(mode, options, dynamic)
+    found = find_backend(backend)
+    if model is None:
+        arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
+        return lambda late: compile(late, disable=disable, **arguments)  # type: ignore[arg-type]
+    check_callable(model)
+    if disable or not frames_usable():
+        return model
+    dump = os.environ.get("KILN_DUMP")
+    settings = SessionSettings(
+        chosen, found, fullgraph, host_cpu(torch.get_num_threads()), Path(dump) if dump else None
+    )
+    return _wrap(model, _new_session(model, settings))
+
+
+def _new_session(model: Any, settings: SessionSettings) -> Session:
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    events = EventSink()
+    session = Session(name, settings, events)
+    if stages := os.environ.get("KILN_LOG"):
+        events.listen(log_stages(frozenset(stages.split(","))))
+    if settings.options.progress:
+        events.listen(_progress(name))
+    SESSIONS.add(session)
+    return session
+
+
+def _progress(name: str) -> Callable[[Event], None]:
+    """One bar per compile: made at its first event, closed with it."""
+    bars: list[ProgressBar] = []
+
+    def listen(event: Event) -> None:
+        if not bars:
+            bars.append(ProgressBar(name))
+        bars[0](event)
+        if event.kind == "stage" and event.stage == "compile":
+            bars.pop().close()
+
+    return listen
+
+
+def _wrap(model: Any, session: Session) -> Any:
+    if isinstance(model, nn.Module):
+        return compile_module(model, session)
+    if isinstance(model, types.MethodType):
+        return types.MethodType(_function(model.__func__, session), model.__self__)
+    if isinstance(model, Dispatcher):
+        return _function(model.function, session)
+    if isinstance(model, types.FunctionType):
+        return _function(model, session)
+    return types.MethodType(_function(type(model).__call__, session), model)
+
+
+def _function(function: Any, session: Session) -> Any:
+    if not isinstance(function, types.FunctionType):
+        builtin = function
+
+        @functools.wraps(builtin)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return builtin(*args, **kwargs)
+
+    dispatcher = session.dispatcher(function)
+    functools.update_wrapper(dispatcher, function)
+    dispatcher.__dict__["session"] = session
+    return dispatcher
+
+
+def session_of(compiled: Any) -> Session:
+    """The session of something that `compile` returned.
+
+    Raises:
+        TypeError: when it was not compiled by Kiln.
+    """
+    if isinstance(compiled, nn.Module) and MARK in type(compiled).__dict__:
+        found: Any = type(compiled).__dict__[MARK]
+    else:
+        found = getattr(getattr(compiled, "__func__", compiled), "__dict__", {}).get("session")
+    if not isinstance(found, Session):
+        raise TypeError(f"{compiled!r} was not compiled by kiln.compile")
+    return found
+
+
+def report_of(compiled: Any) -> Report:
+    """What the compiler did so far for a compiled callable."""
+    return session_of(compiled).report
+
+
+def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Report]:
+    """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
+
+    The result prints as at most ten lines; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
+    """
+    compiled = compile(function, **arguments)
+
+    def call(*args: Any, **kwargs: Any) -> Report:
+        compiled(*args, **kwargs)
+        return report_of(compiled)
+
+    return call
+
+
+def reset() -> None:
+    """Forget every compiled variant and everything observed; compiled callables compile again when called."""
+    for session in list(SESSIONS):
+        session.reset()
+
+
+def disable(function: F) -> F:
+    """Run `function` in Python where compiled code calls it. A decorator; sets the mark that torch's own one sets."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    setattr(run, DISABLED, True)
+    return run  # type: ignore[return-value]
+
+
+def is_compiling() -> bool:
+    """False in Python; inside a compiled region the capture answers True."""
+    return False

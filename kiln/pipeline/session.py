@@ -1,0 +1,167 @@
+"""Everything that belongs to one `kiln.compile` call: its variants, its report, what happens when a stage fails.
+
+A dispatcher calls `Session.miss` when no variant fits the arguments; the session captures and compiles a new one and
+publishes it. What cannot be compiled runs eager, with one warning that names the reason (`fullgraph=True` raises).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any, final
+from weakref import WeakSet
+
+from kiln.capture.interpreter import Capture, capture_frame
+from kiln.graph.trace import Recorder, Trace
+from kiln.native import Dispatcher, Entry
+from kiln.pipeline.backend import Backend, run_backend
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.region import Region, compile_region
+from kiln.pipeline.sizes import SizeHistory
+from kiln.report import Report
+from kiln.support.dump import Dump
+from kiln.support.errors import InternalFault, KilnError
+from kiln.support.events import EventSink
+from kiln.support.options import Options
+from kiln.support.target import Target
+
+
+class TooManyVariants(KilnError):
+    code = "KILN1090"
+    what = "`{function}` was compiled {count} times for different arguments"
+    why = "{reason}"
+    try_ = (
+        "mark what changes as dynamic: kiln.compile(dynamic=True)",
+        "raise the limit: options={{'variants': {more}}}",
+    )
+
+
+class KilnWarning(UserWarning):
+    """A region runs eager; the text names code and reason."""
+
+
+@final
+@dataclass(frozen=True)
+class SessionSettings:
+    """What `kiln.compile` was given, checked. `backend` is None for Kiln's own compiler."""
+
+    options: Options
+    backend: Backend | None
+    fullgraph: bool
+    target: Target
+    dump_folder: Path | None
+
+
+class Session:
+    """The compiled variants of one function (and of its resume functions) and what is known of them."""
+
+    def __init__(self, name: str, settings: SessionSettings, events: EventSink) -> None:
+        self.name = name
+        self.settings = settings
+        self.events = events
+        self.report = Report(name)
+        events.listen(self.report.record)
+        self.sizes = SizeHistory(settings.options.dynamic)
+        self._dispatchers: WeakSet[Dispatcher] = WeakSet()
+        self._lock = threading.RLock()
+        self._warned: set[str] = set()
+
+    def dispatcher(self, function: FunctionType) -> Dispatcher:
+        """A dispatcher of `function` whose misses come here."""
+        made = Dispatcher(function, self.miss)
+        self._dispatchers.add(made)
+        return made
+
+    def reset(self) -> None:
+        """Forget all variants and what was observed."""
+        with self._lock:
+            self.sizes = SizeHistory(self.settings.options.dynamic)
+            self._warned.clear()
+            for dispatcher in list(self._dispatchers):
+                dispatcher.set_entries([])
+
+    def miss(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry | None:
+        """A new variant for these arguments, published; None: run the original this time."""
+        with self._lock, self.events.stage("compile", function=dispatcher.function.__qualname__):
+            try:
+                entry = self._new_variant(dispatcher, arguments)
+            except KilnError as problem:
+                entry = self._run_eager(dispatcher, problem)
+            except Exception as fault:
+                problem = InternalFault(stage=self.events.failed_stage(), problem=_last_line(fault))
+                entry = self._run_eager(dispatcher, problem, cause=fault)
+            if entry is not None:
+                dispatcher.set_entries([*dispatcher.entries, entry])
+            return entry
+
+    def _new_variant(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry:
+        function, options = dispatcher.function, self.settings.options
+        if len(dispatcher.entries) >= options.variants:
+            raise TooManyVariants(
+                function=function.__qualname__,
+                count=len(dispatcher.entries),
+                reason=self._why_missed(dispatcher, arguments),
+                more=options.variants * 2,
+            )
+        self.events.emit("compile", function=function.__qualname__)
+        capture = self._capture(function, arguments)
+        return capture.entry
+
+    def _capture(self, function: FunctionType, arguments: Mapping[str, Any]) -> Capture:
+        """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""
+        policy = self.settings.options.is_compiling
+        first = self._capture_once(function, arguments, is_compiling=policy == "true")
+        if policy != "auto" or not first.breaks or not first.asked_is_compiling:
+            return first
+        second = self._capture_once(function, arguments, is_compiling=True)
+        better = second if len(second.breaks) < len(first.breaks) else first
+        answer = better is second
+        self.events.emit("note", text=f"is_compiling() answers {answer}: {len(better.breaks)} breaks")
+        return better
+
+    def _capture_once(self, function: FunctionType, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
+        dump = Dump(self.settings.dump_folder, function.__qualname__)
+        context = CompileContext(self.settings.options, self.settings.target, self.events, dump)
+
+        def compile_trace(recorder: Recorder, trace: Trace) -> Region:
+            if self.settings.backend is not None:
+                return run_backend(self.settings.backend, trace, context)
+            return compile_region(recorder, trace, context)
+
+        with self.events.stage("capture"):
+            return capture_frame(
+                function,
+                arguments,
+                compile_region=compile_trace,
+                dispatcher=self.dispatcher,
+                sizes=self.sizes,
+                events=self.events,
+                dump=dump,
+                is_compiling=is_compiling,
+                fullgraph=self.settings.fullgraph,
+            )
+
+    def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:
+        entry = dispatcher.entries[-1]
+        return f"the last variant asks for {entry.info}" if entry.info else "its guards differ"
+
+    def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
+        """Publish a variant without guards that is the original function."""
+        if self.settings.fullgraph:
+            raise problem from cause
+        self.events.emit("eager", code=problem.code, reason=problem.reason)
+        if problem.code not in self._warned:
+            self._warned.add(problem.code)
+            trace = "".join(traceback.format_exception(cause)) if cause else ""
+            self.events.emit("fault", text=trace or problem.render())
+            warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
+        return Entry(None, dispatcher.function, problem)
+
+
+def _last_line(fault: Exception) -> str:
+    return traceback.format_exception_only(fault)[-1].strip()
