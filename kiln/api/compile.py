@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,8 +24,8 @@ from kiln.support.target import host_cpu
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SESSIONS: WeakSet[Session] = WeakSet()
-"""All sessions alive: what `reset` clears."""
+REPORTS: WeakKeyDictionary[Session, Report] = WeakKeyDictionary()
+"""The report of each session that is alive."""
 
 DISABLED = "_torchdynamo_disable"
 """The attribute by which torch's own `torch.compiler.disable` marks functions; libraries carry it already."""
@@ -80,12 +80,13 @@ def compile(
 def _new_session(model: Any, settings: SessionSettings) -> Session:
     name = getattr(model, "__qualname__", type(model).__qualname__)
     events = EventSink()
-    session = Session(name, settings, events)
+    session, report = Session(name, settings, events), Report(name)
+    events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
         events.listen(log_stages(frozenset(stages.split(","))))
     if settings.options.progress:
         events.listen(_progress(name))
-    SESSIONS.add(session)
+    REPORTS[session] = report
     return session
 
 
@@ -146,7 +147,7 @@ def session_of(compiled: Any) -> Session:
 
 def report_of(compiled: Any) -> Report:
     """What the compiler did so far for a compiled callable."""
-    return session_of(compiled).report
+    return REPORTS[session_of(compiled)]
 
 
 def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Report]:
@@ -165,7 +166,7 @@ def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Rep
 
 def reset() -> None:
     """Forget every compiled variant and everything observed; compiled callables compile again when called."""
-    for session in list(SESSIONS):
+    for session in list(REPORTS):
         session.reset()
 
 

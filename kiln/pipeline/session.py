@@ -23,7 +23,6 @@ from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import Region, compile_region
 from kiln.pipeline.sizes import SizeHistory
-from kiln.report import Report
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
@@ -64,8 +63,6 @@ class Session:
         self.name = name
         self.settings = settings
         self.events = events
-        self.report = Report(name)
-        events.listen(self.report.record)
         self.sizes = SizeHistory(settings.options.dynamic)
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
