@@ -46,7 +46,7 @@ def test_a_write_through_views_reaches_the_input():
     ]  # fmt: skip
     assert trace.graph.writes[0].target is trace.graph.inputs[0]
     assert [(o.alias.of, o.alias.index, o.alias.view and str(o.alias.view)) for o in trace.graph.outputs] == [
-        ("input", 0, "f32[5 | 2 + 1]"),
+        ("input", 0, "f32[5 | 2 at 1]"),
         ("input", 0, None),
     ]
     assert trace.calls[-1].effects and not trace.calls[0].effects

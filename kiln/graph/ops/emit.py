@@ -11,58 +11,41 @@ Nodes remember `origin`, the torch call that is being recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from kiln.graph.ir.node import Arg, Node, Origin
-from kiln.graph.prims.meta import META, pointwise_spec, preserved_strides
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.meta import pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
-from kiln.graph.prims.table import Prim
-from kiln.symbolic import Int
+from kiln.symbolic import Expr, Int
 
 Number = int | float | bool | complex
 Operand = Node | Number
 
-_ATEN, _ITEM, _CONSTANT = PRIMS["aten"], PRIMS["item"], PRIMS["constant"]
-_CONVERT = PRIMS["convert"]
+_ITEM = PRIMS["item"]
+_ROWS = PRIMS.rows
 
 
-class Emit:
+@final
+class Emit(Builder):
     """A growing list of nodes. `numerics` is "fast", "rounded" or "strict" (see the design)."""
 
+    __slots__ = ("numerics",)
+
     def __init__(self, oracle: SizeOracle, numerics: str = "fast") -> None:
-        self.oracle = oracle
+        super().__init__(oracle)
         self.numerics = numerics
-        self.nodes: list[Node] = []
-        self.origin: Origin | None = None
-        self._constants: dict[tuple[str, torch.dtype, torch.device], Node] = {}
 
-    def node(self, name: str, *inputs: Node, **attrs: Any) -> Node:
-        """One node of any op that has a shape rule."""
-        spec = META[name](self.oracle, *[one.spec for one in inputs], **attrs)
-        return self.add(PRIMS[name], inputs, attrs, spec)
-
-    def add(self, op: Prim, inputs: tuple[Node, ...], attrs: dict[str, Any], spec: Spec) -> Node:
-        """One node whose spec the caller knows."""
-        made = Node(op, inputs, attrs, spec, self.origin)
-        self.nodes.append(made)
-        return made
-
-    def constant(self, value: Number, dtype: torch.dtype, device: torch.device) -> Node:
-        """One number of rank 0, as an element of `dtype`; the same node for the same number."""
-        value = as_dtype(value, dtype)
-        key = (repr(value), dtype, device)
-        found = self._constants.get(key)
-        if found is None:
-            attrs = {"value": value, "dtype": dtype, "device": device}
-            found = self._constants[key] = self.add(_CONSTANT, (), attrs, TensorSpec(dtype, (), (), 0, device))
-        return found
+    def number(self, value: Number | Int, dtype: torch.dtype, device: torch.device) -> Node:
+        """One number, or size, of rank 0, as an element of `dtype`."""
+        return self.constant(value if isinstance(value, Expr) else as_dtype(value, dtype), dtype, device)  # type: ignore[arg-type]
 
     def pointwise(self, name: str, *operands: Operand) -> Node:
         """A pointwise op on tensors of one dtype and numbers."""
-        op = PRIMS[name]
+        op = _ROWS[name]
         nodes = operands if all(type(one) is Node for one in operands) else self._lift(operands)
         specs = [one.spec for one in nodes]  # type: ignore[union-attr]
         result = torch.bool if op.result == "bool" else specs[-1].dtype  # type: ignore[union-attr]
@@ -70,16 +53,14 @@ class Emit:
 
     def _lift(self, operands: Sequence[Operand]) -> tuple[Node, ...]:
         like = next(one.tensor for one in reversed(operands) if isinstance(one, Node))
-        return tuple(
-            [one if isinstance(one, Node) else self.constant(one, like.dtype, like.device) for one in operands]
-        )
+        return tuple([one if isinstance(one, Node) else self.number(one, like.dtype, like.device) for one in operands])
 
     def convert(self, x: Node, dtype: torch.dtype) -> Node:
         """`x` in `dtype`; `x` itself where it has it."""
         return x if x.tensor.dtype is dtype else self.node("convert", x, dtype=dtype)
 
     def full(self, value: Number, sizes: tuple[Int, ...], dtype: torch.dtype, device: torch.device) -> Node:
-        return self.node("full", self.constant(value, dtype, device), sizes=sizes)
+        return self.node("full", self.number(value, dtype, device), sizes=sizes)
 
     def preserved_strides(self, spec: TensorSpec) -> tuple[Int, ...]:
         """Strides that a copy has which preserves the format of `spec`."""
@@ -87,12 +68,7 @@ class Emit:
 
     def library(self, target: str, args: Sequence[Any], kwargs: dict[str, Any], spec: Spec) -> Any:
         """An ATen kernel: its result, or the tuple of its results (None where it returns no tensor)."""
-        inputs: list[Node] = []
-        places: dict[int, Arg] = {}
-        template = _template(tuple(args), inputs, places)
-        named = tuple([(key, _template(value, inputs, places)) for key, value in kwargs.items()])
-        attrs = {"target": target, "args": template, "kwargs": named}
-        made = self.add(_ATEN, tuple(inputs), attrs, spec)
+        made = self.aten(target, args, kwargs, spec)
         return self.items(made) if isinstance(spec, tuple) else made
 
     def items(self, made: Node) -> tuple[Node | None, ...]:
@@ -115,16 +91,3 @@ def as_dtype(value: Number, dtype: torch.dtype) -> Number:
     if isinstance(value, complex):
         raise RuntimeError("value cannot be converted to a real type without overflow")
     return float(value) if dtype.is_floating_point else int(value)
-
-
-def _template(value: Any, inputs: list[Node], places: dict[int, Arg]) -> Any:
-    """`value` with each node replaced by the number of the input it becomes; lists become tuples."""
-    if type(value) is Node:
-        place = places.get(id(value))
-        if place is None:
-            place = places[id(value)] = Arg(len(inputs))
-            inputs.append(value)
-        return place
-    if isinstance(value, list | tuple):
-        return tuple([_template(one, inputs, places) for one in value])
-    return value

@@ -81,9 +81,7 @@ def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node,
     if floating:
         dtype = float_dtype(dtype)
     device = next(one.tensor.device for one in operands if isinstance(one, Node))
-    return tuple(
-        [e.convert(one, dtype) if isinstance(one, Node) else e.constant(one, dtype, device) for one in operands]
-    )
+    return tuple([e.convert(one, dtype) if isinstance(one, Node) else e.number(one, dtype, device) for one in operands])
 
 
 def opmath(e: Emit, x: Node) -> Node:

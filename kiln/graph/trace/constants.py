@@ -49,7 +49,7 @@ class Constants:
         if tensor.numel() * tensor.element_size() > LARGEST:
             raise UnsupportedInput(name="constant", reason=f"it is too large to be baked into a graph ({spec})")
         if spec.rank == 0 and not spec.dtype.is_complex:
-            return fresh_place(emit.constant(tensor.item(), spec.dtype, spec.device))
+            return fresh_place(emit.number(tensor.item(), spec.dtype, spec.device))
         key = content_key(tensor)
         self.tensors[key] = tensor.detach().contiguous().clone()
         return fresh_place(emit.add(PRIMS["constant_tensor"], (), {"key": key}, spec.with_sizes(spec.sizes)))

@@ -50,7 +50,7 @@ def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
     if not isinstance(value, int | float | complex):
         one = mode.emit.convert(value, spec.dtype)
     else:
-        one = mode.emit.constant(value, spec.dtype, spec.device)
+        one = mode.emit.number(value, spec.dtype, spec.device)
     mode.write(args[0], mode.emit.node("full", one, sizes=spec.sizes), op)
     return args[0]
 
