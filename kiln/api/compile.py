@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +17,9 @@ from torch import nn
 from kiln.api.arguments import check_callable, check_flag, read_options
 from kiln.api.module import MARK, compile_module
 from kiln.backends import find_backend
-from kiln.native import Dispatcher, frames_usable
-from kiln.pipeline.session import Session, SessionSettings
+from kiln import native
+from kiln.native._frames import Dispatcher
+from kiln.pipeline.session import KilnWarning, Session, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages
 from kiln.support.events import Event, EventSink
 from kiln.support.target import host_cpu
@@ -68,13 +70,22 @@ def compile(
         arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
         return lambda late: compile(late, disable=disable, **arguments)  # type: ignore[arg-type]
     check_callable(model)
-    if disable or not frames_usable():
+    if disable or _cannot_run():
         return model
     dump = os.environ.get("KILN_DUMP")
     settings = SessionSettings(
         chosen, found, fullgraph, host_cpu(torch.get_num_threads()), Path(dump) if dump else None
     )
     return _wrap(model, _new_session(model, settings))
+
+
+@functools.lru_cache(maxsize=1)
+def _cannot_run() -> bool:
+    """Whether the native layer does not fit this torch: then programs run eager, after one warning."""
+    problem = native.problem()
+    if problem:
+        warnings.warn(f"KILN4001 kiln.compile does nothing: {problem}", KilnWarning, stacklevel=4)
+    return bool(problem)
 
 
 def _new_session(model: Any, settings: SessionSettings) -> Session:

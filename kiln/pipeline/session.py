@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from kiln.capture.interpreter import Capture, capture_frame
 from kiln.graph.trace import Recorder, Trace
-from kiln.native import Dispatcher, Entry
+from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import Region, compile_region
