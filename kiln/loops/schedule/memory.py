@@ -1,0 +1,61 @@
+"""The life of buffers: where memory is made, which may be taken over, after which step it is dead.
+
+    steps    k0: x -> a      k1: a -> b      k2: b -> c
+    made     a before 0      b before 1      c before 2 (in the memory of a)
+    dead     -               a after 1       b after 2
+
+Memory of extern results is made by the call. Inputs, constants, results of the region and contents of writes are
+never freed. A buffer with a `base` is a view: it keeps the memory of its base alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kiln.loops.ir.analyses import buffer_args
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.nodes import Buffer, Extern, LoopOutput
+from kiln.loops.ir.scheduled import Allocation
+
+Step = KernelIR | Extern
+
+
+def touched(step: Step) -> tuple[str, ...]:
+    """Names of all buffers that a step reads or writes."""
+    if isinstance(step, KernelIR):
+        return tuple(one.name for one in step.params)
+    outs = (out.name for out in step.outs if out is not None)
+    return tuple(dict.fromkeys((*outs, *step.mutates, *(arg.name for arg in buffer_args(step)))))
+
+
+def allocations(steps: Sequence[Step], known: frozenset[str]) -> tuple[Allocation, ...]:
+    """Memory for every buffer that a kernel writes first; `known` are those that have theirs (inputs, constants)."""
+    made, found = set(known), []
+    for place, step in enumerate(steps):
+        if isinstance(step, Extern):
+            made.update(out.name for out in step.outs if out is not None)
+            continue
+        for param in step.params:
+            if param.name not in made:
+                found.append(Allocation(param, place))
+                made.add(param.name)
+    return tuple(found)
+
+
+def frees(steps: Sequence[Step], kept: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[tuple[str, ...], ...]:
+    """For each step the buffers that nothing uses after it; `kept` outlive the region."""
+    last: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        for name in touched(step):
+            last[name] = place
+    dead: list[list[str]] = [[] for _ in steps]
+    for name, place in last.items():
+        if name not in kept and name in buffers:
+            dead[place].append(name)
+    return tuple(map(tuple, dead))
+
+
+def kept_alive(outputs: Sequence[LoopOutput], writes: Sequence[tuple[str, str]]) -> frozenset[str]:
+    """Buffers that the region gives back or writes from at its end."""
+    named = {one.buffer for one in outputs if one.buffer is not None}
+    return frozenset(named | {name for pair in writes for name in pair})

@@ -1,0 +1,128 @@
+"""One loop node as a kernel of its own: what a node becomes when nothing is fused with it.
+
+    out: f32[64, 32] = pointwise (i0: 64, i1: 32): exp(load x[i0, i1])
+
+    kernel exp_out(x: f32[64, 32] -> out: f32[64, 32]) units (i0: 64, i1: 32)     # strips along i1
+        phase ():
+            out[i0, i1] = exp(load x[i0, i1])
+
+A pointwise node's axes are units; a reduction keeps its kept axes as units and accumulates in a phase. Scatters that
+may hit a place twice run through the colliding axes in order, so that results do not depend on threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.loops.ir.analyses import accesses, kernel_symbols, phase_stores
+from kiln.loops.ir.body import Index, LoopBody
+from kiln.loops.ir.builder import BodyBuilder, dtype_of
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
+from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
+
+STRIP = 256
+"""Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
+
+SingleNode = Pointwise | Reduction | Scan | Scatter
+Buffers = Mapping[str, Buffer]
+
+
+def single_kernel(node: SingleNode, buffers: Buffers) -> KernelIR:
+    """The kernel that computes `node` alone; `buffers` are those of the program by name."""
+    make = _MAKERS[type(node)]
+    kernel: KernelIR = make(node, buffers)
+    return kernel
+
+
+def _pointwise(node: Pointwise, buffers: Buffers) -> KernelIR:
+    phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
+    strip = STRIP if node.axes else 0
+    return assemble(f"pointwise_{node.out.name}", node.axes, (phase,), (), buffers, strip=strip, origin=node.origin)
+
+
+def _reduction(node: Reduction, buffers: Buffers) -> KernelIR:
+    total = Local("total", accumulator_dtype(node.op, node.out.spec.dtype), ())
+    vector = None if node.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) else len(node.reduced) - 1
+    gather = Phase(node.reduced, node.body, (Accumulate(total.name, node.op, node.reduced, (), 0),), vector)
+    builder = BodyBuilder()
+    value = converted(builder, builder.load(total.name, (), total.dtype), node.out.spec.dtype)
+    finish = Phase((), builder.finish(value), (Store(node.out.name, _at(node.kept), 0),))
+    name = f"{node.op.value}_{node.out.name}"
+    return assemble(name, node.kept, (gather, finish), (total,), buffers, origin=node.origin)
+
+
+def _scan(node: Scan, buffers: Buffers) -> KernelIR:
+    along = node.axes[node.along]
+    units = tuple(axis for axis in node.axes if axis is not along)
+    total = Local("total", dtype_of(node.body.ops, node.body.results[0]), ())
+    store = Store(node.out.name, _at(node.axes), 0)
+    phase = Phase((along,), node.body, (Accumulate(total.name, node.op, (along,), (), 0, running=store),))
+    return assemble(f"scan_{node.out.name}", units, (phase,), (total,), buffers, origin=node.origin)
+
+
+def _scatter(node: Scatter, buffers: Buffers) -> KernelIR:
+    """Units are the axes that are indices of the result themselves: different units write different places."""
+    own = {axis.symbol for axis in node.axes} & set(node.index)
+    units = tuple(axis for axis in node.axes if axis.symbol in own)
+    inner = tuple(axis for axis in node.axes if axis.symbol not in own)
+    phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
+    strip = STRIP if units else 0
+    return assemble(f"scatter_{node.out.name}", units, (phase,), (), buffers, strip=strip, origin=node.origin)
+
+
+_MAKERS: Mapping[type, Callable[[Any, Buffers], KernelIR]] = {
+    Pointwise: _pointwise,
+    Reduction: _reduction,
+    Scan: _scan,
+    Scatter: _scatter,
+}
+
+
+def accumulator_dtype(op: ReduceOp, out: torch.dtype) -> torch.dtype:
+    """Sums and products of narrow floating-point numbers are kept in float32."""
+    narrow = out.is_floating_point and out.itemsize < 4 and op in (ReduceOp.SUM, ReduceOp.PROD)
+    return torch.float32 if narrow else out
+
+
+def converted(builder: BodyBuilder, place: int, dtype: torch.dtype) -> int:
+    """The value at `place` as a `dtype`."""
+    return place if builder.dtype_of(place) == dtype else builder.pointwise(PRIMS["convert"], dtype, place)
+
+
+def _at(axes: tuple[Axis, ...]) -> Index:
+    return tuple(axis.symbol for axis in axes)
+
+
+def assemble(
+    name: str,
+    units: tuple[Axis, ...],
+    phases: tuple[Phase, ...],
+    locals_: tuple[Local, ...],
+    buffers: Buffers,
+    *,
+    strip: int = 0,
+    grain: int = 1,
+    origin: str = "",
+) -> KernelIR:
+    """A kernel with the parameters and size arguments that its phases use, in order of appearance."""
+    private = {one.name for one in locals_}
+    loaded = [access.buffer for phase in phases for access in accesses(phase.body)]
+    stored = [store.target for phase in phases for store in phase_stores(phase)]
+    written = dict.fromkeys(name for name in stored if name not in private)
+    read = dict.fromkeys(name for name in loaded if name not in private and name not in written)
+    params = tuple(buffers[name] for name in (*read, *written))
+    kernel = KernelIR(name, units, phases, locals_, params, frozenset(written), (), grain, strip, origin)
+    sizes = kernel_symbols(kernel) | symbols_of(*(size for one in params for size in one.spec.sizes))
+    ints = tuple(sorted(sizes, key=lambda one: one.sort_key))
+    return KernelIR(name, units, phases, locals_, params, frozenset(written), ints, grain, strip, origin)
+
+
+def copy_body(source: Buffer, index: Index) -> LoopBody:
+    """The body that gives an element of `source`."""
+    builder = BodyBuilder()
+    return builder.finish(builder.load(source.name, index, source.spec.dtype))
