@@ -345,6 +345,9 @@ def _run_scatter(node: Scatter, out: Tensor, memory: Memory) -> None:
 
 def run_extern(node: Extern, memory: Memory) -> None:
     """Call the overload; results are copied into the planned layout."""
+    if node.target in OWN_STEPS:
+        OWN_STEPS[node.target](node, memory)
+        return
     args = _arguments(node.args, memory)
     kwargs = {name: _arguments(value, memory) for name, value in node.kwargs}
     results = overload(node.target)(*args, **kwargs)
@@ -352,6 +355,39 @@ def run_extern(node: Extern, memory: Memory) -> None:
     for out, result in zip(node.outs, listed, strict=False):
         if out is not None:
             memory.allocate(out).copy_(result)
+
+
+def _empty(node: Extern, memory: Memory) -> None:
+    for out in node.outs:
+        if out is not None:
+            memory.allocate(out)
+
+
+def _random_seed(node: Extern, memory: Memory) -> None:
+    """A seed that torch's generator gives, at offset 0."""
+    (out,) = node.outs
+    assert out is not None
+    memory.allocate(out).copy_(torch.stack([torch.randint(1 << 62, ()), torch.tensor(0)]))
+
+
+def _assert(node: Extern, memory: Memory) -> None:
+    condition, message = _arguments(node.args, memory)
+    if not bool(condition):
+        raise RuntimeError(message)
+
+
+def _local_scalar(node: Extern, memory: Memory) -> None:
+    value, _, name = node.args
+    memory.sizes[name] = int(_arguments(value, memory))
+
+
+OWN_STEPS: Mapping[str, Callable[[Extern, Memory], None]] = {
+    "kiln.empty": _empty,
+    "kiln.random_seed": _random_seed,
+    "kiln.assert": _assert,
+    "kiln.local_scalar": _local_scalar,
+}
+"""Targets of `Extern` that are no ATen overloads."""
 
 
 def overload(target: str) -> Callable[..., Any]:

@@ -1,0 +1,100 @@
+"""A loop body while its ops are collected from the graph: elements of nodes, computed or loaded.
+
+    body = Body(lowering, axes)
+    place = body.element(node, (i0, i1))       inlines `node`, or loads it where it has a buffer
+    body.finish(place)
+
+Each (node, index, mask) is computed once, so a value that is used twice at one point is one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.body import Index, LoopBody
+from kiln.loops.ir.builder import BodyBuilder
+from kiln.loops.ir.nodes import Axis
+from kiln.loops.lowering.indexing import IndexRanges
+from kiln.symbolic import Int, Relation, Symbol, negate, rel_le, rel_lt
+
+AND, WHERE = PRIMS["bitwise_and"], PRIMS["where"]
+
+
+class Elements(Protocol):
+    """Where a body asks for what it does not compute itself."""
+
+    def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int: ...
+
+    def random_stream(self, node: Node) -> tuple[str, Int]: ...
+
+
+@final
+class Body:
+    """The ops of one loop node over `axes`."""
+
+    def __init__(self, elements: Elements, axes: Sequence[Axis]) -> None:
+        self.elements = elements
+        self.builder = BodyBuilder()
+        self.ranges = IndexRanges(axes)
+        self._done: dict[tuple[Node, Index, int | None], int] = {}
+
+    def element(self, node: Node, index: Index, mask: int | None = None) -> int:
+        """The place of `node`'s element at `index`."""
+        key = (node, index, mask)
+        found = self._done.get(key)
+        if found is None:
+            found = self._done[key] = self.elements.element(self, node, index, mask)
+        return found
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None) -> int:
+        simplify = self.ranges.simplify
+        return self.builder.load(buffer, tuple([simplify(at) for at in index]), dtype, mask)
+
+    def indirect(self, operand: int, size: Int) -> Int:
+        """The integer at `operand` as part of an index into a dimension of `size`."""
+        return self.builder.bind(operand, size)
+
+    def test(self, relation: Relation | bool) -> int | None:
+        """Place of the truth of `relation`; None where it holds at every point."""
+        if self.ranges.always(relation):
+            return None
+        return self.builder.test(not self.ranges.always(negate(relation)) and relation)
+
+    def within(self, index: Int, low: Int, high: Int) -> int | None:
+        """Place of `low <= index < high`; None where it always holds."""
+        index = self.ranges.simplify(index)
+        return self.both(self.test(rel_le(low, index)), self.test(rel_lt(index, high)))
+
+    def choose(self, dtype: torch.dtype, condition: int | None, if_true: int, if_false: int) -> int:
+        """Place of `where`; a condition of None holds."""
+        return if_true if condition is None else self.builder.pointwise(WHERE, dtype, condition, if_true, if_false)
+
+    def both(self, *conditions: int | None) -> int | None:
+        """Place of the conjunction; None stands for truth."""
+        result: int | None = None
+        for one in conditions:
+            if one is not None:
+                result = one if result is None else self.builder.pointwise(AND, torch.bool, result, one)
+        return result
+
+    def broadcast_element(self, node: Node, index: Index, sizes: Sequence[Int], mask: int | None) -> int:
+        """The element of `node` that stands at `index` of the common `sizes` it is broadcast to."""
+        return self.element(node, broadcast_index(node.tensor, index, sizes), mask)
+
+    def finish(self, place: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+        return self.builder.finish(place, used=used)
+
+
+def broadcast_index(spec: TensorSpec, index: Index, sizes: Sequence[Int] | None = None) -> Index:
+    """`index` without leading dimensions that `spec` lacks, 0 where its size is 1."""
+    own = spec.sizes
+    if own == sizes:
+        return index
+    missing = len(index) - len(own)
+    return tuple([0 if size == 1 else index[missing + axis] for axis, size in enumerate(own)])

@@ -1,0 +1,66 @@
+"""Elements of POINTWISE and CREATE ops, one rule per op: what one element of the result is.
+
+add(x, bias)    at (i0, i1)    =>   add(element of x at (i0, i1), element of bias at (i1))
+iota(start=2)   at (i0)        =>   index(i0 + 2)
+full(x)         at (i0, i1)    =>   element of x at ()
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec
+from kiln.graph.prims.table import Kind
+from kiln.loops.ir.body import Index
+from kiln.loops.lowering.body import Body
+from kiln.loops.lowering.column import ELEMENT
+from kiln.loops.lowering.errors import NoLowering
+from kiln.symbolic import Int
+
+
+def pointwise(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    spec = node.tensor
+    operands = [body.broadcast_element(one, index, spec.sizes, mask) for one in node.inputs]
+    return body.builder.pointwise(node.op, spec.dtype, *operands)
+
+
+for _row in PRIMS:
+    if _row.kind is Kind.POINTWISE:
+        ELEMENT[_row.name] = pointwise
+
+
+@ELEMENT("constant")
+def constant(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    spec, value = node.tensor, node.attrs["value"]
+    if isinstance(value, bool | int | float):
+        return body.builder.constant(value, spec.dtype)
+    return body.builder.index(value, spec.dtype)
+
+
+@ELEMENT("scalar_tensor")
+def scalar_tensor(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    scalar = node.inputs[0].spec
+    if not isinstance(scalar, ScalarSpec) or scalar.value is None:
+        raise NoLowering(op="scalar_tensor", problem=f"{scalar} has no symbol that a kernel could take")
+    return body.builder.index(scalar.value, node.tensor.dtype)
+
+
+@ELEMENT("full")
+def full(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    return body.element(node.inputs[0], (), mask)
+
+
+@ELEMENT("iota")
+def iota(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    start, step, dtype = node.attrs["start"], node.attrs["step"], node.tensor.dtype
+    if not isinstance(start, float) and not isinstance(step, float):
+        value: Int = start + index[0] * step
+        return body.builder.index(value, dtype)
+    # Eager computes start + step * i in double precision and rounds once.
+    builder, wide = body.builder, torch.float64
+    number = builder.index(index[0], wide)
+    scaled = builder.pointwise(PRIMS["mul"], wide, number, builder.constant(float(step), wide))
+    value_at = builder.pointwise(PRIMS["add"], wide, scaled, builder.constant(float(start), wide))
+    return builder.pointwise(PRIMS["convert"], dtype, value_at)

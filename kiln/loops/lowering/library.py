@@ -1,0 +1,98 @@
+"""Calls: what is left to ATen kernels, and effects.
+
+    aten(x, w, target="aten.mm.default", args=(Arg(0), Arg(1)))    =>    b0: f32[4, 8] = extern aten.mm.default(a0, a1)
+
+Arguments are buffers, or the views of buffers that eager would pass. Primitives without loops of their own go to the
+overload that `LIBRARY_CALLS` names, with their inputs and then their attributes as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kiln.graph.ir.node import Arg, Node
+from kiln.graph.prims.spec import ScalarSpec, TensorSpec
+from kiln.loops.ir.nodes import Buffer, Extern
+from kiln.loops.lowering.column import STATEMENT
+from kiln.loops.lowering.errors import NoLowering
+from kiln.loops.lowering.lower import Lowering, origin_text
+
+# fmt: off
+LIBRARY_CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    # primitive             overload                             attributes, in the order of its arguments
+    "as_strided_scatter":  ("aten.as_strided_scatter.default",   ("sizes", "strides", "offset")),
+}
+# fmt: on
+
+
+@STATEMENT("aten", "opaque")
+def aten(lowering: Lowering, node: Node) -> None:
+    args = _filled(lowering, node, node.attrs["args"])
+    kwargs = tuple([(name, _filled(lowering, node, value)) for name, value in _pairs(node.attrs["kwargs"])])
+    _call(lowering, node, node.attrs["target"], args, kwargs)
+
+
+def _call(lowering: Lowering, node: Node, target: str, args: Any, kwargs: tuple[tuple[str, Any], ...] = ()) -> None:
+    spec = node.spec
+    if isinstance(spec, TensorSpec):
+        outs: tuple[Buffer | None, ...] = (lowering.new_buffer(spec),)
+        lowering.buffers[node] = outs[0]  # type: ignore[assignment]
+    elif isinstance(spec, tuple):
+        outs = tuple([lowering.new_buffer(one) if isinstance(one, TensorSpec) else None for one in spec])
+        lowering.results[node] = outs
+    else:
+        raise NoLowering(op=target, problem=f"its result is {spec}")
+    lowering.emit(Extern(outs, target, tuple(args), kwargs, origin=origin_text(node)))
+
+
+def _pairs(kwargs: Any) -> list[tuple[str, Any]]:
+    return list(kwargs.items() if isinstance(kwargs, Mapping) else kwargs)
+
+
+def _filled(lowering: Lowering, node: Node, template: Any) -> Any:
+    """`template` with buffers for `Arg`; scalars of the host become their symbols."""
+    if isinstance(template, Arg):
+        given = node.inputs[template.index]
+        if isinstance(given.spec, ScalarSpec):
+            return given.spec.value
+        return lowering.argument(given)
+    if isinstance(template, tuple | list):
+        return tuple([_filled(lowering, node, one) for one in template])
+    return template
+
+
+@STATEMENT("item")
+def item(lowering: Lowering, node: Node) -> None:
+    outs, index = lowering.results[node.inputs[0]], node.attrs["index"]
+    out = outs[index]
+    if out is None:
+        raise NoLowering(op="item", problem=f"result {index} of {node.inputs[0].op.name} is no tensor")
+    lowering.buffers[node] = out
+
+
+@STATEMENT(*LIBRARY_CALLS)
+def library_call(lowering: Lowering, node: Node) -> None:
+    target, attrs = LIBRARY_CALLS[node.op.name]
+    args = [lowering.argument(one) for one in node.inputs]
+    _call(lowering, node, target, (*args, *[node.attrs[name] for name in attrs]))
+
+
+@STATEMENT("assert")
+def assert_(lowering: Lowering, node: Node) -> None:
+    args = (lowering.argument(node.inputs[0]), node.attrs["message"])
+    lowering.emit(Extern((), "kiln.assert", args, origin=origin_text(node)))
+
+
+@STATEMENT("local_scalar")
+def local_scalar(lowering: Lowering, node: Node) -> None:
+    spec = node.spec
+    if not isinstance(spec, ScalarSpec) or spec.value is None:
+        raise NoLowering(op="local_scalar", problem=f"its result {spec} has no symbol")
+    args = (lowering.argument(node.inputs[0]), spec.kind.__name__, spec.value)
+    lowering.emit(Extern((), "kiln.local_scalar", args, origin=origin_text(node)))
+
+
+@STATEMENT("cond", "while_loop", "region")
+def nested(lowering: Lowering, node: Node) -> None:
+    raise NoLowering(op=node.op.name, problem="nested graphs are not lowered yet; passes inline regions")

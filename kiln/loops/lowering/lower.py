@@ -1,0 +1,177 @@
+"""Lowering: from the graph of primitive ops to the loop IR.
+
+    %2: f32[4, 8] = add(%0, %1)                a0: f32[4, 8] = input 0
+    %3: f32[4, 8] = erf(%2)            =>      a1: f32[8] = input 1
+    %4: f32[4] = sum(%3, axes=(1,))            b0: f32[4] = reduction sum over (i1: 8) keeping (i0: 4): erf(add(...))
+
+Values are realised or inlined by the rules of `realise.py`; ops with a rule in the column `element` can be inlined,
+those with a rule in `statement` write buffers of their own. A buffer has exactly the layout of its node's spec, so a
+view of it that eager would pass to a library kernel is passed as that view.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import ScalarSpec, TensorSpec
+from kiln.graph.prims.table import Kind
+from kiln.loops.ir.body import Index
+from kiln.loops.ir.nodes import Axis, Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
+from kiln.loops.lowering.body import Body
+from kiln.loops.lowering.column import ELEMENT, STATEMENT
+from kiln.loops.lowering.errors import NoLowering, NoMemory
+from kiln.loops.lowering.indexing import loop_axes
+from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+from kiln.symbolic import Int, Symbol
+
+
+def lower(graph: Graph, target: Target, events: EventSink) -> LoopProgram:
+    """The loop program of `graph`. Raises `NoLowering` (KILN3001) for an op that has no loops."""
+    return Lowering(graph, target, events).run()
+
+
+@final
+class Lowering:
+    """State of one lowering: buffers by node, and the loop nodes so far."""
+
+    def __init__(self, graph: Graph, target: Target, events: EventSink) -> None:
+        self.graph, self.target, self.events = graph, target, events
+        self.nodes: list[LoopNode] = []
+        self.constants: list[tuple[Buffer, str]] = []
+        self.buffers: dict[Node, Buffer] = {}
+        self.results: dict[Node, tuple[Buffer | None, ...]] = {}
+        self._count = 0
+        self._seeds: dict[torch.device, Buffer] = {}
+        self._counters: dict[Node, Int] = {}
+        self._drawn: Int = 0
+
+    def run(self) -> LoopProgram:
+        inputs = tuple([self._input(place, node) for place, node in enumerate(self.graph.inputs)])
+        nodes = list(reachable(self.graph))
+        realised = choose_realised(self.graph, nodes)
+        for node in nodes:
+            if node in realised:
+                self._realise(node, realised[node])
+            elif ELEMENT.get(node.op.name) is None or node.op.name in THROUGH_STORAGE:
+                self._statement(node)
+        writes = tuple([self._write(write.target, write.value) for write in self.graph.writes])
+        outputs = tuple([self._output(output) for output in self.graph.outputs])
+        seeds = [self._draw_seed(device, buffer) for device, buffer in self._seeds.items()]
+        loops = (*seeds, *self.nodes)
+        return LoopProgram(self.graph.name, inputs, tuple(self.constants), loops, outputs, writes)
+
+    # What rules use.
+
+    def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int:
+        """The place of one element: loaded where `node` has a buffer, else computed."""
+        buffer = self.buffers.get(node)
+        if buffer is not None:
+            return body.load(buffer.name, index, buffer.spec.dtype, mask)
+        rule = ELEMENT.get(node.op.name)
+        if rule is None:
+            raise NoMemory(op=node.op.name, spec=node.spec)
+        place: int = rule(body, node, index, mask)
+        return place
+
+    def body(self, axes: tuple[Axis, ...]) -> Body:
+        return Body(self, axes)
+
+    def new_buffer(self, spec: TensorSpec, base: str | None = None) -> Buffer:
+        """A buffer for a result; what is fresh starts its own storage."""
+        made = Buffer(f"b{self._count}", spec, base)
+        self._count += 1
+        return made
+
+    def emit(self, node: LoopNode) -> None:
+        self.nodes.append(node)
+
+    def store(self, spec: TensorSpec, node: Node) -> Buffer:
+        """A new buffer of `spec` with the elements of `node`."""
+        axes = loop_axes(spec.sizes)
+        body = self.body(axes)
+        place = self.element(body, node, tuple([axis.symbol for axis in axes]), None)
+        buffer = self.new_buffer(spec)
+        self.emit(Pointwise(buffer, axes, body.finish(place), origin_text(node)))
+        return buffer
+
+    def argument(self, node: Node) -> BufferArg:
+        """`node` as an argument of a call: its buffer, or the view of the buffer below."""
+        root = node
+        while root not in self.buffers and root.op.kind is Kind.VIEW:
+            root = root.inputs[0]
+        buffer = self.buffers.get(root)
+        if buffer is None:
+            raise NoMemory(op=root.op.name, spec=root.spec)
+        spec = node.tensor
+        return BufferArg(buffer.name, None if spec == buffer.spec else spec)
+
+    def random_stream(self, node: Node) -> tuple[str, Int]:
+        """The buffer of (seed, offset) and the first counter of a random node."""
+        spec = node.tensor
+        if spec.device not in self._seeds:
+            self._seeds[spec.device] = self.new_buffer(TensorSpec(torch.int64, (2,), (1,)))
+        if node not in self._counters:
+            self._counters[node] = self._drawn
+            self._drawn = self._drawn + spec.numel()
+        return self._seeds[spec.device].name, self._counters[node]
+
+    def _draw_seed(self, device: torch.device, buffer: Buffer) -> Extern:
+        return Extern((buffer,), "kiln.random_seed", (device, self._drawn))
+
+    # Nodes.
+
+    def _input(self, place: int, node: Node) -> Buffer | Symbol:
+        spec = node.spec
+        if isinstance(spec, TensorSpec):
+            buffer = self.buffers[node] = Buffer(f"a{place}", spec)
+            return buffer
+        if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
+            return spec.value
+        raise NoLowering(op="input", problem=f"argument {place} is {spec}, which kernels cannot take")
+
+    def _realise(self, node: Node, rule: str) -> None:
+        self.events.emit("realise", op=node.op.name, rule=rule)
+        statement = STATEMENT.get(node.op.name)
+        if statement is not None:
+            statement(self, node)
+        else:
+            self.buffers[node] = self.store(node.tensor, node)
+
+    def _statement(self, node: Node) -> None:
+        rule = STATEMENT.get(node.op.name)
+        if rule is None:
+            raise NoLowering(op=node.op.name, problem="it has no rule in the columns of lowering")
+        rule(self, node)
+
+    # Results.
+
+    def _write(self, target: Node, value: Node) -> tuple[str, str]:
+        buffer = self.buffers.get(value)
+        if buffer is None:
+            buffer = self.store(value.tensor.with_sizes(value.tensor.sizes), value)
+        return self.buffers[target].name, buffer.name
+
+    def _output(self, output: Output) -> LoopOutput:
+        alias, value = output.alias, output.value
+        if alias is not None:
+            if alias.of == "input":
+                return LoopOutput(alias_input=alias.index, view=alias.view)
+            return LoopOutput(alias_output=alias.index, view=alias.view)
+        if isinstance(value.spec, ScalarSpec):
+            return LoopOutput(value=value.spec.value)
+        found = self.argument(value)
+        return LoopOutput(buffer=found.name, view=found.spec)
+
+
+def origin_text(node: Node) -> str:
+    """The user's call that made `node`."""
+    origin = node.origin
+    if origin is None:
+        return ""
+    return f"{origin.call} backward" if origin.backward else origin.call

@@ -1,0 +1,178 @@
+"""Statements: ops that write buffers of their own.
+
+sum(x, axes=(1,))            =>   b0: f32[4] = reduction sum over (i1: 8) keeping (i0: 4): load a0[i0, i1]
+cumsum(x, axis=0)            =>   b0: f32[8] = scan sum along i0 of (i0: 8): load a0[i0]
+index_put(x, i, v) add       =>   b0 = a copy of x;  b0 = scatter sum into b0 at [j0, i1] of (...): load v
+as_strided(x, ...)           =>   b0: ... in a0 = extern aten.as_strided.default(a0, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.body import Index
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.nodes import Axis, Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.lowering.body import broadcast_index
+from kiln.loops.lowering.column import STATEMENT
+from kiln.loops.lowering.indexing import loop_axes, loop_symbol
+from kiln.loops.lowering.lower import Lowering, origin_text
+from kiln.loops.lowering.moves import indexed
+from kiln.symbolic import Int
+
+# fmt: off
+REDUCE_OPS: Mapping[str, ReduceOp] = {
+    "sum": ReduceOp.SUM, "prod": ReduceOp.PROD, "amax": ReduceOp.MAX, "amin": ReduceOp.MIN,
+    "any": ReduceOp.ANY, "all": ReduceOp.ALL, "argmax": ReduceOp.ARGMAX, "argmin": ReduceOp.ARGMIN,
+    "cumsum": ReduceOp.SUM, "cumprod": ReduceOp.PROD, "cummax": ReduceOp.MAX, "cummin": ReduceOp.MIN,
+}
+# fmt: on
+
+
+def symbols(axes: Sequence[Axis]) -> Index:
+    return tuple([axis.symbol for axis in axes])
+
+
+@STATEMENT("sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin")
+def reduction(lowering: Lowering, node: Node) -> None:
+    x = node.inputs[0]
+    sizes, over = x.tensor.sizes, node.attrs["axes"]
+    order = [axis for axis in range(len(sizes)) if axis not in over] + list(over)
+    place = {axis: number for number, axis in enumerate(order)}
+    axes = tuple([Axis(loop_symbol(place[axis]), sizes[axis]) for axis in order])
+    kept, reduced = axes[: len(axes) - len(over)], axes[len(axes) - len(over) :]
+    if not over:
+        # Of one element each: the value itself, or index 0.
+        lowering.buffers[node] = _unreduced(lowering, node, axes)
+        return
+    body = lowering.body(axes)
+    value = body.element(x, tuple([loop_symbol(place[axis]) for axis in range(len(sizes))]))
+    out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
+    lowering.emit(Reduction(out, kept, reduced, REDUCE_OPS[node.op.name], body.finish(value), origin_text(node)))
+
+
+def _unreduced(lowering: Lowering, node: Node, axes: tuple[Axis, ...]) -> Buffer:
+    if node.op.result == "same":
+        return lowering.store(node.tensor, node.inputs[0])
+    body = lowering.body(axes)
+    out = lowering.new_buffer(node.tensor)
+    lowering.emit(Pointwise(out, axes, body.finish(body.builder.constant(0, node.tensor.dtype)), origin_text(node)))
+    return out
+
+
+@STATEMENT("cumsum", "cumprod", "cummax", "cummin")
+def scan(lowering: Lowering, node: Node) -> None:
+    x = node.inputs[0]
+    if not x.tensor.rank:
+        lowering.buffers[node] = lowering.store(node.tensor, x)
+        return
+    axes = loop_axes(x.tensor.sizes)
+    body = lowering.body(axes)
+    value = body.element(x, symbols(axes))
+    out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
+    op, along = REDUCE_OPS[node.op.name], node.attrs["axis"]
+    lowering.emit(Scan(out, axes, along, op, body.finish(value), origin_text(node)))
+
+
+# Scatters.
+
+SCATTER_OPS: Mapping[str | None, ReduceOp | None] = {
+    None: None, "sum": ReduceOp.SUM, "prod": ReduceOp.PROD, "amax": ReduceOp.MAX, "amin": ReduceOp.MIN,
+}  # fmt: skip
+
+
+@STATEMENT("scatter")
+def scatter(lowering: Lowering, node: Node) -> None:
+    x, numbers, source = node.inputs
+    out = lowering.buffers[node] = lowering.store(node.tensor, x)
+    axes = loop_axes(numbers.tensor.sizes)
+    at = symbols(axes)
+    body = lowering.body(axes)
+    index = at
+    if x.tensor.rank:
+        axis = node.attrs["axis"]
+        picked = body.indirect(body.element(numbers, at), x.tensor.sizes[axis])
+        index = (*at[:axis], picked, *at[axis + 1 :])
+    value = body.element(source, at if source.tensor.rank else ())
+    loop = body.finish(value, used=symbols_of(*index))
+    combine = SCATTER_OPS[node.attrs["reduce"]]
+    lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
+
+
+@STATEMENT("index_put")
+def index_put(lowering: Lowering, node: Node) -> None:
+    x, *numbers, values = node.inputs
+    out = lowering.buffers[node] = lowering.store(node.tensor, x)
+    axes = loop_axes(_indexed_sizes(x.tensor, numbers, node.attrs["axes"]))
+    at = symbols(axes)
+    body = lowering.body(axes)
+    index = indexed(body, node, x.tensor.sizes, numbers, at, None)
+    value = body.element(values, broadcast_index(values.tensor, at))
+    combine = ReduceOp.SUM if node.attrs["accumulate"] else None
+    loop = body.finish(value, used=symbols_of(*index))
+    lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
+
+
+def _indexed_sizes(x: TensorSpec, numbers: Sequence[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
+    """Sizes of x[..., i0, i1, ...]."""
+    rank = max(one.tensor.rank for one in numbers)
+    picked: list[Int] = [1] * rank
+    for one in numbers:
+        for axis, size in enumerate(reversed(one.tensor.sizes)):
+            if size != 1:
+                picked[rank - 1 - axis] = size
+    rest = [axis for axis in range(x.rank) if axis not in axes]
+    start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
+    before, after = rest[:start], rest[start:]
+    return (*[x.sizes[axis] for axis in before], *picked, *[x.sizes[axis] for axis in after])
+
+
+# Memory.
+
+
+@STATEMENT("as_strided")
+def as_strided(lowering: Lowering, node: Node) -> None:
+    below, spec = lowering.argument(node.inputs[0]), node.tensor
+    out = lowering.buffers[node] = lowering.new_buffer(spec, base=below.name)
+    args = (below, spec.sizes, spec.strides, spec.offset)
+    lowering.emit(Extern((out,), "aten.as_strided.default", args, origin=origin_text(node)))
+
+
+@STATEMENT("view_dtype")
+def view_dtype(lowering: Lowering, node: Node) -> None:
+    below, spec = lowering.argument(node.inputs[0]), node.tensor
+    out = lowering.buffers[node] = lowering.new_buffer(spec, base=below.name)
+    lowering.emit(Extern((out,), "aten.view.dtype", (below, spec.dtype), origin=origin_text(node)))
+
+
+@STATEMENT("empty")
+def empty(lowering: Lowering, node: Node) -> None:
+    out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
+    lowering.emit(Extern((out,), "kiln.empty", (), origin=origin_text(node)))
+
+
+@STATEMENT("cat")
+def cat(lowering: Lowering, node: Node) -> None:
+    """Each input is written into its part of the result: no tests in the loops."""
+    spec, axis = node.tensor, node.attrs["axis"]
+    out = lowering.buffers[node] = lowering.new_buffer(spec)
+    lowering.emit(Extern((out,), "kiln.empty", (), origin=origin_text(node)))
+    start: Int = 0
+    for one in node.inputs:
+        sizes = one.tensor.sizes
+        axes = loop_axes(sizes)
+        part = spec.with_view(sizes, spec.strides, spec.offset + start * spec.strides[axis])
+        body = lowering.body(axes)
+        value = body.element(one, symbols(axes))
+        if sizes[axis] != 0:
+            buffer = lowering.new_buffer(part, base=out.name)
+            lowering.emit(Pointwise(buffer, axes, body.finish(value), origin_text(node)))
+        start = start + sizes[axis]
+
+
+@STATEMENT("constant_tensor")
+def constant_tensor(lowering: Lowering, node: Node) -> None:
+    buffer = lowering.buffers[node] = Buffer(f"c{len(lowering.constants)}", node.tensor)
+    lowering.constants.append((buffer, node.attrs["key"]))

@@ -1,0 +1,45 @@
+"""Equality of a graph with what later stages make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import interpret
+from kiln.loops.ir.interpret import run_program
+from kiln.loops.ir.nodes import LoopProgram
+from kiln.loops.lowering import lower
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+
+TARGET = Target()
+
+
+def lowered(graph: Graph) -> LoopProgram:
+    return lower(graph, TARGET, EventSink())
+
+
+def copies(inputs: list[Any]) -> list[Any]:
+    return [one.clone(memory_format=torch.preserve_format) if one._is_view() is False else one for one in inputs]
+
+
+def expected(graph: Graph, inputs: list[Any]) -> list[Any]:
+    """Outputs, then written inputs."""
+    run = interpret(graph, inputs)
+    return [*run.outputs, *[value for _, value in run.written]]
+
+
+def results_of_program(program: LoopProgram, graph: Graph, inputs: list[Any]) -> list[Any]:
+    given = copies(inputs)
+    outputs = run_program(program, given)
+    return [*outputs, *[given[graph.inputs.index(write.target)] for write in graph.writes]]
+
+
+def assert_same(actual: list[Any], wanted: list[Any]) -> None:
+    assert len(actual) == len(wanted)
+    for one, other in zip(actual, wanted, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.stride() == other.stride() or one.numel() == 0
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6, equal_nan=True)
