@@ -1,0 +1,192 @@
+"""Which values the forward saves for the backward: a minimum cut.
+
+    %3 = mm(x, w); %4 = gelu(%3)        the backward reads the derivative of gelu at %3, and x and w
+    candidates: %3, or what is inside of gelu; %3 is one tensor, gelu's insides are two: {%3, x, w} is the cut
+
+A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read by
+a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans, scatters,
+and values that a library op of the backward reads from memory anyway. Views are never saved but their base.
+Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
+fusion aware", MLSys 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+from kiln.graph.autograd.flow import INFINITE, FlowNetwork
+from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import has_effect
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Kind
+from kiln.symbolic import Int, ShapeEnv
+
+KEPT_KINDS = frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.RANDOM, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
+"""Ops whose result is saved rather than computed again."""
+
+FAR, FARTHEST = 1.1, 50
+"""A value that is one op further from its use in the backward counts as this much more expensive, up to a limit."""
+
+UNKNOWN_SIZE = 4096
+"""Stands for a size that only the data decide."""
+
+
+@final
+class Sides:
+    """Which nodes of a joint graph need tangents, which the forward needs, and what crosses."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        graph = joint.graph
+        self.primals = graph.inputs[: joint.num_forward_inputs]
+        self.tangents = graph.inputs[joint.num_forward_inputs :]
+        self.backward = _closure_down(graph.nodes, self.tangents)
+        self.gradients = [output.value for output in graph.outputs[joint.num_forward_outputs :]]
+        roots = [output.value for output in joint.forward_outputs] + [write.value for write in graph.writes]
+        self.effects = [node for node in graph.nodes if has_effect(node) and node not in self.backward]
+        self.forward_roots = roots
+        self.forward = _closure_up(graph.nodes, [*roots, *self.effects])
+        self.needed = self._crossing(graph.nodes)
+        self.nodes = graph.nodes
+
+    def _crossing(self, nodes: Iterable[Node]) -> dict[Node, None]:
+        """Values that do not need tangents and are read by something that does, in order."""
+        backward, found = self.backward, dict[Node, None]()
+        for node in nodes:
+            if node in backward:
+                for one in node.inputs:
+                    if one not in backward:
+                        found[one] = None
+        for node in self.gradients:
+            if node not in backward:
+                found[node] = None
+        return found
+
+    def read_by_libraries(self, backward: bool) -> set[Node]:
+        """Values that library ops of one side read from memory; through views, their bases."""
+        return {
+            base_of(one)
+            for node in self.nodes
+            if node.op.kind is Kind.LIBRARY and (node in self.backward) is backward
+            for one in node.inputs
+        }
+
+
+def base_of(node: Node) -> Node:
+    """The value that a view is a view of."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    return node
+
+
+def _closure_down(nodes: Iterable[Node], start: Iterable[Node]) -> set[Node]:
+    """`start` and everything computed from it."""
+    found = set(start)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node)
+    return found
+
+
+def _closure_up(nodes: list[Node], start: Iterable[Node]) -> set[Node]:
+    """`start` and everything it is computed from."""
+    found = set(start)
+    for node in reversed(nodes):
+        if node in found:
+            found.update(node.inputs)
+    return found
+
+
+def values_to_save(sides: Sides, env: ShapeEnv | None) -> set[Node]:
+    """The cheapest values from which the backward can be computed."""
+    network = _CutNetwork(sides, env)
+    return network.solve()
+
+
+def values_without_recomputation(sides: Sides) -> set[Node]:
+    """What the backward reads, but computed again as far as that is free: views and constants."""
+    found: set[Node] = set()
+    for node in sides.needed:
+        base = base_of(node)
+        if base.op.kind is not Kind.CREATE or base.inputs:
+            found.add(base)
+    return found
+
+
+@final
+class _CutNetwork:
+    """Vertex 2k is the value of node k before it is saved, 2k+1 after; 0 is the source, 1 the sink."""
+
+    def __init__(self, sides: Sides, env: ShapeEnv | None) -> None:
+        self.sides = sides
+        self.env = env
+        self.net = FlowNetwork(2)
+        self.vertices: dict[Node, int] = {}
+        self.primals = set(sides.primals)
+        self.distances = _distances(sides)
+        in_memory = sides.read_by_libraries(backward=False)
+        in_memory.update(map(base_of, sides.forward_roots))
+        self.in_memory = in_memory | self.primals
+        self.kept = sides.read_by_libraries(backward=True)
+
+    def solve(self) -> set[Node]:
+        queue = list(self.sides.needed)
+        for node in queue:
+            self.net.add_edge(self.vertex(node) + 1, 1, INFINITE)
+        seen = set(queue)
+        for node in queue:
+            if self.must_keep(node):
+                self.net.add_edge(0, self.vertex(node), INFINITE)
+                continue
+            for one in node.inputs:
+                self.net.add_edge(self.vertex(one) + 1, self.vertex(node), INFINITE)
+                if one not in seen:
+                    seen.add(one)
+                    queue.append(one)
+        side = self.net.sink_side(0, 1)
+        return {node for node, place in self.vertices.items() if place not in side and place + 1 in side}
+
+    def vertex(self, node: Node) -> int:
+        place = self.vertices.get(node)
+        if place is None:
+            place = self.vertices[node] = self.net.add_vertex()
+            self.net.add_vertex()
+            self.net.add_edge(place, place + 1, self.cost(node))
+        return place
+
+    def must_keep(self, node: Node) -> bool:
+        """It is there when the backward begins, or not at all: it is not computed again."""
+        if node in self.primals or node.op.name in ("item", "constant_tensor"):
+            return True
+        if node not in self.sides.forward:
+            return False
+        return node.op.kind in KEPT_KINDS or (node.op.kind is not Kind.CREATE and node in self.kept)
+
+    def cost(self, node: Node) -> int:
+        """Bytes moved by saving it, weighted by its distance from the backward."""
+        spec = node.spec
+        if isinstance(spec, tuple) or node.op.kind is Kind.VIEW:
+            return INFINITE
+        if not isinstance(spec, TensorSpec):
+            return 1
+        size = self.hint(spec.numel()) * spec.dtype.itemsize
+        moved = size if node in self.in_memory else 2 * size
+        return 1 + int(moved * FAR ** min(self.distances.get(node, 0), FARTHEST))
+
+    def hint(self, value: Int) -> int:
+        if isinstance(value, int):
+            return value
+        return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else UNKNOWN_SIZE
+
+
+def _distances(sides: Sides) -> dict[Node, int]:
+    """Steps from each value of the forward to the nearest reader in the backward."""
+    distances: dict[Node, int] = dict.fromkeys(sides.needed, 0)
+    for node in reversed(sides.nodes):
+        if node not in sides.backward and (own := distances.get(node)) is not None:
+            step = own if node.op.kind is Kind.VIEW else own + 1
+            for one in node.inputs:
+                if distances.get(one, step + 1) > step:
+                    distances[one] = step
+    return distances

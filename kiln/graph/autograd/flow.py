@@ -1,0 +1,87 @@
+"""Minimum cut of a flow network (Dinic's algorithm), for networks of a few thousand edges.
+
+    net = FlowNetwork(4)
+    net.add_edge(0, 1, 5); net.add_edge(1, 3, 2)
+    net.sink_side(0, 3)     =   {3}: the vertices behind the minimum cut that is nearest to the sink
+
+Written here because networkx takes 15 times as long for the joint graph of BERT and 0.1 s to import.
+Source: E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+INFINITE = 1 << 60
+
+
+@final
+class FlowNetwork:
+    """Directed edges with capacities. Edge e and its reverse e ^ 1 stand side by side."""
+
+    def __init__(self, vertices: int) -> None:
+        self.edges: list[list[int]] = [[] for _ in range(vertices)]
+        self.heads: list[int] = []
+        self.rest: list[int] = []
+
+    def add_vertex(self) -> int:
+        self.edges.append([])
+        return len(self.edges) - 1
+
+    def add_edge(self, tail: int, head: int, capacity: int) -> None:
+        self.edges[tail].append(len(self.heads))
+        self.edges[head].append(len(self.heads) + 1)
+        self.heads += (head, tail)
+        self.rest += (capacity, 0)
+
+    def sink_side(self, source: int, sink: int) -> set[int]:
+        """Of the minimum cuts the one nearest to the sink: the vertices that still reach it."""
+        while (levels := self._levels(source, sink)) is not None:
+            places = [0] * len(self.edges)
+            while self._augment(source, sink, levels, places):
+                pass
+        side, queue = {sink}, [sink]
+        for vertex in queue:
+            for edge in self.edges[vertex]:
+                if self.rest[edge ^ 1] and self.heads[edge] not in side:
+                    side.add(self.heads[edge])
+                    queue.append(self.heads[edge])
+        return side
+
+    def _levels(self, source: int, sink: int) -> list[int] | None:
+        """Distances from the source over edges with capacity left, or None where the sink is out of reach."""
+        levels = [-1] * len(self.edges)
+        levels[source] = 0
+        queue = [source]
+        for vertex in queue:
+            for edge in self.edges[vertex]:
+                head = self.heads[edge]
+                if levels[head] < 0 and self.rest[edge]:
+                    levels[head] = levels[vertex] + 1
+                    queue.append(head)
+        return levels if levels[sink] >= 0 else None
+
+    def _augment(self, source: int, sink: int, levels: list[int], places: list[int]) -> int:
+        """Push flow along one path of rising levels; 0 when there is none."""
+        path: list[int] = []
+        vertex = source
+        while vertex != sink:
+            edges = self.edges[vertex]
+            if places[vertex] < len(edges):
+                edge = edges[places[vertex]]
+                head = self.heads[edge]
+                if self.rest[edge] and levels[head] == levels[vertex] + 1:
+                    path.append(edge)
+                    vertex = head
+                else:
+                    places[vertex] += 1
+            elif path:
+                vertex = self.heads[path.pop() ^ 1]
+                places[vertex] += 1
+            else:
+                return 0
+        pushed = min(self.rest[edge] for edge in path)
+        for edge in path:
+            self.rest[edge] -= pushed
+            self.rest[edge ^ 1] += pushed
+        return pushed

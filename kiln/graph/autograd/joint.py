@@ -1,0 +1,133 @@
+"""The joint graph: forward and backward in one, recorded in one trace.
+
+    graph(%0: f32[4] "x", %1: f32[4] "w", %2: f32[4] "tangent_0"):
+        %3: f32[4] = mul(%0, %1)                        # torch.mul
+        %4: f32[4] = mul(%2, %1)                        # torch.mul (backward)
+        %5: f32[4] = mul(%2, %0)                        # torch.mul (backward)
+        return %3, %4, %5                               one output, then the gradients of x and w
+
+A tangent arrives for each result that requires grad and is computed here: outputs that are views of inputs or
+of earlier outputs are rebuilt outside, where eager's autograd differentiates the view. An input whose new
+contents have a history (an in-place op under autograd) is a result too: see `JointGraph.carried`.
+Needs: a recorder whose trace was finished a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.graph.autograd.errors import BackwardOfOutside
+from kiln.graph.ir.graph import Graph, Output, Write
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import without_dead_code
+from kiln.graph.prims.meta import preserved
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import SizeOracle, TensorSpec
+from kiln.graph.trace import Recorder, Trace
+from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.place import fresh_place
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """`graph.inputs` are the forward's, then the tangents; `graph.outputs` the forward's, then the gradients.
+
+    `carried`: numbers of inputs whose new contents take part in autograd. They are the last of the forward outputs,
+    in this order, instead of a write; the caller copies them into the inputs where autograd sees it.
+    `tangent_of`: per tangent the number of its forward output. `grads`: per forward input the number of its
+    gradient in `graph.outputs`, or None.
+    """
+
+    graph: Graph
+    num_forward_inputs: int
+    num_forward_outputs: int
+    carried: tuple[int, ...]
+    tangent_of: tuple[int, ...]
+    grads: tuple[int | None, ...]
+
+    @property
+    def tangents(self) -> tuple[Node, ...]:
+        return self.graph.inputs[self.num_forward_inputs :]
+
+    @property
+    def tangent_specs(self) -> tuple[TensorSpec, ...]:
+        """The layouts in which the backward takes its tangents; the caller copies others into them."""
+        return tuple([tangent.tensor for tangent in self.tangents])
+
+    @property
+    def forward_outputs(self) -> tuple[Output, ...]:
+        return self.graph.outputs[: self.num_forward_outputs]
+
+
+def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
+    """Record the backward of `trace` behind its forward."""
+    used = trace.used_inputs
+    carried = carried_inputs(trace)
+    results: list[Any] = [*trace.fake_outputs, *[used[index].fake for index in carried]]
+    outputs = [*trace.graph.outputs]
+    outputs += [Output(recorder.node_of(used[index].fake), None, True) for index in carried]
+    tangent_of = [place for place, output in enumerate(outputs) if output.requires_grad and output.alias is None]
+    tangents = [
+        make_tangent(trace.env, results[place], len(trace.graph.inputs) + number)
+        for number, place in enumerate(tangent_of)
+    ]
+    wanted = [index for index, record in enumerate(used) if record.requires_grad]
+    leaves = [gradient_leaf(used[index]) for index in wanted]
+    found = recorder.run_backward([results[place] for place in tangent_of], tangents, leaves)
+    gradients: dict[int, Node] = {
+        index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=True) if grad is not None
+    }
+    grads = [None if index not in gradients else 0 for index in range(len(used))]
+    graph, places = _assemble(recorder, trace, outputs, carried, [recorder.node_of(one) for one in tangents], gradients)
+    grads = [places.get(index) for index in range(len(used))]
+    return JointGraph(graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads))
+
+
+def carried_inputs(trace: Trace) -> list[int]:
+    """Written inputs whose new contents have a history: all but those that were written without autograd."""
+    written = {write.target for write in trace.graph.writes}
+    return [
+        index
+        for index, record in enumerate(trace.used_inputs)
+        if record.node in written and record.fake.requires_grad and not record.fake.is_leaf
+    ]
+
+
+def gradient_leaf(record: Any) -> Any:
+    """The fake at which the gradient of an input arrives."""
+    leaf = getattr(record, "leaf", None)
+    return record.fake if leaf is None else leaf
+
+
+def make_tangent(oracle: SizeOracle, like: FakeTensor, index: int) -> FakeTensor:
+    """The gradient of a result: its sizes and format, dense, at offset 0."""
+    spec = preserved(oracle, like.place.spec)
+    number = {"index": index, "name": f"tangent_{index}"}
+    return make_fake(fresh_place(Node(PRIMS["input"], (), number, spec)))
+
+
+def _assemble(
+    recorder: Recorder,
+    trace: Trace,
+    outputs: Sequence[Output],
+    carried: Sequence[int],
+    tangents: Sequence[Node],
+    gradients: dict[int, Node],
+) -> tuple[Graph, dict[int, int]]:
+    """The live part of everything recorded, and the place of each gradient among its outputs."""
+    inputs = (*trace.graph.inputs, *tangents)
+    places = {index: len(outputs) + number for number, index in enumerate(gradients)}
+    results = (*outputs, *[Output(node) for node in gradients.values()])
+    targets = {trace.graph.inputs[index] for index in carried}
+    writes: list[Write] = [write for write in trace.graph.writes if write.target not in targets]
+    whole = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint", trace.graph.facts)
+    graph, _ = without_dead_code(whole)
+    known = {*graph.inputs, *graph.nodes}
+    for node in graph.nodes:
+        for one in node.inputs:
+            if one not in known:
+                raise BackwardOfOutside(call=node.op.name, name=one.attrs.get("name", one.op.name))
+    return graph, places

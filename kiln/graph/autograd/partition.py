@@ -1,0 +1,206 @@
+"""Cuts the joint graph into forward and backward at the values to save.
+
+    joint                                        forward                      backward
+    graph(%0 "x", %1 "w", %2 "tangent"):         graph(%0 "x", %1 "w"):       graph(%0 "x", %1 "w", %2 "tangent"):
+        %3 = mul(%0, %1)                             %2 = mul(%0, %1)             %3 = mul(%2, %1)
+        %4 = mul(%2, %1)                             return %2                    %4 = mul(%2, %0)
+        %5 = mul(%2, %0)                                                          return %3, %4
+        return %3, %4, %5
+
+What `cut.py` chooses becomes inputs of the backward; what lies behind it is computed again there. A saved input
+that the forward writes to is saved as a copy. Symbols that no tensor of the backward tells are saved as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from kiln.graph.autograd.cut import Sides, base_of, values_to_save, values_without_recomputation
+from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.ir.graph import Alias, Graph, Output
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import cut_out, with_inputs
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
+from kiln.symbolic import Expr, ShapeEnv, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the backward takes from the forward: a tensor, or the number of a symbol.
+
+    `of`, `index`: the tensor is that input of the forward, or that output; an output after the user's is there
+    only to be saved. A symbol has `of` "symbol" and counts from 0.
+    """
+
+    of: Literal["input", "output", "symbol"]
+    index: int
+    symbol: Symbol | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """`forward.outputs`: the user's, the carried inputs' (`num_user_outputs` together), then what is only saved.
+
+    `backward.inputs`: one per entry of `saved`, then the tangents. `backward.outputs`: gradients; `grads` gives per
+    input of the forward the number of its gradient, or None. `carried`, `tangent_of`: see `JointGraph`.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved: tuple[Saved, ...]
+    num_user_outputs: int
+    carried: tuple[int, ...]
+    tangent_of: tuple[int, ...]
+    tangent_specs: tuple[TensorSpec, ...]
+    grads: tuple[int | None, ...]
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """Numbers that the forward hands to the backward."""
+        return tuple([one.symbol for one in self.saved if one.symbol is not None])
+
+
+def partition(joint: JointGraph, env: ShapeEnv | None = None, *, recompute: bool = True) -> Partition:
+    """Forward and backward of `joint`. `env` gives hints of symbolic sizes; without `recompute` all is saved."""
+    sides = Sides(joint)
+    chosen = values_to_save(sides, env) if recompute else values_without_recomputation(sides)
+    kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
+    forward, places = _forward(joint, sides, kept)
+    backward, symbols = _backward(joint, sides, kept)
+    saved = (*places, *[Saved("symbol", index, symbol) for index, symbol in enumerate(symbols)])
+    offset = joint.num_forward_outputs
+    grads = tuple([None if place is None else place - offset for place in joint.grads])
+    return Partition(forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads)
+
+
+# The forward.
+
+
+def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Saved]]:
+    """The forward with its extra outputs, and where each kept value is."""
+    inputs = {node: index for index, node in enumerate(sides.primals)}
+    outputs = list(joint.forward_outputs)
+    numbers = {output.value: index for index, output in reversed(list(enumerate(outputs))) if output.alias is None}
+    changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
+    places: list[Saved] = []
+    copies: list[Node] = []
+    for node in kept:
+        if node in inputs and node not in changing:
+            places.append(Saved("input", inputs[node]))
+            continue
+        if node in changing:
+            node = copy_of(node)
+            copies.append(node)
+        if node not in numbers:
+            numbers[node] = len(outputs)
+            outputs.append(Output(node))
+        places.append(Saved("output", numbers[node]))
+    needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
+    nodes = cut_out(joint.graph.nodes, inputs, needed)
+    graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward", joint.graph.facts)
+    return graph, places
+
+
+def copy_of(node: Node) -> Node:
+    """The contents of an input before the forward writes to it."""
+    return Node(PRIMS["clone"], (node,), {"strides": None}, node.tensor.with_sizes(node.tensor.sizes), node.origin)
+
+
+# The backward.
+
+
+def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
+    """The backward on the kept values, and the symbols that it needs as numbers."""
+    changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
+    nodes = cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients)
+    names = _Names()
+    place: dict[Node, Node] = {}
+    for number, node in enumerate(kept):
+        spec = node.tensor.with_sizes(node.tensor.sizes) if node in changing else node.spec
+        place[node] = names.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
+    symbols = _missing_symbols(nodes, [*place.values(), *sides.tangents])
+    for symbol in symbols:
+        names.input(str(symbol), ScalarSpec(int, symbol))
+    for tangent in sides.tangents:
+        place[tangent] = names.input(tangent.attrs["name"], tangent.spec)
+    made = []
+    for node in nodes:
+        new = place[node] = with_inputs(node, tuple([place[one] for one in node.inputs]))
+        made.append(new)
+    num_saved = len(kept) + len(symbols)
+    outputs, copies = _gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
+    graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward", joint.graph.facts)
+    return graph, symbols
+
+
+class _Names:
+    """Inputs of a graph in the making."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Node] = []
+
+    def input(self, name: str, spec: Spec) -> Node:
+        made = Node(PRIMS["input"], (), {"index": len(self.inputs), "name": name}, spec)
+        self.inputs.append(made)
+        return made
+
+
+def _gradient_outputs(
+    gradients: list[Node], inputs: list[Node], num_saved: int
+) -> tuple[tuple[Output, ...], list[Node]]:
+    """Gradients that share memory with a tangent or an earlier gradient say so; saved values are copied."""
+    numbers = {node: index for index, node in enumerate(inputs)}
+    owners: dict[Node, int] = {}
+    outputs: list[Output] = []
+    copies: list[Node] = []
+    for value in gradients:
+        base = base_of(value)
+        alias: Alias | None = None
+        index = numbers.get(base)
+        if index is not None and index < num_saved:
+            value = copy_of(value)
+            copies.append(value)
+        elif index is not None:
+            alias = Alias("input", index, None if value is base else value.tensor)
+        elif base in owners:
+            first = outputs[owners[base]].value
+            alias = Alias("output", owners[base], None if value is first else value.tensor)
+        else:
+            owners[base] = len(outputs)
+        outputs.append(Output(value, alias))
+    return tuple(outputs), copies
+
+
+# Symbols.
+
+
+def _missing_symbols(nodes: Iterable[Node], inputs: Iterable[Node]) -> list[Symbol]:
+    """Symbols in `nodes` that are not themselves a size or a stride of an input."""
+    told: set[Symbol] = set()
+    used: dict[Symbol, None] = {}
+    for node in inputs:
+        if isinstance(spec := node.spec, TensorSpec):
+            told.update(one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol))
+        used.update(dict.fromkeys(_symbols_of(node.spec)))
+    for node in nodes:
+        used.update(dict.fromkeys(_symbols_of(node.spec)))
+        for value in node.attrs.values():
+            used.update(dict.fromkeys(_symbols_of(value)))
+    return sorted((symbol for symbol in used if symbol not in told), key=lambda symbol: symbol.sort_key)
+
+
+def _symbols_of(value: Any) -> Iterator[Symbol]:
+    if isinstance(value, Expr):
+        yield from value.free_symbols()
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _symbols_of(one)
+    elif isinstance(value, TensorSpec):
+        yield from _symbols_of((value.sizes, value.strides, value.offset))
+    elif isinstance(value, ScalarSpec):
+        yield from _symbols_of(value.value)
