@@ -75,12 +75,11 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         for number, place in enumerate(tangent_of)
     ]
     wanted = [index for index, record in enumerate(used) if record.requires_grad]
-    leaves = [gradient_leaf(used[index]) for index in wanted]
+    leaves = [used[index].origin for index in wanted]
     found = recorder.run_backward([results[place] for place in tangent_of], tangents, leaves)
     gradients: dict[int, Node] = {
         index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=True) if grad is not None
     }
-    grads = [None if index not in gradients else 0 for index in range(len(used))]
     graph, places = _assemble(recorder, trace, outputs, carried, [recorder.node_of(one) for one in tangents], gradients)
     grads = [places.get(index) for index in range(len(used))]
     return JointGraph(graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads))
@@ -94,12 +93,6 @@ def carried_inputs(trace: Trace) -> list[int]:
         for index, record in enumerate(trace.used_inputs)
         if record.node in written and record.fake.requires_grad and not record.fake.is_leaf
     ]
-
-
-def gradient_leaf(record: Any) -> Any:
-    """The fake at which the gradient of an input arrives."""
-    leaf = getattr(record, "leaf", None)
-    return record.fake if leaf is None else leaf
 
 
 def make_tangent(oracle: SizeOracle, like: FakeTensor, index: int) -> FakeTensor:

@@ -76,13 +76,13 @@ class Recorder:
         spec = spec_of_real(real)
         node = self._input_node(name, spec)
         leaf, grad = real.is_leaf, real.requires_grad
-        fake = make_fake(fresh_place(node), grad and leaf)
+        fake = origin = make_fake(fresh_place(node), grad)
         if grad and not leaf:
-            fake = self._non_leaf(fake)
+            fake = self._non_leaf(origin)
         is_parameter = isinstance(real, torch.nn.Parameter)
         if is_parameter:
             fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, leaf, grad, is_parameter)
+        record = InputRecord(name, source, fake, real, node, spec, leaf, grad, is_parameter, origin)
         self.inputs.append(record)
         self._by_real[id(real)] = record
         return fake
@@ -90,12 +90,11 @@ class Recorder:
     def _input_node(self, name: str, spec: Any) -> Node:
         return Node(PRIMS["input"], (), {"index": len(self.inputs), "name": name}, spec)
 
-    def _non_leaf(self, fake: FakeTensor) -> FakeTensor:
+    def _non_leaf(self, origin: FakeTensor) -> FakeTensor:
         """A fake with a history, so that what eager forbids on leaves is allowed on it."""
-        place = fake.place
         with self._mode, torch.enable_grad():
-            made: FakeTensor = make_fake(place, True).clone()  # type: ignore[assignment]
-        made.place = place
+            made: FakeTensor = origin.clone()  # type: ignore[assignment]
+        made.place = origin.place
         return made
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,10 @@ from kiln.symbolic import ShapeEnv
 @final
 @dataclass(slots=True)
 class InputRecord:
-    """An input in the order of registration. `used`: the graph has it as input `node`."""
+    """An input in the order of registration. `used`: the graph has it as input `node`.
+
+    `origin` is the leaf at which the gradient of the input arrives, whatever in-place ops do to `fake`.
+    """
 
     name: str
     source: Source
@@ -30,6 +33,7 @@ class InputRecord:
     real_is_leaf: bool = True
     requires_grad: bool = False
     is_parameter: bool = False
+    origin: Any = None
     used: bool = False
 
 
