@@ -11,7 +11,8 @@ from kiln.loops.ir.interpret import run_program, run_scheduled
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, LoopProgram
 from kiln.loops.ir.parse import parse_program
-from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.loops.ir.scheduled import Launch, ScheduledProgram
+from kiln.loops.ir.text import distinct_kernels
 from kiln.loops.ir.verify import verify_kernel, verify_program
 from kiln.loops.schedule.schedule import schedule
 from kiln.support.events import EventSink
@@ -45,9 +46,8 @@ def scheduled(text: str | LoopProgram) -> ScheduledProgram:
     program = parse_program(text) if isinstance(text, str) else text
     verify_program(program)
     made = schedule(program, TARGET, EventSink())
-    for step in made.steps:
-        if isinstance(step, KernelIR):
-            verify_kernel(step)
+    for kernel in distinct_kernels(made):
+        verify_kernel(kernel)
     return made
 
 
@@ -85,4 +85,5 @@ def _assert_close(one: Any, other: Any) -> None:
 
 
 def kernels(made: ScheduledProgram) -> list[KernelIR]:
-    return [step for step in made.steps if isinstance(step, KernelIR)]
+    """The kernels of the launches, in order."""
+    return [step.kernel for step in made.steps if isinstance(step, Launch)]

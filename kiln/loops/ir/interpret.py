@@ -12,7 +12,7 @@ that of the iteration space.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, final
 
@@ -21,6 +21,7 @@ import torch
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Prim
 from kiln.loops.ir.body import Index, LoopHandler
+from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Phase, Store
 from kiln.loops.ir.nodes import (
     Axis,
@@ -37,7 +38,7 @@ from kiln.loops.ir.nodes import (
 )
 from kiln.loops.ir.philox import random_numbers
 from kiln.loops.ir.reference import apply
-from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.symbolic import Expr, FloorDiv, Int, Min, Relation, Symbol
 from kiln.symbolic.expr import Extremum, Quotient
 
@@ -259,6 +260,11 @@ class Memory:
         sizes, strides = ([number(one, self.sizes) for one in part] for part in (spec.sizes, spec.strides))
         return tensor.as_strided(sizes, strides, number(spec.offset, self.sizes))
 
+    def seen_as(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        """The memory of `tensor`, from its first element on, under the sizes and strides of `spec`."""
+        sizes, strides = ([number(one, self.sizes) for one in part] for part in (spec.sizes, spec.strides))
+        return tensor.as_strided(sizes, strides, tensor.storage_offset())
+
     def bind(self, given: Buffer | Symbol, value: Any) -> None:
         """Argument `given` is `value`; symbols that are sizes of a tensor are learnt from it."""
         if isinstance(given, Symbol):
@@ -435,8 +441,8 @@ def run_scheduled(
         for made in program.allocations:
             if made.before == place:
                 memory.allocate(made.buffer)
-        if isinstance(step, KernelIR):
-            run_kernel(step, memory)
+        if isinstance(step, Launch):
+            run_launch(step, memory)
         else:
             run_extern(step, memory)
         for name in program.frees[place]:
@@ -483,8 +489,31 @@ def _output(output: LoopOutput, args: Sequence[Any], earlier: list[Any], memory:
 # --------------------------------------------------------------------------------------- kernels
 
 
+def run_launch(launch: Launch, memory: Memory) -> None:
+    """Run a kernel on the tensors and sizes that it is given."""
+    inner = Memory(status=memory.status)
+    for own, given in zip(launch.kernel.ints, launch.ints, strict=True):
+        if not isinstance(own, Symbol):
+            raise ValueError(f"the size argument {own} of {launch.kernel.name} is no symbol")
+        inner.sizes[own] = number(given, memory.sizes)
+    for param, name in zip(launch.kernel.params, launch.args, strict=True):
+        inner.tensors[param.name] = inner.seen_as(memory.tensors[name], param.spec)
+    run_kernel(launch.kernel, inner)
+
+
 def run_kernel(kernel: KernelIR, memory: Memory) -> None:
-    """Run `kernel` on the tensors of `memory`, all units at once."""
+    """Run `kernel` on the tensors of `memory`, all units at once but those on which sizes of phases depend."""
+    sizes = symbols_of(*(axis.size for phase in kernel.phases for axis in phase.axes))
+    for axis in kernel.units:
+        if axis.symbol in sizes:
+            rest = replace(kernel, units=tuple(one for one in kernel.units if one is not axis))
+            for place in range(number(axis.size, memory.sizes)):
+                run_kernel(rest, replace(memory, sizes={**memory.sizes, axis.symbol: place}))
+            return
+    _run_units(kernel, memory)
+
+
+def _run_units(kernel: KernelIR, memory: Memory) -> None:
     _, extents = axis_values(kernel.units, memory.sizes)
     names = {local.name: local for local in kernel.locals}
     units = tuple(axis.symbol for axis in kernel.units)

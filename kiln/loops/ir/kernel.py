@@ -90,6 +90,8 @@ class KernelIR:
     """A kernel for one device. `params` are buffers in the order of its arguments, `writes` those it writes.
 
     `ints`: the size symbols it takes as arguments. `grain`: units that are worth a thread.
+    Sizes of phase axes may use unit symbols: `(i1: min(32, n0 - 32*i0))` is what is left for the last unit.
+    Values that do not change along an axis are computed outside of its loop by whoever prints the kernel.
     `strip`: if not 0, the last unit axis is the vectorised one: up to `strip` consecutive units of it go through each
     phase together, the innermost loop of the phase being over them (so a local has one copy per unit of the strip, and
     no phase names a vector axis). Pointwise kernels and column reductions are of this kind. 0: units go one by one.

@@ -197,7 +197,7 @@ def _lines(text: str) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------- kernels
 
-_KERNEL = re.compile(r"kernel (\w+)(\(.*\)) units (\(.*?\))(?: grain (.+))?$")
+_KERNEL = re.compile(r"kernel (\w+)(\(.*\)) units (\(.*?\))(?: strip (\d+))?(?: grain (.+))?$")
 _EFFECT = re.compile(r"(\w+)\[")
 
 
@@ -221,7 +221,8 @@ def parse_kernel(text: str) -> KernelIR:
         params=params,
         writes=frozenset(one.name for one in writes),
         ints=tuple(map(parse_int, split(ints))),
-        grain=parse_int(match[4]) if match[4] else 1,
+        grain=parse_int(match[5]) if match[5] else 1,
+        strip=int(match[4] or 0),
     )
 
 

@@ -50,7 +50,7 @@ from kiln.loops.ir.nodes import (
     Scan,
     Scatter,
 )
-from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.symbolic import Expr, Symbol
 
 MAX_NESTED, MAX_RESULT = 72, 100
@@ -213,18 +213,34 @@ def _output_text(output: LoopOutput) -> str:
 
 
 def scheduled_text(program: ScheduledProgram) -> str:
-    """All of a `ScheduledProgram`: allocations, kernels, calls, frees."""
-    lines = _arguments_text(program)
+    """All of a `ScheduledProgram`: its kernels, then allocations, launches, calls and frees in order."""
+    lines = [line for kernel in distinct_kernels(program) for line in kernel_text(kernel).split("\n")]
+    lines += _arguments_text(program)
     for place, step in enumerate(program.steps):
         for made in program.allocations:
             if made.before == place:
                 reuse = "" if made.reuse is None else f" reusing {made.reuse}"
                 lines.append(f"allocate {buffer_text(made.buffer)}{reuse}")
-        lines += (kernel_text(step) if isinstance(step, KernelIR) else node_text(step)).split("\n")
+        lines += (launch_text(step) if isinstance(step, Launch) else node_text(step)).split("\n")
         if program.frees[place]:
             lines.append(f"free {', '.join(program.frees[place])}")
     lines += _results_text(program)
     return "\n".join([f"schedule {program.name}", *(INDENT + line for line in lines)])
+
+
+def distinct_kernels(program: ScheduledProgram) -> tuple[KernelIR, ...]:
+    """The kernels of a program, each once, in order of their first launch."""
+    launched = (step.kernel for step in program.steps if isinstance(step, Launch))
+    return tuple({id(kernel): kernel for kernel in launched}.values())
+
+
+def launch_text(launch: Launch) -> str:
+    """`launch norm(x, w -> out; s0)`."""
+    writes = launch.kernel.writes
+    pairs = [(name, param.name in writes) for param, name in zip(launch.kernel.params, launch.args, strict=True)]
+    read, written = (", ".join(name for name, is_written in pairs if is_written is side) for side in (False, True))
+    ints = f"; {', '.join(map(str, launch.ints))}" if launch.ints else ""
+    return f"launch {launch.kernel.name}({read} -> {written}{ints})" + _comment(launch.origin)
 
 
 # --------------------------------------------------------------------------------------- kernels
@@ -237,7 +253,8 @@ def kernel_text(kernel: KernelIR) -> str:
     ints = f"; {', '.join(map(str, kernel.ints))}" if kernel.ints else ""
     head = f"kernel {kernel.name}({', '.join(read)} -> {', '.join(written)}{ints}) units {axes_text(kernel.units)}"
     grain = "" if kernel.grain == 1 else f" grain {kernel.grain}"
-    lines = [head + grain + _comment(kernel.origin)]
+    strip = "" if kernel.strip == 0 else f" strip {kernel.strip}"
+    lines = [head + strip + grain + _comment(kernel.origin)]
     for local in kernel.locals:
         row = axes_text(local.axes) if local.axes else ""
         lines.append(f"{INDENT}local {local.name}{row}: {DTYPE_NAMES[local.dtype]}")

@@ -13,32 +13,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kiln.loops.ir.analyses import buffer_args
-from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, Extern, LoopOutput
-from kiln.loops.ir.scheduled import Allocation
+from kiln.loops.ir.scheduled import Allocation, Launch
 
-Step = KernelIR | Extern
+Step = Launch | Extern
 
 
 def touched(step: Step) -> tuple[str, ...]:
     """Names of all buffers that a step reads or writes."""
-    if isinstance(step, KernelIR):
-        return tuple(one.name for one in step.params)
+    if isinstance(step, Launch):
+        return step.args
     outs = (out.name for out in step.outs if out is not None)
     return tuple(dict.fromkeys((*outs, *step.mutates, *(arg.name for arg in buffer_args(step)))))
 
 
-def allocations(steps: Sequence[Step], known: frozenset[str]) -> tuple[Allocation, ...]:
+def allocations(steps: Sequence[Step], known: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[Allocation, ...]:
     """Memory for every buffer that a kernel writes first; `known` are those that have theirs (inputs, constants)."""
     made, found = set(known), []
     for place, step in enumerate(steps):
         if isinstance(step, Extern):
             made.update(out.name for out in step.outs if out is not None)
             continue
-        for param in step.params:
-            if param.name not in made:
-                found.append(Allocation(param, place))
-                made.add(param.name)
+        for name in step.args:
+            if name not in made:
+                found.append(Allocation(buffers[name], place))
+                made.add(name)
     return tuple(found)
 
 

@@ -7,29 +7,29 @@ ScheduledProgram kernels and calls in order, and the life of each buffer
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from kiln.loops.ir.analyses import kernel_reads
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.indexing import substituted
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopNode, LoopProgram, Pointwise, Scatter
-from kiln.loops.ir.rename import canonical
-from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.loops.schedule.memory import Step, allocations, frees, kept_alive
 from kiln.loops.schedule.single import copy_body, single_kernel
+from kiln.loops.schedule.table import KernelTable
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from kiln.symbolic import Int, symbol
+from kiln.symbolic import Int, Symbol, symbol
 
 
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
     """Kernels, calls and memory for `program` on `target`."""
     with events.stage("schedule"):
         buffers = program_buffers(program)
-        steps = tuple(step for node in program.nodes for step in _steps(node, buffers))
+        library = KernelTable()
+        steps = tuple(step for node in program.nodes for step in _steps(node, buffers, library))
         known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
         known |= {buffer.name for buffer, _ in program.constants}
         kept = kept_alive(program.outputs, program.writes) | known
-        made = allocations(steps, known)
+        made = allocations(steps, known, buffers)
         dead = frees(steps, kept, buffers)
         _report(steps, events)
     return ScheduledProgram(
@@ -47,13 +47,13 @@ def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
     return found
 
 
-def _steps(node: LoopNode, buffers: dict[str, Buffer]) -> Iterator[Step]:
+def _steps(node: LoopNode, buffers: dict[str, Buffer], table: KernelTable) -> Iterator[Step]:
     if isinstance(node, Extern):
         yield node
         return
     if isinstance(node, Scatter) and node.init not in (node.out.name, node.out.base):
-        yield single_kernel(_copy(buffers[node.init], node.out), buffers)
-    yield single_kernel(node, buffers)
+        yield table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers))
+    yield table.launch(single_kernel(node, buffers))
 
 
 def _copy(source: Buffer, out: Buffer) -> Pointwise:
@@ -63,22 +63,25 @@ def _copy(source: Buffer, out: Buffer) -> Pointwise:
 
 
 def _report(steps: Sequence[Step], events: EventSink) -> None:
-    kernels = [step for step in steps if isinstance(step, KernelIR)]
-    events.emit("kernels", count=len({canonical(replace(one, grain=1))[1] for one in kernels}))
-    events.emit("launches", count=len(kernels))
-    events.emit("library_calls", count=len(steps) - len(kernels))
-    read, written = traffic(kernels)
+    launches = [step for step in steps if isinstance(step, Launch)]
+    events.emit("kernels", count=len({id(one.kernel) for one in launches}))
+    events.emit("launches", count=len(launches))
+    events.emit("library_calls", count=len(steps) - len(launches))
+    read, written = traffic(launches)
     events.emit("traffic", read=read, written=written)
 
 
-def traffic(kernels: Sequence[KernelIR]) -> tuple[Int, Int]:
+def traffic(launches: Sequence[Launch]) -> tuple[Int, Int]:
     """Bytes that the kernels read and write, each parameter counted once per launch."""
     read: Int = 0
     written: Int = 0
-    for kernel in kernels:
-        loaded = kernel_reads(kernel)
-        for param in kernel.params:
-            size = param.spec.numel() * param.spec.dtype.itemsize
+    for launch in launches:
+        loaded = kernel_reads(launch.kernel)
+        values = {
+            own: given for own, given in zip(launch.kernel.ints, launch.ints, strict=True) if isinstance(own, Symbol)
+        }
+        for param in launch.kernel.params:
+            size = substituted(param.spec.numel() * param.spec.dtype.itemsize, values)
             read = read + (size if param.name in loaded else 0)
-            written = written + (size if param.name in kernel.writes else 0)
+            written = written + (size if param.name in launch.kernel.writes else 0)
     return read, written

@@ -42,7 +42,7 @@ def single_kernel(node: SingleNode, buffers: Buffers) -> KernelIR:
 def _pointwise(node: Pointwise, buffers: Buffers) -> KernelIR:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
     strip = STRIP if node.axes else 0
-    return assemble(f"pointwise_{node.out.name}", node.axes, (phase,), (), buffers, strip=strip, origin=node.origin)
+    return assemble("pointwise", node.axes, (phase,), (), buffers, strip=strip, origin=node.origin)
 
 
 def _reduction(node: Reduction, buffers: Buffers) -> KernelIR:
@@ -52,8 +52,7 @@ def _reduction(node: Reduction, buffers: Buffers) -> KernelIR:
     builder = BodyBuilder()
     value = converted(builder, builder.load(total.name, (), total.dtype), node.out.spec.dtype)
     finish = Phase((), builder.finish(value), (Store(node.out.name, _at(node.kept), 0),))
-    name = f"{node.op.value}_{node.out.name}"
-    return assemble(name, node.kept, (gather, finish), (total,), buffers, origin=node.origin)
+    return assemble(node.op.value, node.kept, (gather, finish), (total,), buffers, origin=node.origin)
 
 
 def _scan(node: Scan, buffers: Buffers) -> KernelIR:
@@ -62,7 +61,7 @@ def _scan(node: Scan, buffers: Buffers) -> KernelIR:
     total = Local("total", dtype_of(node.body.ops, node.body.results[0]), ())
     store = Store(node.out.name, _at(node.axes), 0)
     phase = Phase((along,), node.body, (Accumulate(total.name, node.op, (along,), (), 0, running=store),))
-    return assemble(f"scan_{node.out.name}", units, (phase,), (total,), buffers, origin=node.origin)
+    return assemble(f"scan_{node.op.value}", units, (phase,), (total,), buffers, origin=node.origin)
 
 
 def _scatter(node: Scatter, buffers: Buffers) -> KernelIR:
@@ -72,7 +71,7 @@ def _scatter(node: Scatter, buffers: Buffers) -> KernelIR:
     inner = tuple(axis for axis in node.axes if axis.symbol not in own)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
     strip = STRIP if units else 0
-    return assemble(f"scatter_{node.out.name}", units, (phase,), (), buffers, strip=strip, origin=node.origin)
+    return assemble("scatter", units, (phase,), (), buffers, strip=strip, origin=node.origin)
 
 
 _MAKERS: Mapping[type, Callable[[Any, Buffers], KernelIR]] = {
@@ -115,11 +114,17 @@ def assemble(
     stored = [store.target for phase in phases for store in phase_stores(phase)]
     written = dict.fromkeys(name for name in stored if name not in private)
     read = dict.fromkeys(name for name in loaded if name not in private and name not in written)
-    params = tuple(buffers[name] for name in (*read, *written))
+    params = tuple(_parameter(buffers[name]) for name in (*read, *written))
     kernel = KernelIR(name, units, phases, locals_, params, frozenset(written), (), grain, strip, origin)
     sizes = kernel_symbols(kernel) | symbols_of(*(size for one in params for size in one.spec.sizes))
     ints = tuple(sorted(sizes, key=lambda one: one.sort_key))
     return KernelIR(name, units, phases, locals_, params, frozenset(written), ints, grain, strip, origin)
+
+
+def _parameter(buffer: Buffer) -> Buffer:
+    """`buffer` as a kernel sees it: from its first element on."""
+    spec = buffer.spec
+    return Buffer(buffer.name, spec.with_view(spec.sizes, spec.strides, 0))
 
 
 def copy_body(source: Buffer, index: Index) -> LoopBody:
