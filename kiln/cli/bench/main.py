@@ -20,12 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kiln.cli.bench import overhead
 from kiln.cli.bench.results import Result, Score, plot, score_times, table, write_json
 from kiln.cli.bench.suite import Row, load_suite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=("cpu", "micro"), default="cpu")
+    parser.add_argument("--suite", choices=("cpu", "micro", "overhead"), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--models", default="", help="comma list; default: all of the suite")
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.suite == "overhead":
+        return overhead.run(arguments.pairs, "torch.compile" in arguments.against)
     wanted = set(filter(None, arguments.models.split(",")))
     rows = [
         row
