@@ -1,6 +1,20 @@
 """ATen ops: decompositions into primitives, shape rules of library ops, effects, promotion."""
 
-from kiln.graph.ops import linear, moves, pointwise, reductions, views
+from kiln.graph.ops import (
+    activations,
+    convolution,
+    creation,
+    library,
+    linear,
+    losses,
+    moves,
+    norms,
+    pointwise,
+    random,
+    reductions,
+    softmax,
+    views,
+)
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, Step
 
@@ -13,9 +27,17 @@ __all__ = [
     "Effects",
     "Emit",
     "Step",
+    "activations",
+    "convolution",
+    "creation",
+    "library",
     "linear",
+    "losses",
     "moves",
+    "norms",
     "pointwise",
+    "random",
     "reductions",
+    "softmax",
     "views",
 ]

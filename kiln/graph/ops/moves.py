@@ -1,4 +1,9 @@
-"""Copies, joins and indexing."""
+"""Copies, joins, indexing, scatters and padding.
+
+aten.stack([x, y], 0)              =>     cat(unsqueeze(x), unsqueeze(y))
+aten.index.Tensor(x, [None, i])    =>     index(x, i, axes=(1,))
+aten.slice_backward(g, ...)        =>     pad(g, 0, low=..., high=...)
+"""
 
 from __future__ import annotations
 
@@ -8,27 +13,20 @@ from typing import Any
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
+from kiln.graph.ops.creation import iota, relaid, strides_for
+from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import decompose
-from kiln.graph.ops.sizes import axis_of, filled
-from kiln.graph.prims.meta import format_strides
-from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
+from kiln.graph.prims.meta import view_strides
 from kiln.symbolic import Int
 
-_FORMATS = {
-    torch.contiguous_format: "contiguous",
-    torch.channels_last: "channels_last",
-    torch.channels_last_3d: "channels_last_3d",
-}
+Sizes = Sequence[Int]
 
 
-def strides_for(e: Emit, x: TensorSpec, memory_format: torch.memory_format | None) -> tuple[Int, ...]:
-    """Strides of a copy of `x` in a memory format; None and preserve keep that of `x`."""
-    if memory_format is None or memory_format is torch.preserve_format:
-        return e.preserved_strides(x)
-    return format_strides(x.sizes, _FORMATS[memory_format])  # type: ignore[arg-type]
+# Copies.
 
 
 @decompose("clone.default")
@@ -42,30 +40,374 @@ def contiguous(e: Emit, x: Node, *, memory_format: torch.memory_format = torch.c
 
 
 @decompose("_unsafe_view.default")
-def unsafe_view(e: Emit, x: Node, size: Sequence[Int]) -> Node:
-    return e.node("view", x, sizes=filled(e, x.tensor, size))
+def unsafe_view(e: Emit, x: Node, size: Sizes) -> Node:
+    return reshaped(e, x, filled(e, x.tensor, size))
+
+
+def reshaped(e: Emit, x: Node, sizes: tuple[Int, ...]) -> Node:
+    """A view where there is one, else a copy."""
+    if x.tensor.sizes == sizes:
+        return x
+    return e.node("reshape" if view_strides(e.oracle, x.tensor, sizes) is None else "view", x, sizes=sizes)
 
 
 @decompose("_to_copy.default")
 def to_copy(
-    e: Emit,
-    x: Node,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> Node:
-    strides = strides_for(e, x.tensor, memory_format)
-    made = copy(e, x) if dtype is None or dtype is x.tensor.dtype else e.convert(x, dtype)
-    return made if made.tensor.strides == strides else e.node("clone", made, strides=strides)
+    e: Emit, x: Node, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
+    pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
+) -> Node:  # fmt: skip
+    spec = x.tensor
+    if device is not None and torch.device(device).type != spec.device.type:
+        kwargs = {"device": device, "dtype": dtype, "non_blocking": non_blocking}
+        moved = spec.with_view(spec.sizes, strides_for(e, spec, memory_format), 0)
+        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, torch.device(device))
+        made: Node = e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
+        return made
+    same = dtype is None or dtype is spec.dtype
+    return relaid(e, copy(e, x) if same else e.convert(x, dtype or spec.dtype), strides_for(e, spec, memory_format))
+
+
+@decompose("copy.default")
+def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
+    value = e.convert(source, x.tensor.dtype)
+    return value if value.tensor.sizes == x.tensor.sizes else e.node("expand", value, sizes=x.tensor.sizes)
+
+
+# Joins and repetitions.
 
 
 @decompose("cat.default")
 def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Tensors of sizes (0,) fit beside any other: a legacy of eager."""
     kept = [one for one in tensors if one.tensor.sizes != (0,)] or list(tensors[:1])
     dtype = result_dtype(list(tensors))
     parts = [e.convert(one, dtype) for one in kept]
     return e.node("cat", *parts, axis=axis_of(dim, parts[0].tensor.rank))
+
+
+@decompose("stack.default")
+def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
+    for one in tensors:
+        if one.tensor.sizes != tensors[0].tensor.sizes:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
+                f"{list(one.tensor.sizes)}"
+            )
+    axis = axis_of(dim, tensors[0].tensor.rank + 1)
+    dtype = result_dtype(list(tensors))
+    joined = e.node("cat", *[e.node("unsqueeze", e.convert(one, dtype), axis=axis) for one in tensors], axis=axis)
+    return relaid(e, joined, joined.tensor.with_sizes(joined.tensor.sizes).strides)
+
+
+@decompose("repeat.default")
+def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
+    spec = x.tensor
+    missing = len(repeats) - spec.rank
+    if missing < 0:
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    sizes = (1,) * missing + spec.sizes
+    spread = x
+    for axis in range(missing):
+        spread = e.node("unsqueeze", spread, axis=axis)
+    pairs: list[Int] = []
+    for axis, (times, size) in enumerate(zip(repeats, sizes, strict=True)):
+        spread = e.node("unsqueeze", spread, axis=2 * axis)
+        pairs += [times, size]
+    whole = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
+    return e.node("reshape", e.node("expand", spread, sizes=tuple(pairs)), sizes=whole)
+
+
+@decompose("flip.default")
+def flip(e: Emit, x: Node, dims: Sequence[int]) -> Node:
+    axes = axes_of(tuple(dims), x.tensor.rank)
+    return e.node("flip", x, axes=axes) if axes else copy(e, x)
+
+
+@decompose("roll.default")
+def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
+    if not dims:
+        flat = roll(e, reshaped(e, x, (x.tensor.numel(),)), shifts, (0,))
+        return e.node("view", flat, sizes=x.tensor.sizes)
+    y = x
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = axis_of(dim, x.tensor.rank)
+        size = x.tensor.sizes[axis]
+        if size == 0:
+            continue
+        start = (size - shift) % size
+        back = e.node("slice", y, axis=axis, start=start, stop=size, step=1)
+        y = e.node("cat", back, e.node("slice", y, axis=axis, start=0, stop=start, step=1), axis=axis)
+    return relaid(e, y, y.tensor.with_sizes(y.tensor.sizes).strides) if y is not x else copy(e, x)
+
+
+def _triangle(e: Emit, x: Node, diagonal: int, lower: bool) -> Node:
+    spec = x.tensor
+    rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)
+    columns = iota(e, spec.sizes[-1], torch.int64, spec.device)
+    right = e.pointwise("sub", columns, rows)
+    kept = e.pointwise("le" if lower else "ge", right, diagonal)
+    made = e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device))
+    return relaid(e, made, spec.with_sizes(spec.sizes).strides)
+
+
+@decompose("tril.default")
+def tril(e: Emit, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(e, x, diagonal, True)
+
+
+@decompose("triu.default")
+def triu(e: Emit, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(e, x, diagonal, False)
+
+
+# Padding.
+
+
+@decompose("constant_pad_nd.default")
+def constant_pad(e: Emit, x: Node, pad: Sizes, value: Number = 0) -> Node:
+    rank = x.tensor.rank
+    low: list[Int] = [0] * rank
+    high: list[Int] = [0] * rank
+    for place in range(len(pad) // 2):
+        low[rank - 1 - place], high[rank - 1 - place] = pad[2 * place], pad[2 * place + 1]
+    return padded(e, x, tuple(low), tuple(high), value)
+
+
+def padded(e: Emit, x: Node, low: tuple[Int, ...], high: tuple[Int, ...], value: Number = 0) -> Node:
+    return e.node("pad", x, e.number(value, x.tensor.dtype, x.tensor.device), low=low, high=high)
+
+
+# Gathering.
+
+
+@decompose("gather.default")
+def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    if not x.tensor.rank:
+        return e.node("expand", x, sizes=index.tensor.sizes) if index.tensor.rank else copy(e, x)
+    return e.node("gather", x, e.convert(index, torch.int64), axis=axis_of(dim, x.tensor.rank))
+
+
+@decompose("index_select.default")
+def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
+    if not x.tensor.rank:
+        return copy(e, x)
+    flat = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
+    made = e.node("index", x, flat, axes=(axis_of(dim, x.tensor.rank),))
+    return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
+
+
+def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
+    """The axes that are indexed, and by what."""
+    axes = tuple([axis for axis, one in enumerate(indices) if one is not None])
+    nodes = [one for one in indices if one is not None]
+    for one in nodes:
+        if one.tensor.dtype in (torch.bool, torch.uint8):
+            raise DataDependentOp(op=op)
+    return axes, nodes
+
+
+@decompose("index.Tensor", "_unsafe_index.Tensor")
+def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
+    axes, nodes = indices_at("aten.index", indices)
+    return e.node("index", x, *nodes, axes=axes) if axes else copy(e, x)
+
+
+@decompose("index_put.default", "_unsafe_index_put.default")
+def index_put(
+    e: Emit, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, unsafe: bool = False
+) -> Node:
+    """A mask puts one value at each true element: a choice, not a scatter."""
+    value = e.convert(values, x.tensor.dtype)
+    masks = [one for one in indices if one is not None and one.tensor.dtype is torch.bool]
+    if len(masks) == 1 and len(indices) == 1 and not value.tensor.rank and not accumulate:
+        return masked(e, x, masks[0], value)
+    axes, nodes = indices_at("aten.index_put", indices)
+    return e.node("index_put", x, *nodes, value, axes=axes, accumulate=accumulate)
+
+
+def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
+    """`value` where the mask, which covers the first dimensions, is true."""
+    for _ in range(x.tensor.rank - mask.tensor.rank):
+        mask = e.node("unsqueeze", mask, axis=mask.tensor.rank)
+    made = e.pointwise("where", mask, value, x)
+    return relaid(e, made, e.preserved_strides(x.tensor))
+
+
+@decompose("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
+    spec = x.tensor
+    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    return e.pointwise("where", mask, one, x)
+
+
+# Scattering.
+
+
+def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
+    if isinstance(src, Node):
+        source = src
+        if source.tensor.sizes != index.tensor.sizes:
+            for axis, size in enumerate(index.tensor.sizes):
+                source = e.node("slice", source, axis=axis, start=0, stop=size, step=1)
+    else:
+        source = e.full(src, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
+    if not x.tensor.rank or not index.tensor.rank:
+        raise UnsupportedOp(op="aten.scatter", reason="one of the tensors has rank 0")
+    made = e.node("scatter", x, e.convert(index, torch.int64), source, axis=axis_of(dim, x.tensor.rank), reduce=reduce)
+    return relaid(e, made, e.preserved_strides(x.tensor))
+
+
+REDUCE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "amax", "amin": "amin"}
+
+
+@decompose("scatter.src", "scatter.value")
+def scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number) -> Node:
+    return _scatter(e, x, dim, index, src, None)
+
+
+@decompose("scatter.reduce", "scatter.value_reduce")
+def scatter_reduce_name(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, *, reduce: str) -> Node:
+    return _scatter(e, x, dim, index, src, REDUCE[reduce])
+
+
+@decompose("scatter_add.default")
+def scatter_add(e: Emit, x: Node, dim: int, index: Node, src: Node) -> Node:
+    return _scatter(e, x, dim, index, src, "sum")
+
+
+@decompose("scatter_reduce.two")
+def scatter_reduce(
+    e: Emit, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    if reduce == "mean" or not include_self:
+        args = (x, dim, index, src, reduce)
+        made: Node = e.library(
+            "aten.scatter_reduce.two", args, {"include_self": include_self}, x.tensor.with_sizes(x.tensor.sizes)
+        )
+        return made
+    return _scatter(e, x, dim, index, src, REDUCE[reduce])
+
+
+@decompose("index_add.default")
+def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
+    added = source if alpha == 1 else e.pointwise("mul", source, alpha)
+    return _put_at(e, x, dim, index, added, True)
+
+
+@decompose("index_copy.default")
+def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
+    return _put_at(e, x, dim, index, source, False)
+
+
+@decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) -> Node:
+    spec = x.tensor
+    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    return _put_at(e, x, dim, index, one, False)
+
+
+def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bool) -> Node:
+    """Through `index_put`, whose indexed dimension stands first among those of `value` from `axis` on."""
+    if not x.tensor.rank:
+        raise UnsupportedOp(op="aten.index_add", reason="the tensor has rank 0")
+    axis = axis_of(dim, x.tensor.rank)
+    flat = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
+    order = (axis, *[one for one in range(x.tensor.rank) if one != axis])
+    front = e.node("permute", x, dims=order) if axis else x
+    if value.tensor.rank == x.tensor.rank and axis:
+        value = e.node("permute", value, dims=order)
+    made = e.node("index_put", front, flat, value, axes=(0,), accumulate=accumulate)
+    if axis:
+        made = e.node("permute", made, dims=tuple(sorted(range(len(order)), key=order.__getitem__)))
+    return relaid(e, made, e.preserved_strides(x.tensor))
+
+
+# Views as copies, and the gradients of views.
+
+
+@decompose("select_scatter.default")
+def select_scatter(e: Emit, x: Node, src: Node, dim: int, index: Int) -> Node:
+    axis = axis_of(dim, x.tensor.rank)
+    return e.node("select_scatter", x, src, axis=axis, index=wrap_index(e, index, x.tensor.sizes[axis]))
+
+
+@decompose("slice_scatter.default")
+def slice_scatter(
+    e: Emit, x: Node, src: Node, dim: int = 0, start: Int | None = None, end: Int | None = None, step: int = 1
+) -> Node:
+    axis = axis_of(dim, x.tensor.rank)
+    low, high = clamp_slice(e, x.tensor.sizes[axis], start, end)
+    return e.node("slice_scatter", x, src, axis=axis, start=low, stop=high, step=step)
+
+
+@decompose("diagonal_scatter.default")
+def diagonal_scatter(e: Emit, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    rank = x.tensor.rank
+    return e.node("diagonal_scatter", x, src, offset=offset, axis1=axis_of(dim1, rank), axis2=axis_of(dim2, rank))
+
+
+@decompose("as_strided_scatter.default")
+def as_strided_scatter(
+    e: Emit, x: Node, src: Node, size: Sizes, stride: Sizes, storage_offset: Int | None = None
+) -> Node:
+    offset = x.tensor.offset if storage_offset is None else storage_offset
+    return e.node("as_strided_scatter", x, src, sizes=tuple(size), strides=tuple(stride), offset=offset)
+
+
+def _zeros(e: Emit, grad: Node, sizes: Sizes) -> Node:
+    return e.full(0, tuple(sizes), grad.tensor.dtype, grad.tensor.device)
+
+
+@decompose("select_backward.default")
+def select_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, index: Int) -> Node:
+    axis = axis_of(dim, len(input_sizes))
+    at = wrap_index(e, index, input_sizes[axis])
+    return _widened_by_zeros(e, e.node("unsqueeze", grad, axis=axis), input_sizes, axis, at, at + 1)
+
+
+@decompose("slice_backward.default")
+def slice_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, start: Int, end: Int, step: int) -> Node:
+    axis = axis_of(dim, len(input_sizes))
+    low, high = clamp_slice(e, input_sizes[axis], start, end)
+    if step != 1:
+        zeros = _zeros(e, grad, input_sizes)
+        return e.node("slice_scatter", zeros, grad, axis=axis, start=low, stop=high, step=step)
+    return _widened_by_zeros(e, grad, input_sizes, axis, low, high)
+
+
+def _widened_by_zeros(e: Emit, part: Node, sizes: Sizes, axis: int, start: Int, stop: Int) -> Node:
+    rank = len(sizes)
+    low = tuple([start if one == axis else 0 for one in range(rank)])
+    high = tuple([sizes[axis] - stop if one == axis else 0 for one in range(rank)])
+    made = padded(e, part, low, high)
+    return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
+
+
+@decompose("diagonal_backward.default")
+def diagonal_backward(e: Emit, grad: Node, input_sizes: Sizes, offset: int, dim1: int, dim2: int) -> Node:
+    return diagonal_scatter(e, _zeros(e, grad, input_sizes), grad, offset, dim1, dim2)
+
+
+@decompose("value_selecting_reduction_backward.default")
+def selecting_backward(e: Emit, grad: Node, dim: int, indices: Node, sizes: Sizes, keepdim: bool) -> Node:
+    """The gradient of max, min, median along a dimension: it goes to the element that was taken."""
+    if not sizes:
+        return copy(e, grad)
+    axis = axis_of(dim, len(sizes))
+    spread, at = grad, indices
+    if not keepdim:
+        spread, at = e.node("unsqueeze", grad, axis=axis), e.node("unsqueeze", indices, axis=axis)
+    return e.node("scatter", _zeros(e, grad, sizes), at, spread, axis=axis, reduce=None)
+
+
+@decompose("repeat_interleave.self_int")
+def repeat_interleave(
+    e: Emit, x: Node, repeats: Int, dim: int | None = None, *, output_size: Int | None = None
+) -> Node:
+    source = reshaped(e, x, (x.tensor.numel(),)) if dim is None else x
+    axis = axis_of(dim or 0, source.tensor.rank)
+    sizes = source.tensor.sizes
+    spread = e.node(
+        "expand", e.node("unsqueeze", source, axis=axis + 1), sizes=(*sizes[: axis + 1], repeats, *sizes[axis + 1 :])
+    )
+    return e.node("reshape", spread, sizes=(*sizes[:axis], sizes[axis] * repeats, *sizes[axis + 1 :]))

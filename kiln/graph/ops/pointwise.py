@@ -1,20 +1,22 @@
-"""Pointwise ATen ops as primitives.
+"""Pointwise ATen ops as primitives: arithmetic, comparison, rounding, choice.
 
     aten.add.Tensor(x, y, alpha=2)     =>     %1 = mul(y, 2)
                                               %2 = add(x, %1)
 
 Reduced precision: an op of several primitives computes in float32 and rounds once, as eager's kernels do.
+Activations and their gradients are in `activations.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Number, Operand
-from kiln.graph.ops.promotion import OPMATH, float_dtype, opmath, promoted, result_dtype
+from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose
 
 # fmt: off
@@ -23,11 +25,11 @@ FLOAT_UNARY = (  # integers become floating point
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
     "lgamma", "digamma",
 )
-SAME_UNARY = ("neg", "abs", "bitwise_not")
+SAME_UNARY = ("neg", "abs")
 ROUNDING = ("floor", "ceil", "trunc", "round")  # integers stay as they are
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SAME_BINARY = {  # ATen name: primitive
-    "mul.Tensor": "mul", "maximum.default": "maximum", "minimum.default": "minimum",
+    "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum.default": "maximum", "minimum.default": "minimum",
     "fmax.default": "fmax", "fmin.default": "fmin", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
     "remainder.Tensor": "remainder", "remainder.Scalar": "remainder", "remainder.Scalar_Tensor": "remainder",
     "bitwise_and.Tensor": "bitwise_and", "bitwise_and.Scalar": "bitwise_and",
@@ -41,10 +43,14 @@ SAME_BINARY = {  # ATen name: primitive
     "__lshift__.Tensor": "shift_left", "__lshift__.Scalar": "shift_left",
     "__rshift__.Tensor": "shift_right", "__rshift__.Scalar": "shift_right",
     "nextafter.default": "nextafter", "hypot.default": "hypot",
+    "floor_divide.default": "floor_div", "floor_divide.Scalar": "floor_div",
 }
 FLOAT_BINARY = {
     "div.Tensor": "div", "div.Scalar": "div", "atan2.default": "atan2",
     "copysign.Tensor": "copysign", "copysign.Scalar": "copysign",
+}
+LOGICAL = {
+    "logical_and.default": "bitwise_and", "logical_or.default": "bitwise_or", "logical_xor.default": "bitwise_xor",
 }
 # fmt: on
 
@@ -71,6 +77,10 @@ def _binary(name: str, *, floating: bool = False) -> Callable[..., Node]:
     return lambda e, x, y: e.pointwise(name, *promoted(e, x, y, floating=floating))
 
 
+def _logical(name: str) -> Callable[..., Node]:
+    return lambda e, x, y: e.pointwise(name, truth(e, x), truth(e, y))
+
+
 for _name in FLOAT_UNARY:
     DECOMPOSITIONS[f"{_name}.default"] = _float_unary(_name)
 for _name in SAME_UNARY:
@@ -83,16 +93,35 @@ for _name, _prim in FLOAT_BINARY.items():
     DECOMPOSITIONS[_name] = _binary(_prim, floating=True)
 for _name in COMPARISONS:
     DECOMPOSITIONS[f"{_name}.Tensor"] = DECOMPOSITIONS[f"{_name}.Scalar"] = _binary(_name)
+for _name, _prim in LOGICAL.items():
+    DECOMPOSITIONS[_name] = _logical(_prim)
+
+
+# Pieces that other rules use.
 
 
 def copy(e: Emit, x: Node) -> Node:
     """A fresh tensor with the values and the format of `x`."""
-    spec = x.tensor
-    return e.node("clone", x, strides=e.preserved_strides(spec))
+    return e.node("clone", x, strides=e.preserved_strides(x.tensor))
 
 
 def times(e: Emit, y: Node, factor: Number) -> Node:
     return y if factor == 1 else e.pointwise("mul", y, factor)
+
+
+def truth(e: Emit, x: Node) -> Node:
+    """Nonzero elements as bool."""
+    return x if x.tensor.dtype is torch.bool else e.pointwise("ne", x, 0)
+
+
+def clamped(e: Emit, x: Node, low: Operand | None, high: Operand | None) -> Node:
+    """Between `low` and `high`; the upper bound wins, NaN stays."""
+    if low is not None:
+        x = e.pointwise("maximum", x, low)
+    return x if high is None else e.pointwise("minimum", x, high)
+
+
+# Arithmetic.
 
 
 def _scaled(e: Emit, name: str, x: Operand, y: Operand, alpha: Number) -> Node:
@@ -114,31 +143,260 @@ def add(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
 
 @decompose("sub.Tensor", "sub.Scalar")
 def sub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
+    if result_dtype((x, y)) is torch.bool:
+        raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported.")
     return _scaled(e, "sub", x, y, alpha)
 
 
 @decompose("rsub.Tensor", "rsub.Scalar")
 def rsub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
-    return _scaled(e, "sub", y, x, alpha)
+    return sub(e, y, x, alpha)
 
 
-@decompose("mul.Scalar")
-def mul_scalar(e: Emit, x: Node, y: Number) -> Node:
-    return e.pointwise("mul", *promoted(e, x, y))
+@decompose("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(e: Emit, x: Operand, y: Operand, *, rounding_mode: str | None) -> Node:
+    prim = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    return e.pointwise(prim, *promoted(e, x, y, floating=rounding_mode is None))
 
 
-@decompose("relu.default")
-def relu(e: Emit, x: Node) -> Node:
-    return e.pointwise("maximum", x, 0)
+@decompose("pow.Tensor_Scalar")
+def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
+    dtype = result_dtype((x, exponent))
+    base = e.convert(x, dtype)
+    simple = _POWERS.get(exponent) if dtype.is_floating_point and not isinstance(exponent, complex) else None
+    if simple is not None:
+        wide = OPMATH.get(dtype, dtype)
+        return e.convert(simple(e, e.convert(base, wide)), dtype)
+    if exponent == 2:
+        return e.pointwise("mul", base, base)
+    return e.pointwise("pow", base, exponent)
 
 
-@decompose("gelu.default")
-def gelu(e: Emit, x: Node, *, approximate: str = "none") -> Node:
-    p, wide = e.pointwise, opmath(e, x)
-    if approximate == "tanh":
-        cubed = p("mul", p("mul", wide, wide), wide)
-        inner = p("mul", p("add", wide, p("mul", cubed, 0.044715)), 0.7978845608028654)
-        curve = p("tanh", inner)
-    else:
-        curve = p("erf", p("mul", wide, 0.7071067811865476))
-    return e.convert(p("mul", p("mul", wide, 0.5), p("add", curve, 1.0)), x.tensor.dtype)
+@decompose("pow.Tensor_Tensor", "pow.Scalar")
+def pow_tensor(e: Emit, x: Operand, exponent: Operand) -> Node:
+    return e.pointwise("pow", *promoted(e, x, exponent))
+
+
+def _ones(e: Emit, x: Node) -> Node:
+    return e.full(1, x.tensor.sizes, x.tensor.dtype, x.tensor.device)
+
+
+def _square(e: Emit, x: Node) -> Node:
+    return e.pointwise("mul", x, x)
+
+
+_POWERS: dict[Number, Callable[[Emit, Node], Node]] = {
+    0: _ones,
+    0.5: lambda e, x: e.pointwise("sqrt", x),
+    1: copy,
+    2: _square,
+    3: lambda e, x: e.pointwise("mul", _square(e, x), x),
+    -0.5: lambda e, x: e.pointwise("rsqrt", x),
+    -1: lambda e, x: e.pointwise("reciprocal", x),
+    -2: lambda e, x: e.pointwise("reciprocal", _square(e, x)),
+}
+"""Exponents for which eager's kernel takes a cheaper function."""
+
+
+@decompose("square.default")
+def square(e: Emit, x: Node) -> Node:
+    return pow_scalar(e, x, 2)
+
+
+@decompose("addcmul.default")
+def addcmul(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
+    x, y, z = promoted(e, x, y, z)
+    return _addc(e, "mul", x, y, z, value)
+
+
+@decompose("addcdiv.default")
+def addcdiv(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
+    x, y, z = promoted(e, x, y, z, floating=True)
+    return _addc(e, "div", x, y, z, value)
+
+
+@elementwise
+def _addc(e: Emit, name: str, x: Node, y: Node, z: Node, value: Number) -> Node:
+    return e.pointwise("add", x, e.pointwise(name, times(e, y, value), z))
+
+
+@decompose("lerp.Scalar", "lerp.Tensor")
+@elementwise
+def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
+    """From the nearer end, as eager, so that weight 1 gives `end`."""
+    p, way = e.pointwise, e.pointwise("sub", end, start)
+    if isinstance(weight, Node):
+        from_start = p("add", start, p("mul", way, weight))
+        from_end = p(
+            "sub", end, p("mul", way, p("sub", e.number(1, weight.tensor.dtype, weight.tensor.device), weight))
+        )
+        return p("where", p("lt", p("abs", weight), 0.5), from_start, from_end)
+    if abs(weight) < 0.5:
+        return p("add", start, p("mul", way, weight))
+    return p("sub", end, p("mul", way, 1 - weight))
+
+
+@decompose("sign.default", "sgn.default")
+def sign(e: Emit, x: Node) -> Node:
+    return copy(e, x) if x.tensor.dtype is torch.bool else e.pointwise("sign", x)
+
+
+@decompose("positive.default")
+def positive(e: Emit, x: Node) -> Node:
+    return copy(e, x)
+
+
+@decompose("frac.default")
+def frac(e: Emit, x: Node) -> Node:
+    return e.pointwise("sub", x, e.pointwise("trunc", x))
+
+
+@decompose("round.decimals")
+@elementwise
+def round_decimals(e: Emit, x: Node, *, decimals: int) -> Node:
+    scale = 10.0 ** abs(decimals)
+    up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return e.pointwise(down, e.pointwise("round", e.pointwise(up, x, scale)), scale)
+
+
+@decompose("deg2rad.default")
+def deg2rad(e: Emit, x: Node) -> Node:
+    return e.pointwise("mul", e.convert(x, float_dtype(x.tensor.dtype)), math.pi / 180)
+
+
+@decompose("rad2deg.default")
+def rad2deg(e: Emit, x: Node) -> Node:
+    return e.pointwise("mul", e.convert(x, float_dtype(x.tensor.dtype)), 180 / math.pi)
+
+
+# Choice, logic, classes of numbers.
+
+
+@decompose("where.self")
+def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
+    return e.pointwise("where", truth(e, condition), *promoted(e, x, y))
+
+
+@decompose("clamp.default", "clamp.Tensor")
+def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    dtype = result_dtype([one for one in (x, min, max) if one is not None])
+    low, high = (e.convert(one, dtype) if isinstance(one, Node) else one for one in (min, max))
+    return clamped(e, e.convert(x, dtype), low, high)
+
+
+@decompose("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(e: Emit, x: Node, min: Operand) -> Node:
+    return clamp(e, x, min)
+
+
+@decompose("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(e: Emit, x: Node, max: Operand) -> Node:
+    return clamp(e, x, None, max)
+
+
+@decompose("logical_not.default")
+def logical_not(e: Emit, x: Node) -> Node:
+    return e.pointwise("logical_not", truth(e, x))
+
+
+@decompose("bitwise_not.default")
+def bitwise_not(e: Emit, x: Node) -> Node:
+    return e.pointwise("logical_not" if x.tensor.dtype is torch.bool else "bitwise_not", x)
+
+
+def _never(e: Emit, x: Node) -> Node:
+    return e.full(False, x.tensor.sizes, torch.bool, x.tensor.device)
+
+
+@decompose("isnan.default")
+def isnan(e: Emit, x: Node) -> Node:
+    return e.pointwise("isnan", x) if x.tensor.dtype.is_floating_point else _never(e, x)
+
+
+@decompose("isinf.default")
+def isinf(e: Emit, x: Node) -> Node:
+    return e.pointwise("isinf", x) if x.tensor.dtype.is_floating_point else _never(e, x)
+
+
+@decompose("isposinf.default")
+def isposinf(e: Emit, x: Node) -> Node:
+    return e.pointwise("eq", x, math.inf) if x.tensor.dtype.is_floating_point else _never(e, x)
+
+
+@decompose("isneginf.default")
+def isneginf(e: Emit, x: Node) -> Node:
+    return e.pointwise("eq", x, -math.inf) if x.tensor.dtype.is_floating_point else _never(e, x)
+
+
+@decompose("signbit.default")
+def signbit(e: Emit, x: Node) -> Node:
+    if x.tensor.dtype is torch.bool:
+        return _never(e, x)
+    return e.pointwise("signbit", x) if x.tensor.dtype.is_floating_point else e.pointwise("lt", x, 0)
+
+
+@decompose("nan_to_num.default")
+def nan_to_num(
+    e: Emit, x: Node, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Node:
+    dtype = x.tensor.dtype
+    if not dtype.is_floating_point:
+        return copy(e, x)
+    p, limits = e.pointwise, torch.finfo(dtype)
+    low, high = (limits.min if neginf is None else neginf), (limits.max if posinf is None else posinf)
+    finite = p("where", p("eq", x, -math.inf), e.number(low, dtype, x.tensor.device), x)
+    finite = p("where", p("eq", finite, math.inf), e.number(high, dtype, x.tensor.device), finite)
+    return p("where", p("isnan", x), e.number(nan or 0.0, dtype, x.tensor.device), finite)
+
+
+@decompose("heaviside.default")
+def heaviside(e: Emit, x: Node, values: Node) -> Node:
+    p = e.pointwise
+    step = e.convert(p("lt", e.number(0, x.tensor.dtype, x.tensor.device), x), x.tensor.dtype)
+    return p(
+        "where", p("eq", x, 0), values, p("where", p("isnan", x), e.number(0, x.tensor.dtype, x.tensor.device), step)
+    )
+
+
+# Functions of several primitives.
+
+
+@decompose("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
+def xlogy(e: Emit, x: Operand, y: Operand) -> Node:
+    left, right = promoted(e, x, y, floating=True)
+    return _xlogy(e, left, right)
+
+
+@elementwise
+def _xlogy(e: Emit, x: Node, y: Node) -> Node:
+    p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
+    whole = p("where", p("eq", x, 0), zero, p("mul", x, p("log", y)))
+    return p("where", p("isnan", y), y, whole)
+
+
+@decompose("logaddexp.default")
+@elementwise
+def logaddexp(e: Emit, x: Node, y: Node) -> Node:
+    p = e.pointwise
+    top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
+    tail = p("log1p", p("exp", p("neg", gap)))
+    same = p("bitwise_and", p("isinf", x), p("eq", x, y))
+    return p("where", same, x, p("add", top, tail))
+
+
+@decompose("sinc.default")
+@elementwise
+def sinc(e: Emit, x: Node) -> Node:
+    p, one = e.pointwise, e.number(1, x.tensor.dtype, x.tensor.device)
+    angle = p("mul", x, math.pi)
+    return p("where", p("eq", x, 0), one, p("div", p("sin", angle), angle))
+
+
+@decompose("logit.default")
+@elementwise
+def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
+    p = e.pointwise
+    inside = x if eps is None or eps < 0 else clamped(e, x, eps, 1 - eps)
+    return p("log", p("div", inside, p("sub", e.number(1, x.tensor.dtype, x.tensor.device), inside)))

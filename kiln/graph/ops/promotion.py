@@ -10,13 +10,18 @@ Source: the documentation of `torch.result_type`, and experiment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Operand
+from kiln.graph.prims.meta import pointwise_spec
+from kiln.graph.prims.spec import TensorSpec
 
+R = TypeVar("R", bound=Callable[..., Any])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtype in which eager's kernels compute on reduced precision."""
 
@@ -88,3 +93,49 @@ def opmath(e: Emit, x: Node) -> Node:
     """`x` in the dtype in which eager's kernel computes."""
     wide = OPMATH.get(x.tensor.dtype)
     return x if wide is None else e.convert(x, wide)
+
+
+def widened(rule: R) -> R:
+    """Decorator: compute in float32 where the first tensor has reduced precision, and round each result once."""
+
+    @wraps(rule)
+    def run(e: Emit, *args: Any, **kwargs: Any) -> Any:
+        narrow = next(one.tensor.dtype for one in args if type(one) is Node)
+        if narrow not in OPMATH:
+            return rule(e, *args, **kwargs)
+        result = rule(e, *[_widen(e, one, narrow) for one in args], **kwargs)
+        if isinstance(result, tuple):
+            return tuple([_narrow(e, one, narrow) for one in result])
+        return _narrow(e, result, narrow)
+
+    return cast(R, run)
+
+
+def elementwise(rule: R) -> R:
+    """Decorator of a rule of several primitives for what is one loop in eager: `widened`, and laid out as that loop."""
+    wide = widened(rule)
+
+    @wraps(rule)
+    def run(e: Emit, *args: Any, **kwargs: Any) -> Any:
+        result = wide(e, *args, **kwargs)
+        specs = [one.tensor for one in args if type(one) is Node]
+        if len(specs) < 2 or all(one.strides == specs[0].strides for one in specs):
+            return result
+        if isinstance(result, tuple):
+            return tuple([_as_iterated(e, one, specs) for one in result])
+        return _as_iterated(e, result, specs)
+
+    return cast(R, run)
+
+
+def _as_iterated(e: Emit, x: Node, specs: list[TensorSpec]) -> Node:
+    strides = pointwise_spec(e.oracle, specs, x.tensor.dtype).strides
+    return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
+
+
+def _widen(e: Emit, value: Any, narrow: torch.dtype) -> Any:
+    return e.convert(value, OPMATH[narrow]) if type(value) is Node and value.tensor.dtype is narrow else value
+
+
+def _narrow(e: Emit, value: Any, narrow: torch.dtype) -> Any:
+    return e.convert(value, narrow) if type(value) is Node and value.tensor.dtype is OPMATH[narrow] else value

@@ -1,18 +1,24 @@
-"""Reductions.
+"""Reductions and scans.
 
 aten.mean.dim(x, [1], keepdim=True)     =>     %1 = sum(x, axes=(1,));  %2 = div(%1, n);  %3 = unsqueeze(%2, axis=1)
+aten.var.correction(x, [1])             =>     two passes: the mean, then the mean square of the distance from it
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import decompose
-from kiln.graph.ops.sizes import axes_of
+from kiln.graph.ops.pointwise import copy, truth
+from kiln.graph.ops.promotion import OPMATH, widened
+from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
+from kiln.graph.ops.sizes import axes_of, axis_of
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Expr, Int, product
 
 Dims = Sequence[int] | int | None
 
@@ -25,9 +31,235 @@ def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
     return y
 
 
+def reduce(e: Emit, name: str, x: Node, axes: tuple[int, ...], keepdim: bool = False) -> Node:
+    """A reduction; along no axes it is a copy."""
+    if not axes:
+        return copy(e, x)
+    return keep(e, e.node(name, x, axes=axes), axes, keepdim)
+
+
+def count(x: TensorSpec, axes: tuple[int, ...]) -> Int:
+    """How many elements a reduction combines."""
+    return product([x.sizes[axis] for axis in axes])
+
+
+def _sum_dtype(x: Node, dtype: torch.dtype | None) -> torch.dtype:
+    own = x.tensor.dtype
+    return dtype or (own if own.is_floating_point or own.is_complex else torch.int64)
+
+
 @decompose("sum.default", "sum.dim_IntList")
 def sum_(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
-    own = x.tensor.dtype
-    wanted = dtype or (own if own.is_floating_point or own.is_complex else torch.int64)
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    return keep(e, e.node("sum", e.convert(x, wanted), axes=axes), axes, keepdim)
+    return reduce(e, "sum", e.convert(x, _sum_dtype(x, dtype)), axes, keepdim)
+
+
+@decompose("prod.default")
+def prod(e: Emit, x: Node, *, dtype: torch.dtype | None = None) -> Node:
+    return reduce(e, "prod", e.convert(x, _sum_dtype(x, dtype)), axes_of(None, x.tensor.rank))
+
+
+@decompose("prod.dim_int")
+def prod_dim(e: Emit, x: Node, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
+    return reduce(e, "prod", e.convert(x, _sum_dtype(x, dtype)), axes_of(dim, x.tensor.rank), keepdim)
+
+
+def divided(e: Emit, x: Node, by: Int) -> Node:
+    """`x / by`, where `by` may be symbolic."""
+    return x if by == 1 else e.pointwise("div", x, e.number(by, x.tensor.dtype, x.tensor.device))
+
+
+def mean_over(e: Emit, x: Node, axes: tuple[int, ...], keepdim: bool = False) -> Node:
+    return divided(e, reduce(e, "sum", x, axes, keepdim), count(x.tensor, axes))
+
+
+@decompose("mean.default", "mean.dim")
+def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
+    kind = dtype or x.tensor.dtype
+    if not kind.is_floating_point and not kind.is_complex:
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype."
+            f" Got: {kind}"
+        )
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    wide = OPMATH.get(kind, kind)
+    return e.convert(mean_over(e, e.convert(x, wide), axes, keepdim), kind)
+
+
+def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node]:
+    """Variance and mean along `axes`, with the reduced dimensions kept; in two passes."""
+    middle = mean_over(e, x, axes, True)
+    away = e.pointwise("sub", x, middle)
+    total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
+    number = count(x.tensor, axes)
+    if isinstance(number, Expr):
+        return divided(e, total, number - int(correction)), middle
+    return e.pointwise("div", total, max(number - correction, 0)), middle
+
+
+def _dropped(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
+    return y if keepdim or not axes else e.node("squeeze", y, axes=axes)
+
+
+@decompose("var.correction")
+@widened
+def var(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    return _dropped(e, variance(e, x, axes, 1 if correction is None else correction)[0], axes, keepdim)
+
+
+@decompose("std.correction")
+@widened
+def std(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
+    return e.pointwise("sqrt", var(e, x, dim, correction=correction, keepdim=keepdim))
+
+
+@decompose("var_mean.correction")
+@widened
+def var_mean(
+    e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Node, Node]:
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    spread, middle = variance(e, x, axes, 1 if correction is None else correction)
+    return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
+
+
+@decompose("std_mean.correction")
+@widened
+def std_mean(
+    e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Node, Node]:
+    spread, middle = var_mean(e, x, dim, correction=correction, keepdim=keepdim)
+    return e.pointwise("sqrt", spread), middle
+
+
+# Largest and smallest.
+
+
+def _extreme(name: str) -> Callable[..., Node]:
+    def rule(e: Emit, x: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+        return reduce(e, name, x, axes_of(dim, x.tensor.rank, empty_is_all=True), keepdim)
+
+    return rule
+
+
+def _extreme_dim(name: str) -> Callable[..., tuple[Node, Node]]:
+    def rule(e: Emit, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
+        axes = axes_of(dim, x.tensor.rank)
+        if not axes:
+            return copy(e, x), e.number(0, torch.int64, x.tensor.device)
+        return reduce(e, f"a{name}", x, axes, keepdim), reduce(e, f"arg{name}", x, axes, keepdim)
+
+    return rule
+
+
+def _arg_extreme(name: str) -> Callable[..., Node]:
+    def rule(e: Emit, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
+        rank = x.tensor.rank
+        if dim is None:
+            flat = e.node("reshape", x, sizes=(x.tensor.numel(),))
+            return keep(e, e.node(name, flat, axes=(0,)), tuple(range(rank)), keepdim)
+        axes = axes_of(dim, rank)
+        return reduce(e, name, x, axes, keepdim) if axes else e.number(0, torch.int64, x.tensor.device)
+
+    return rule
+
+
+for _name in ("max", "min"):
+    DECOMPOSITIONS[f"a{_name}.default"] = DECOMPOSITIONS[f"{_name}.default"] = _extreme(f"a{_name}")
+    DECOMPOSITIONS[f"{_name}.dim"] = _extreme_dim(_name)
+    DECOMPOSITIONS[f"arg{_name}.default"] = _arg_extreme(f"arg{_name}")
+
+
+@decompose("aminmax.default")
+def aminmax(e: Emit, x: Node, *, dim: int | None = None, keepdim: bool = False) -> tuple[Node, Node]:
+    axes = axes_of(dim, x.tensor.rank)
+    return reduce(e, "amin", x, axes, keepdim), reduce(e, "amax", x, axes, keepdim)
+
+
+# Truth.
+
+
+def _quantifier(name: str) -> Callable[..., Node]:
+    def rule(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+        found = reduce(e, name, truth(e, x), axes_of(dim, x.tensor.rank), keepdim)
+        return e.convert(found, torch.uint8) if x.tensor.dtype is torch.uint8 else found
+
+    return rule
+
+
+for _name in ("any", "all"):
+    for _overload in ("default", "dim", "dims"):
+        DECOMPOSITIONS[f"{_name}.{_overload}"] = _quantifier(_name)
+
+
+@decompose("count_nonzero.default", "count_nonzero.dim_IntList")
+def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
+    return reduce(e, "sum", e.convert(truth(e, x), torch.int64), axes_of(dim, x.tensor.rank, empty_is_all=True))
+
+
+# Norms and logarithms of sums.
+
+
+@decompose("logsumexp.default")
+@widened
+def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
+    p, axes = e.pointwise, axes_of(dim, x.tensor.rank)
+    top = reduce(e, "amax", x, axes, True)
+    finite = p("where", p("isinf", top), e.number(0, x.tensor.dtype, x.tensor.device), top)
+    total = reduce(e, "sum", p("exp", p("sub", x, finite)), axes, True)
+    return _dropped(e, p("add", p("log", total), finite), axes, keepdim)
+
+
+@decompose("linalg_vector_norm.default")
+def vector_norm(
+    e: Emit, x: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Node:
+    kind = dtype or x.tensor.dtype
+    wide = OPMATH.get(kind, kind)
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    return e.convert(_norm(e, e.convert(x, wide), float(ord), axes, keepdim), kind)
+
+
+def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) -> Node:
+    p = e.pointwise
+    size = p("abs", x)
+    if order == math.inf:
+        return reduce(e, "amax", size, axes, keepdim)
+    if order == -math.inf:
+        return reduce(e, "amin", size, axes, keepdim)
+    if order == 0:
+        return reduce(e, "sum", e.convert(truth(e, x), x.tensor.dtype), axes, keepdim)
+    if order == 1:
+        return reduce(e, "sum", size, axes, keepdim)
+    if order == 2:
+        return p("sqrt", reduce(e, "sum", p("mul", x, x), axes, keepdim))
+    return p("pow", reduce(e, "sum", p("pow", size, order), axes, keepdim), 1 / order)
+
+
+# Scans.
+
+
+def _scan(name: str) -> Callable[..., Node]:
+    def rule(e: Emit, x: Node, dim: int, *, dtype: torch.dtype | None = None) -> Node:
+        summed = e.convert(x, _sum_dtype(x, dtype))
+        if not x.tensor.rank:
+            return copy(e, summed)
+        return e.node(name, summed, axis=axis_of(dim, x.tensor.rank))
+
+    return rule
+
+
+DECOMPOSITIONS["cumsum.default"] = _scan("cumsum")
+DECOMPOSITIONS["cumprod.default"] = _scan("cumprod")
+
+
+@library("cummax.default", "cummin.default")
+def cumulative_extreme(e: Emit, x: Node, dim: int) -> tuple[TensorSpec, TensorSpec]:
+    spec = x.tensor.with_sizes(x.tensor.sizes)
+    return spec, spec.with_dtype(torch.int64)
+
+
+@library("logcumsumexp.default")
+def logcumsumexp(e: Emit, x: Node, dim: int) -> TensorSpec:
+    return x.tensor.with_sizes(x.tensor.sizes)

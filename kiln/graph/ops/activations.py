@@ -1,0 +1,311 @@
+"""Activations and their gradients as primitives.
+
+aten.silu_backward(g, x)     =>     s = sigmoid(x);  g * s * (1 + x*(1 - s))
+"""
+
+from __future__ import annotations
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.pointwise import clamped, times
+from kiln.graph.ops.promotion import elementwise, widened
+from kiln.graph.ops.registry import decompose
+from kiln.graph.ops.sizes import axis_of
+
+ROOT_HALF = 0.7071067811865476  # sqrt(1/2)
+ROOT_TWO_OVER_PI = 0.7978845608028654
+NORMAL_PEAK = 0.3989422804014327  # density of the normal distribution at 0
+TANH_CUBE = 0.044715  # of the tanh approximation of GELU (Hendrycks and Gimpel, 2016)
+
+
+def number_like(e: Emit, value: Number, x: Node) -> Node:
+    return e.number(value, x.tensor.dtype, x.tensor.device)
+
+
+def one_minus(e: Emit, x: Node) -> Node:
+    return e.pointwise("sub", number_like(e, 1, x), x)
+
+
+def zero_where(e: Emit, condition: Node, x: Node) -> Node:
+    return e.pointwise("where", condition, number_like(e, 0, x), x)
+
+
+@decompose("relu.default")
+def relu(e: Emit, x: Node) -> Node:
+    return e.pointwise("maximum", x, 0)
+
+
+@decompose("relu6.default")
+def relu6(e: Emit, x: Node) -> Node:
+    return clamped(e, x, 0, 6)
+
+
+@decompose("hardtanh.default")
+def hardtanh(e: Emit, x: Node, min_val: Number = -1, max_val: Number = 1) -> Node:
+    return clamped(e, x, min_val, max_val)
+
+
+@decompose("hardtanh_backward.default")
+def hardtanh_backward(e: Emit, grad: Node, x: Node, min_val: Number, max_val: Number) -> Node:
+    p = e.pointwise
+    return zero_where(e, p("bitwise_or", p("le", x, min_val), p("ge", x, max_val)), grad)
+
+
+@decompose("threshold.default")
+def threshold(e: Emit, x: Node, threshold: Number, value: Number) -> Node:
+    return e.pointwise("where", e.pointwise("le", x, threshold), number_like(e, value, x), x)
+
+
+@decompose("threshold_backward.default")
+def threshold_backward(e: Emit, grad: Node, x: Node, threshold: Number) -> Node:
+    return zero_where(e, e.pointwise("le", x, threshold), grad)
+
+
+@decompose("gelu.default")
+@elementwise
+def gelu(e: Emit, x: Node, *, approximate: str = "none") -> Node:
+    p = e.pointwise
+    if approximate == "tanh":
+        curve = p("tanh", _tanh_argument(e, x))
+    else:
+        curve = p("erf", p("mul", x, ROOT_HALF))
+    return p("mul", p("mul", x, 0.5), p("add", curve, 1))
+
+
+def _tanh_argument(e: Emit, x: Node) -> Node:
+    p = e.pointwise
+    cube = p("mul", p("mul", x, x), x)
+    return p("mul", p("add", x, p("mul", cube, TANH_CUBE)), ROOT_TWO_OVER_PI)
+
+
+@decompose("gelu_backward.default")
+@elementwise
+def gelu_backward(e: Emit, grad: Node, x: Node, *, approximate: str = "none") -> Node:
+    p = e.pointwise
+    if approximate == "tanh":
+        curve = p("tanh", _tanh_argument(e, x))
+        slope = p("mul", p("add", p("mul", p("mul", x, x), 3 * TANH_CUBE), 1), ROOT_TWO_OVER_PI)
+        left = p("mul", p("add", curve, 1), 0.5)
+        right = p("mul", p("mul", p("mul", x, 0.5), one_minus(e, p("mul", curve, curve))), slope)
+    else:
+        left = p("mul", p("add", p("erf", p("mul", x, ROOT_HALF)), 1), 0.5)
+        right = p("mul", x, p("mul", p("exp", p("mul", p("mul", x, x), -0.5)), NORMAL_PEAK))
+    return p("mul", grad, p("add", left, right))
+
+
+@decompose("silu.default")
+@elementwise
+def silu(e: Emit, x: Node) -> Node:
+    return e.pointwise("mul", x, e.pointwise("sigmoid", x))
+
+
+@decompose("silu_backward.default")
+@elementwise
+def silu_backward(e: Emit, grad: Node, x: Node) -> Node:
+    p, s = e.pointwise, e.pointwise("sigmoid", x)
+    return p("mul", p("mul", grad, s), p("add", p("mul", x, one_minus(e, s)), 1))
+
+
+@decompose("sigmoid_backward.default")
+@elementwise
+def sigmoid_backward(e: Emit, grad: Node, y: Node) -> Node:
+    return e.pointwise("mul", e.pointwise("mul", grad, one_minus(e, y)), y)
+
+
+@decompose("tanh_backward.default")
+@elementwise
+def tanh_backward(e: Emit, grad: Node, y: Node) -> Node:
+    return e.pointwise("mul", grad, one_minus(e, e.pointwise("mul", y, y)))
+
+
+@decompose("elu.default")
+@elementwise
+def elu(e: Emit, x: Node, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Node:
+    p = e.pointwise
+    below = times(e, p("expm1", times(e, x, input_scale)), alpha * scale)
+    return p("where", p("le", x, 0), below, times(e, x, scale))
+
+
+@decompose("celu.default")
+def celu(e: Emit, x: Node, alpha: Number = 1.0) -> Node:
+    return elu(e, x, alpha, 1, 1.0 / float(alpha.real))
+
+
+@decompose("elu_backward.default")
+@elementwise
+def elu_backward(
+    e: Emit, grad: Node, alpha: Number, scale: Number, input_scale: Number, is_result: bool, y: Node
+) -> Node:
+    p, factor = e.pointwise, alpha * scale
+    if is_result:
+        below = p("mul", times(e, grad, input_scale), p("add", y, factor))
+    else:
+        below = p("mul", times(e, grad, input_scale * factor), p("exp", times(e, y, input_scale)))
+    return p("where", p("le", y, 0), below, times(e, grad, scale))
+
+
+@decompose("leaky_relu.default")
+@elementwise
+def leaky_relu(e: Emit, x: Node, negative_slope: Number = 0.01) -> Node:
+    return e.pointwise("where", e.pointwise("gt", x, 0), x, times(e, x, negative_slope))
+
+
+@decompose("leaky_relu_backward.default")
+@elementwise
+def leaky_relu_backward(e: Emit, grad: Node, x: Node, negative_slope: Number, self_is_result: bool) -> Node:
+    return e.pointwise("where", e.pointwise("gt", x, 0), grad, times(e, grad, negative_slope))
+
+
+@decompose("_prelu_kernel.default")
+@elementwise
+def prelu(e: Emit, x: Node, weight: Node) -> Node:
+    return e.pointwise("where", e.pointwise("gt", x, 0), x, e.pointwise("mul", x, weight))
+
+
+@decompose("_prelu_kernel_backward.default")
+@elementwise
+def prelu_backward(e: Emit, grad: Node, x: Node, weight: Node) -> tuple[Node, Node]:
+    p = e.pointwise
+    positive = p("gt", x, 0)
+    return p("where", positive, grad, p("mul", grad, weight)), zero_where(e, positive, p("mul", grad, x))
+
+
+@decompose("softplus.default")
+@elementwise
+def softplus(e: Emit, x: Node, beta: Number = 1, threshold: Number = 20) -> Node:
+    p, scaled = e.pointwise, times(e, x, beta)
+    curve = p("log1p", p("exp", scaled))
+    return p("where", p("gt", scaled, threshold), x, curve if beta == 1 else p("div", curve, beta))
+
+
+@decompose("softplus_backward.default")
+@elementwise
+def softplus_backward(e: Emit, grad: Node, x: Node, beta: Number, threshold: Number) -> Node:
+    p, scaled = e.pointwise, times(e, x, beta)
+    return p("where", p("gt", scaled, threshold), grad, p("mul", grad, p("sigmoid", scaled)))
+
+
+@decompose("hardsigmoid.default")
+@elementwise
+def hardsigmoid(e: Emit, x: Node) -> Node:
+    return e.pointwise("div", clamped(e, e.pointwise("add", x, 3), 0, 6), 6)
+
+
+@decompose("hardsigmoid_backward.default")
+@elementwise
+def hardsigmoid_backward(e: Emit, grad: Node, x: Node) -> Node:
+    p = e.pointwise
+    return zero_where(e, p("bitwise_or", p("le", x, -3), p("ge", x, 3)), p("div", grad, 6))
+
+
+@decompose("hardswish.default")
+@elementwise
+def hardswish(e: Emit, x: Node) -> Node:
+    p = e.pointwise
+    return p("div", p("mul", x, clamped(e, p("add", x, 3), 0, 6)), 6)
+
+
+@decompose("hardswish_backward.default")
+@elementwise
+def hardswish_backward(e: Emit, grad: Node, x: Node) -> Node:
+    p = e.pointwise
+    middle = p("mul", grad, p("add", p("div", x, 3), 0.5))
+    inside = p("where", p("lt", x, 3), middle, grad)
+    return zero_where(e, p("le", x, -3), inside)
+
+
+def _soft_tanh(e: Emit, x: Node) -> Node:
+    return e.pointwise("tanh", e.pointwise("log1p", e.pointwise("exp", x)))
+
+
+@decompose("mish.default")
+@elementwise
+def mish(e: Emit, x: Node) -> Node:
+    return e.pointwise("mul", x, _soft_tanh(e, x))
+
+
+@decompose("mish_backward.default")
+@elementwise
+def mish_backward(e: Emit, grad: Node, x: Node) -> Node:
+    p, curve = e.pointwise, _soft_tanh(e, x)
+    bend = p("mul", p("mul", x, p("sigmoid", x)), one_minus(e, p("mul", curve, curve)))
+    return p("mul", grad, p("add", curve, bend))
+
+
+@decompose("log_sigmoid_forward.default")
+@elementwise
+def log_sigmoid_forward(e: Emit, x: Node) -> tuple[Node, Node]:
+    """The result, and eager's buffer: exp(-|x|) on the CPU, nothing elsewhere."""
+    p = e.pointwise
+    small = p("exp", p("neg", p("abs", x)))
+    result = p("sub", p("minimum", x, 0), p("log1p", small))
+    if x.tensor.device.type == "cpu":
+        return result, small
+    return result, e.node("empty", sizes=(0,), strides=(1,), dtype=x.tensor.dtype, device=x.tensor.device)
+
+
+@decompose("log_sigmoid_backward.default")
+@elementwise
+def log_sigmoid_backward(e: Emit, grad: Node, x: Node, buffer: Node) -> Node:
+    return e.pointwise("mul", grad, e.pointwise("sigmoid", e.pointwise("neg", x)))
+
+
+def halves(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:
+    axis = axis_of(dim, x.tensor.rank)
+    size = x.tensor.sizes[axis]
+    middle = size // 2
+    first = e.node("slice", x, axis=axis, start=0, stop=middle, step=1)
+    return first, e.node("slice", x, axis=axis, start=middle, stop=size, step=1)
+
+
+@decompose("glu.default")
+@widened
+def glu(e: Emit, x: Node, dim: int = -1) -> Node:
+    first, second = halves(e, x, dim)
+    return e.pointwise("mul", first, e.pointwise("sigmoid", second))
+
+
+@decompose("glu_backward.default")
+@widened
+def glu_backward(e: Emit, grad: Node, x: Node, dim: int) -> Node:
+    p, (first, second) = e.pointwise, halves(e, x, dim)
+    gate = p("sigmoid", second)
+    left = p("mul", grad, gate)
+    right = p("mul", p("mul", p("mul", one_minus(e, gate), gate), grad), first)
+    return e.node("cat", left, right, axis=axis_of(dim, x.tensor.rank))
+
+
+@decompose("hardshrink.default")
+def hardshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
+    p = e.pointwise
+    return zero_where(e, p("le", p("abs", x), lambd), x)
+
+
+@decompose("hardshrink_backward.default")
+def hardshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
+    return zero_where(e, e.pointwise("le", e.pointwise("abs", x), lambd), grad)
+
+
+@decompose("softshrink.default")
+@elementwise
+def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
+    p = e.pointwise
+    moved = p("where", p("gt", x, lambd), p("sub", x, lambd), p("add", x, lambd))
+    shrunk = zero_where(e, p("le", p("abs", x), lambd), moved)
+    return p("where", p("isnan", x), x, shrunk)
+
+
+@decompose("softshrink_backward.default")
+def softshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
+    return hardshrink_backward(e, grad, x, lambd)
+
+
+@decompose("logit_backward.default")
+@elementwise
+def logit_backward(e: Emit, grad: Node, x: Node, eps: float | None = None) -> Node:
+    p = e.pointwise
+    slope = p("div", grad, p("mul", x, one_minus(e, x)))
+    if eps is None or eps < 0:
+        return slope
+    outside = p("bitwise_or", p("lt", x, eps), p("gt", x, 1 - eps))
+    return zero_where(e, outside, slope)

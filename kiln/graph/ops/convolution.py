@@ -1,0 +1,247 @@
+"""Convolutions and pooling: ATen steps with predicted sizes and memory formats.
+
+    convolution(f32[4, 3, 224, 224], f32[64, 3, 7, 7], stride 2, padding 3)    =    f32[4, 64, 112, 112]
+
+The result is channels-last where the input or the weight is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.meta import format_strides, suggested_format
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Int, ceil_div, sym_min
+
+Sizes = Sequence[Int]
+
+
+def at(values: Sequence[Any], place: int) -> Any:
+    """One value may stand for all dimensions."""
+    return values[place] if len(values) > 1 else values[0]
+
+
+def format_of(e: Emit, *specs: TensorSpec) -> Any:
+    """Channels-last where one of the tensors suggests it."""
+    for spec in specs:
+        layout = suggested_format(e.oracle, spec.sizes, spec.strides)
+        if layout != "contiguous":
+            return layout
+    return "contiguous"
+
+
+def laid_out(x: TensorSpec, sizes: tuple[Int, ...], layout: Any, dtype: torch.dtype | None = None) -> TensorSpec:
+    return TensorSpec(dtype or x.dtype, sizes, format_strides(sizes, layout), 0, x.device)
+
+
+@library("convolution.default")
+def convolution(
+    e: Emit, x: Node, weight: Node, bias: Node | None, stride: Sizes, padding: Sizes, dilation: Sizes,
+    transposed: bool, output_padding: Sizes, groups: int,
+) -> TensorSpec:  # fmt: skip
+    image, kernel = x.tensor, weight.tensor
+    if image.dtype is not kernel.dtype:
+        raise RuntimeError(f"Input type ({image.dtype}) and weight type ({kernel.dtype}) should be the same")
+    _check_channels(image, kernel, transposed, groups)
+    pixels: list[Int] = []
+    for place, (size, reach) in enumerate(zip(image.sizes[2:], kernel.sizes[2:], strict=True)):
+        step, border, spacing = at(stride, place), at(padding, place), at(dilation, place)
+        extent = spacing * (reach - 1)
+        if transposed:
+            pixels.append((size - 1) * step - 2 * border + extent + at(output_padding, place) + 1)
+        else:
+            pixels.append((size + 2 * border - extent - 1) // step + 1)
+    channels = kernel.sizes[1] * groups if transposed else kernel.sizes[0]
+    sizes = (image.sizes[0], channels, *pixels)
+    return laid_out(image, sizes, format_of(e, image, kernel))
+
+
+def _check_channels(image: TensorSpec, kernel: TensorSpec, transposed: bool, groups: int) -> None:
+    have = image.sizes[1]
+    want = kernel.sizes[0] if transposed else kernel.sizes[1] * groups
+    if isinstance(have, int) and isinstance(want, int) and have != want:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(kernel.sizes)}, expected input{list(image.sizes)} to have"
+            f" {want} channels, but got {have} channels instead"
+        )
+
+
+@library("convolution_backward.default")
+def convolution_backward(
+    e: Emit, grad: Node, x: Node, weight: Node, bias_sizes: Sizes | None, stride: Sizes, padding: Sizes,
+    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+    image, kernel = x.tensor, weight.tensor
+    layout = format_of(e, image, kernel)
+    return (
+        laid_out(image, image.sizes, layout) if output_mask[0] else None,
+        laid_out(kernel, kernel.sizes, layout) if output_mask[1] else None,
+        image.with_sizes((grad.tensor.sizes[1],)) if output_mask[2] else None,
+    )
+
+
+# Pooling.
+
+
+def pooled(size: Int, kernel: Int, step: Int, border: Int, spacing: Int, ceil_mode: bool) -> Int:
+    """Windows along a dimension; with `ceil_mode` a last one may hang over, if it begins inside."""
+    room = size + 2 * border - spacing * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // step + 1
+    return sym_min(ceil_div(room, step) + 1, (size + border - 1) // step + 1)
+
+
+def _pool_sizes(
+    x: TensorSpec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, dims: int
+) -> tuple[Int, ...]:
+    steps = stride or kernel
+    lead = x.rank - dims
+    return (
+        *x.sizes[:lead],
+        *[
+            pooled(x.sizes[lead + i], at(kernel, i), at(steps, i), at(padding, i), at(dilation, i), ceil_mode)
+            for i in range(dims)
+        ],
+    )
+
+
+@library("max_pool2d_with_indices.default")
+def max_pool2d(
+    e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
+    ceil_mode: bool = False,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    spec = x.tensor
+    sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, 2)
+    layout = format_of(e, spec)
+    return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
+
+
+@library("max_pool3d_with_indices.default")
+def max_pool3d(
+    e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
+    ceil_mode: bool = False,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    spec = x.tensor
+    sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, 3)
+    layout = format_of(e, spec)
+    return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
+
+
+@library(
+    "max_pool2d_with_indices_backward.default", "avg_pool2d_backward.default", "avg_pool3d_backward.default",
+    "_adaptive_avg_pool2d_backward.default", "adaptive_max_pool2d_backward.default",
+)  # fmt: skip
+def pool_backward(e: Emit, grad: Node, x: Node, *args: Any, **kwargs: Any) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, spec.sizes, format_of(e, spec))
+
+
+def _avg_pool(dims: int) -> Any:
+    def rule(
+        e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> TensorSpec:  # fmt: skip
+        spec = x.tensor
+        sizes = _pool_sizes(spec, kernel_size, stride, padding, (1,), ceil_mode, dims)
+        return laid_out(spec, sizes, format_of(e, spec))
+
+    return rule
+
+
+library("avg_pool2d.default")(_avg_pool(2))
+library("avg_pool3d.default")(_avg_pool(3))
+
+
+@library("_adaptive_avg_pool2d.default")
+def adaptive_avg_pool2d(e: Emit, x: Node, output_size: Sizes) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, (*spec.sizes[:-2], *output_size), format_of(e, spec))
+
+
+@library("adaptive_max_pool2d.default")
+def adaptive_max_pool2d(e: Emit, x: Node, output_size: Sizes) -> tuple[TensorSpec, TensorSpec]:
+    spec = x.tensor
+    sizes, layout = (*spec.sizes[:-2], *output_size), format_of(e, spec)
+    return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
+
+
+# Resampling.
+
+
+@library(
+    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "upsample_bilinear2d.default",
+    "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
+)  # fmt: skip
+def upsample2d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
+
+
+@library("upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default")
+def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+    return x.tensor.with_sizes((*x.tensor.sizes[:2], *output_size))
+
+
+@library(
+    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
+    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
+)  # fmt: skip
+def upsample2d_backward(
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
+
+
+@library("upsample_nearest1d_backward.default", "upsample_linear1d_backward.default")
+def upsample1d_backward(
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return grad.tensor.with_sizes(tuple(input_size))
+
+
+@library("im2col.default")
+def im2col(e: Emit, x: Node, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> TensorSpec:
+    spec = x.tensor
+    windows: Int = 1
+    reach: Int = 1
+    for i in range(2):
+        windows = windows * pooled(
+            spec.sizes[spec.rank - 2 + i], at(kernel_size, i), at(stride, i), at(padding, i), at(dilation, i), False
+        )
+        reach = reach * at(kernel_size, i)
+    return spec.with_sizes((*spec.sizes[:-3], spec.sizes[-3] * reach, windows))
+
+
+@library("col2im.default")
+def col2im(
+    e: Emit, x: Node, output_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> TensorSpec:
+    spec = x.tensor
+    reach = at(kernel_size, 0) * at(kernel_size, 1)
+    return spec.with_sizes((*spec.sizes[:-2], spec.sizes[-2] // reach, *output_size))
+
+
+@decompose("pixel_shuffle.default")
+def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
+    spec, r = x.tensor, upscale_factor
+    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
+    k = len(lead)
+    split = e.node("reshape", x, sizes=(*lead, c // (r * r), r, r, h, w))
+    order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
+    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c // (r * r), h * r, w * r))
+
+
+@decompose("pixel_unshuffle.default")
+def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
+    spec, r = x.tensor, downscale_factor
+    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
+    k = len(lead)
+    split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))
+    order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
+    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))

@@ -1,0 +1,211 @@
+"""Tensors from nothing, or like others.
+
+aten.arange.start(2, 10, dtype=i64)     =>     iota(length=8, start=2, step=1, dtype=i64)
+aten.zeros_like(x)                      =>     %1 = constant(0);  %2 = full(%1, sizes of x), strides of x
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.promotion import number_dtype
+from kiln.graph.ops.registry import DECOMPOSITIONS, decompose
+from kiln.graph.prims.meta import format_strides
+from kiln.graph.prims.spec import TensorSpec, contiguous_strides
+from kiln.symbolic import Expr, Int, ceil_div
+
+Device = torch.device | None
+Dtype = torch.dtype | None
+Format = torch.memory_format | None
+Sizes = Sequence[Int]
+
+FORMATS = {
+    torch.contiguous_format: "contiguous",
+    torch.channels_last: "channels_last",
+    torch.channels_last_3d: "channels_last_3d",
+}
+
+
+def strides_for(e: Emit, x: TensorSpec, memory_format: Format) -> tuple[Int, ...]:
+    """Strides of a copy of `x` in a memory format; None and preserve keep that of `x`."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        return e.preserved_strides(x)
+    return format_strides(x.sizes, FORMATS[memory_format])  # type: ignore[arg-type]
+
+
+def relaid(e: Emit, x: Node, strides: tuple[Int, ...]) -> Node:
+    """`x` with these strides; strides of size-1 dimensions count too."""
+    return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
+
+
+def place(device: Device) -> torch.device:
+    """Where eager puts a tensor when the argument `device` is this."""
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _float(dtype: Dtype) -> torch.dtype:
+    return dtype or torch.get_default_dtype()
+
+
+def refuse_layout(op: str, layout: Any) -> None:
+    if layout is not None and layout is not torch.strided:
+        raise UnsupportedOp(op=op, reason=f"it makes a tensor of layout {layout}")
+
+
+# One value.
+
+
+@decompose("full.default")
+def full(
+    e: Emit, size: Sizes, fill_value: Number | Node, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
+    pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    refuse_layout("full", layout)
+    if isinstance(fill_value, Node):
+        one = e.convert(fill_value, dtype or fill_value.tensor.dtype)
+        return e.node("full", one, sizes=tuple(size))
+    wanted = dtype or number_dtype(fill_value)
+    return e.full(fill_value, tuple(size), wanted, place(device))
+
+
+def _filled(value: Number) -> Any:
+    def rule(
+        e: Emit, size: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
+        memory_format: Format = None,
+    ) -> Node:  # fmt: skip
+        return full(e, size, value, dtype=_float(dtype), layout=layout, device=device)
+
+    return rule
+
+
+DECOMPOSITIONS["zeros.default"] = _filled(0)
+DECOMPOSITIONS["ones.default"] = _filled(1)
+
+
+@decompose("empty.memory_format")
+def empty(
+    e: Emit, size: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
+    memory_format: Format = None,
+) -> Node:  # fmt: skip
+    refuse_layout("empty", layout)
+    sizes = tuple(size)
+    strides = format_strides(sizes, FORMATS[memory_format or torch.contiguous_format])  # type: ignore[arg-type]
+    return e.node("empty", sizes=sizes, strides=strides, dtype=_float(dtype), device=place(device))
+
+
+@decompose("empty_strided.default")
+def empty_strided(
+    e: Emit, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
+    pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    refuse_layout("empty_strided", layout)
+    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=_float(dtype), device=place(device))
+
+
+@decompose("scalar_tensor.default")
+def scalar_tensor(
+    e: Emit, s: Any, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None
+) -> Node:
+    if isinstance(s, Node):
+        return e.node("scalar_tensor", s, dtype=_float(dtype), device=place(device))
+    return e.number(s, _float(dtype), place(device))
+
+
+# Like another tensor: dtype and device are its own unless given.
+
+
+def _like(value: Number | None) -> Any:
+    def rule(
+        e: Emit, x: Node, *fill: Number, dtype: Dtype = None, layout: Any = None, device: Device = None,
+        pin_memory: Any = None, memory_format: Format = None,
+    ) -> Node:  # fmt: skip
+        refuse_layout("like", layout)
+        spec = x.tensor
+        kind, where = dtype or spec.dtype, (device and torch.device(device)) or spec.device
+        strides = strides_for(e, spec, memory_format)
+        if value is None and not fill:
+            return e.node("empty", sizes=spec.sizes, strides=strides, dtype=kind, device=where)
+        return relaid(e, e.full(fill[0] if fill else value, spec.sizes, kind, where), strides)  # type: ignore[arg-type]
+
+    return rule
+
+
+for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)):
+    DECOMPOSITIONS[f"{_name}_like.default"] = _like(_value)
+
+
+def _new(value: Number | None) -> Any:
+    def rule(
+        e: Emit, x: Node, size: Sizes, *fill: Number, dtype: Dtype = None, layout: Any = None, device: Device = None,
+        pin_memory: Any = None,
+    ) -> Node:  # fmt: skip
+        refuse_layout("new", layout)
+        sizes, kind, where = tuple(size), dtype or x.tensor.dtype, (device and torch.device(device)) or x.tensor.device
+        if value is None and not fill:
+            return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=kind, device=where)
+        return e.full(fill[0] if fill else value, sizes, kind, where)  # type: ignore[arg-type]
+
+    return rule
+
+
+for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)):
+    DECOMPOSITIONS[f"new_{_name}.default"] = _new(_value)
+
+
+@decompose("new_empty_strided.default")
+def new_empty_strided(
+    e: Emit, x: Node, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
+    pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    kind, where = dtype or x.tensor.dtype, (device and torch.device(device)) or x.tensor.device
+    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=kind, device=where)
+
+
+@decompose("fill.Scalar", "fill.Tensor")
+def fill(e: Emit, x: Node, value: Number | Node) -> Node:
+    one = value if isinstance(value, Node) else e.number(value, x.tensor.dtype, x.tensor.device)
+    return e.node("full", e.convert(one, x.tensor.dtype), sizes=x.tensor.sizes)
+
+
+# Sequences.
+
+
+def iota(e: Emit, length: Int, dtype: torch.dtype, device: torch.device, start: Any = 0, step: Any = 1) -> Node:
+    return e.node("iota", length=length, start=start, step=step, dtype=dtype, device=device)
+
+
+@decompose("arange.start_step", "arange.start", "arange.default")
+def arange(
+    e: Emit, *bounds: Any, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
+    **named: Any,
+) -> Node:  # fmt: skip
+    """Bounds are (end), (start, end) or (start, end, step)."""
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    step = named.get("step", step)
+    floating = any(isinstance(one, float) for one in (start, end, step))
+    kind = dtype or (torch.get_default_dtype() if floating else torch.int64)
+    if floating:
+        if any(isinstance(one, Expr) for one in (start, end, step)):
+            raise UnsupportedOp(op="aten.arange", reason="it mixes symbolic and floating-point bounds")
+        length: Int = math.ceil((end - start) / step)
+    else:
+        length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
+    return iota(e, length, kind, place(device), start, step)
+
+
+@decompose("eye.default", "eye.m")
+def eye(
+    e: Emit, n: Int, m: Int | None = None, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
+    pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    where = place(device)
+    rows = e.node("unsqueeze", iota(e, n, torch.int64, where), axis=1)
+    columns = iota(e, n if m is None else m, torch.int64, where)
+    return e.convert(e.pointwise("eq", rows, columns), _float(dtype))

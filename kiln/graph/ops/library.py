@@ -1,0 +1,134 @@
+"""Ops that stay ATen steps: sorting, embedding gradients, attention. Rules predict dtype, sizes and strides.
+
+aten.topk(x: f32[4, 8], 2)     =>     (f32[4, 2], i64[4, 2])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.sizes import axis_of
+from kiln.graph.prims.spec import TensorSpec, contiguous_strides
+from kiln.symbolic import Int
+
+Pair = tuple[TensorSpec, TensorSpec]
+
+
+def fresh(x: TensorSpec, sizes: tuple[Int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
+    """A contiguous tensor on the device of `x`."""
+    return TensorSpec(dtype or x.dtype, sizes, contiguous_strides(sizes), 0, x.device)
+
+
+# Sorting and selection.
+
+
+@library("sort.default", "sort.stable")
+def sort(e: Emit, x: Node, *args: Any, **kwargs: Any) -> Pair:
+    spec = x.tensor
+    strides = e.preserved_strides(spec)
+    values = spec.with_view(spec.sizes, strides, 0)
+    return values, values.with_dtype(torch.int64)
+
+
+@library("topk.default")
+def topk(e: Emit, x: Node, k: Int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
+    spec = x.tensor
+    sizes = spec.sizes
+    if spec.rank:
+        axis = axis_of(dim, spec.rank)
+        if isinstance(k, int) and isinstance(sizes[axis], int) and k > sizes[axis]:  # type: ignore[operator]
+            raise RuntimeError("selected index k out of range")
+        sizes = (*sizes[:axis], k, *sizes[axis + 1 :])
+    return fresh(spec, sizes), fresh(spec, sizes, torch.int64)
+
+
+def _along(x: TensorSpec, dim: int, keepdim: bool) -> Pair:
+    """A value and its index along a dimension."""
+    sizes: tuple[Int, ...] = ()
+    if x.rank:
+        axis = axis_of(dim, x.rank)
+        sizes = (*x.sizes[:axis], *((1,) if keepdim else ()), *x.sizes[axis + 1 :])
+    return fresh(x, sizes), fresh(x, sizes, torch.int64)
+
+
+@library("kthvalue.default")
+def kthvalue(e: Emit, x: Node, k: Int, dim: int = -1, keepdim: bool = False) -> Pair:
+    return _along(x.tensor, dim, keepdim)
+
+
+@library("mode.default", "median.dim", "nanmedian.dim")
+def mode(e: Emit, x: Node, dim: int = -1, keepdim: bool = False) -> Pair:
+    return _along(x.tensor, dim, keepdim)
+
+
+@library("median.default", "nanmedian.default")
+def median(e: Emit, x: Node) -> TensorSpec:
+    return fresh(x.tensor, ())
+
+
+@library("searchsorted.Tensor")
+def searchsorted(e: Emit, sequence: Node, x: Node, *, out_int32: bool = False, **_: Any) -> TensorSpec:
+    return fresh(x.tensor, x.tensor.sizes, torch.int32 if out_int32 else torch.int64)
+
+
+@library("bucketize.Tensor")
+def bucketize(e: Emit, x: Node, boundaries: Node, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
+    return fresh(x.tensor, x.tensor.sizes, torch.int32 if out_int32 else torch.int64)
+
+
+# Embedding.
+
+
+@decompose("embedding.default")
+def embedding(
+    e: Emit, weight: Node, indices: Node, padding_idx: Int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Node:
+    if weight.tensor.rank != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    made = e.node("index", weight, indices, axes=(0,))
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+@library("embedding_dense_backward.default")
+def embedding_backward(
+    e: Emit, grad: Node, indices: Node, num_weights: Int, padding_idx: Int, scale_grad_by_freq: bool
+) -> TensorSpec:
+    return fresh(grad.tensor, (num_weights, grad.tensor.sizes[-1]))
+
+
+# Attention on the CPU: q is (batch, heads, length, width), the result is laid out as (batch, length, heads, width).
+
+
+def heads_inside(x: TensorSpec, sizes: tuple[Int, ...]) -> TensorSpec:
+    """A (batch, heads, length, width) tensor whose heads are inside of the length in memory."""
+    _, heads, length, width = sizes
+    return x.with_view(sizes, (length * heads * width, width, heads * width, 1), 0)
+
+
+@library("_scaled_dot_product_flash_attention_for_cpu.default")
+def cpu_attention(
+    e: Emit, query: Node, key: Node, value: Node, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Node | None = None, scale: float | None = None,
+) -> Pair:  # fmt: skip
+    spec = query.tensor
+    batch, heads, length, _ = spec.sizes
+    output = heads_inside(spec, (batch, heads, length, value.tensor.sizes[3]))
+    sums = TensorSpec(
+        OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
+    )
+    return output, sums
+
+
+@library("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def cpu_attention_backward(
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
+    return specs[0], specs[1], specs[2]

@@ -1,0 +1,219 @@
+"""Losses and their gradients.
+
+aten.nll_loss_forward(x, t, w, mean, -100)    =>    gather, weigh, sum, divide
+aten.nll_loss_backward(...)                   =>    where(column == target, -grad*w, 0): no scatter
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.activations import number_like, one_minus, zero_where
+from kiln.graph.ops.creation import iota
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.promotion import OPMATH, elementwise, promoted
+from kiln.graph.ops.reductions import mean_over, reduce
+from kiln.graph.ops.registry import decompose
+
+NONE, MEAN, SUM = 0, 1, 2
+"""Values of the argument `reduction`."""
+
+Maybe = Node | None
+
+
+def reduced(e: Emit, loss: Node, reduction: int) -> Node:
+    if reduction == NONE:
+        return loss
+    axes = tuple(range(loss.tensor.rank))
+    return mean_over(e, loss, axes) if reduction == MEAN else reduce(e, "sum", loss, axes)
+
+
+def _rounded(e: Emit, loss: Node, reduction: int, dtype: torch.dtype) -> Node:
+    return e.convert(reduced(e, loss, reduction), dtype)
+
+
+def _pair(e: Emit, x: Node, y: Node) -> tuple[Node, Node, torch.dtype]:
+    """Both in the dtype in which eager computes, and the dtype of the result."""
+    left, right = promoted(e, x, y)
+    dtype = left.tensor.dtype
+    wide = OPMATH.get(dtype, dtype)
+    return e.convert(left, wide), e.convert(right, wide), dtype
+
+
+def _share(e: Emit, grad: Node, reduction: int, x: Node) -> Node:
+    """The gradient that each element gets."""
+    if reduction != MEAN:
+        return grad
+    return e.pointwise("div", grad, e.number(x.tensor.numel(), grad.tensor.dtype, grad.tensor.device))
+
+
+# Distances.
+
+
+@decompose("mse_loss.default")
+def mse_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
+    left, right, dtype = _pair(e, x, y)
+    away = e.pointwise("sub", left, right)
+    return _rounded(e, e.pointwise("mul", away, away), reduction, dtype)
+
+
+@decompose("mse_loss_backward.default")
+@elementwise
+def mse_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+    p = e.pointwise
+    return p("mul", p("mul", p("sub", x, y), 2), _share(e, grad, reduction, x))
+
+
+@decompose("smooth_l1_loss.default")
+def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
+    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    away = p("abs", p("sub", left, right))
+    if beta == 0:
+        return _rounded(e, away, reduction, dtype)
+    near = p("div", p("mul", p("mul", away, away), 0.5), beta)
+    return _rounded(e, p("where", p("lt", away, beta), near, p("sub", away, 0.5 * beta)), reduction, dtype)
+
+
+@decompose("smooth_l1_loss_backward.default")
+@elementwise
+def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
+    p = e.pointwise
+    away, share = p("sub", x, y), _share(e, grad, reduction, x)
+    far = p("mul", p("sign", away), share)
+    if beta == 0:
+        return far
+    near = p("div", p("mul", away, share), beta)
+    return p("where", p("lt", p("abs", away), beta), near, far)
+
+
+@decompose("huber_loss.default")
+def huber_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
+    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    away = p("abs", p("sub", left, right))
+    near, far = p("mul", p("mul", away, away), 0.5), p("mul", p("sub", away, 0.5 * delta), delta)
+    return _rounded(e, p("where", p("le", away, delta), near, far), reduction, dtype)
+
+
+@decompose("huber_loss_backward.default")
+@elementwise
+def huber_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, delta: float) -> Node:
+    p = e.pointwise
+    away, share = p("sub", x, y), _share(e, grad, reduction, x)
+    far = p("mul", p("mul", p("sign", away), share), delta)
+    return p("where", p("le", p("abs", away), delta), p("mul", away, share), far)
+
+
+# Binary cross entropy.
+
+
+def _weighed(e: Emit, loss: Node, weight: Maybe) -> Node:
+    return loss if weight is None else e.pointwise("mul", loss, e.convert(weight, loss.tensor.dtype))
+
+
+@decompose("binary_cross_entropy.default")
+def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduction: int = MEAN) -> Node:
+    """Logarithms are at least -100, as in eager."""
+    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    hit = p("maximum", p("log", left), -100)
+    miss = p("maximum", p("log1p", p("neg", left)), -100)
+    loss = p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit))
+    return _rounded(e, _weighed(e, loss, weight), reduction, dtype)
+
+
+@decompose("binary_cross_entropy_backward.default")
+@elementwise
+def binary_cross_entropy_backward(
+    e: Emit, grad: Node, x: Node, y: Node, weight: Maybe = None, reduction: int = MEAN
+) -> Node:
+    p = e.pointwise
+    room = p("maximum", p("mul", one_minus(e, x), x), 1e-12)
+    slope = p("div", p("mul", grad, p("sub", x, y)), room)
+    return _share(e, _weighed(e, slope, weight), reduction, x)
+
+
+@decompose("binary_cross_entropy_with_logits.default")
+def binary_cross_entropy_with_logits(
+    e: Emit, x: Node, y: Node, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
+) -> Node:
+    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    tail = p("sub", p("log1p", p("exp", p("neg", p("abs", left)))), p("minimum", left, 0))
+    if pos_weight is not None:
+        factor = e.convert(pos_weight, left.tensor.dtype)
+        tail = p("mul", tail, p("add", p("mul", p("sub", factor, 1), right), 1))
+    loss = p("add", p("mul", one_minus(e, right), left), tail)
+    return _rounded(e, _weighed(e, loss, weight), reduction, dtype)
+
+
+@decompose("soft_margin_loss.default")
+def soft_margin_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
+    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    return _rounded(e, p("log1p", p("exp", p("neg", p("mul", left, right)))), reduction, dtype)
+
+
+@decompose("soft_margin_loss_backward.default")
+@elementwise
+def soft_margin_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+    p = e.pointwise
+    slope = p("neg", p("mul", y, p("sigmoid", p("neg", p("mul", x, y)))))
+    return p("mul", slope, _share(e, grad, reduction, x))
+
+
+# Negative log likelihood: x is (classes) or (n, classes, ...), the target lacks the classes.
+
+
+def _class_axis(x: Node) -> int:
+    return min(1, x.tensor.rank - 1)
+
+
+def _target(e: Emit, target: Node, ignore_index: int, axis: int) -> tuple[Node, Node]:
+    """The target with a dimension for the class, 0 where it is to be ignored; and where it counts."""
+    spread = e.node("unsqueeze", target, axis=axis)
+    counts = e.pointwise("ne", spread, ignore_index)
+    return e.pointwise("where", counts, spread, number_like(e, 0, spread)), counts
+
+
+def _class_weights(e: Emit, safe: Node, counts: Node, weight: Maybe, like: Node) -> Node:
+    """The weight of each target's class, 0 where it is to be ignored."""
+    if weight is None:
+        return e.convert(counts, like.tensor.dtype)
+    taken = e.node("index", e.convert(weight, like.tensor.dtype), safe, axes=(0,))
+    return zero_where(e, e.pointwise("logical_not", counts), taken)
+
+
+@decompose("nll_loss_forward.default", "nll_loss2d_forward.default")
+def nll_loss(e: Emit, x: Node, target: Node, weight: Maybe, reduction: int, ignore_index: int) -> tuple[Node, Node]:
+    p, axis, dtype = e.pointwise, _class_axis(x), x.tensor.dtype
+    wide = e.convert(x, OPMATH.get(dtype, dtype))
+    safe, counts = _target(e, target, ignore_index, axis)
+    factor = _class_weights(e, safe, counts, weight, wide)
+    picked = p("neg", e.node("gather", wide, safe, axis=axis))
+    loss = p("where", counts, p("mul", picked, factor), number_like(e, 0, picked))
+    axes = tuple(range(loss.tensor.rank))
+    if reduction == NONE:
+        nothing = e.number(0, dtype, x.tensor.device)
+        return e.convert(e.node("squeeze", loss, axes=(axis,)), dtype), nothing
+    total, weights = reduce(e, "sum", loss, axes), reduce(e, "sum", factor, axes)
+    result = p("div", total, weights) if reduction == MEAN else total
+    return e.convert(result, dtype), e.convert(weights, dtype)
+
+
+@decompose("nll_loss_backward.default", "nll_loss2d_backward.default")
+def nll_loss_backward(
+    e: Emit, grad: Node, x: Node, target: Node, weight: Maybe, reduction: int, ignore_index: int, total_weight: Node
+) -> Node:
+    p, axis, dtype = e.pointwise, _class_axis(x), x.tensor.dtype
+    wide = OPMATH.get(dtype, dtype)
+    given = e.convert(grad, wide)
+    safe, counts = _target(e, target, ignore_index, axis)
+    factor = _class_weights(e, safe, counts, weight, given)
+    if reduction == MEAN:
+        given = p("div", given, e.convert(total_weight, wide))
+    elif reduction == NONE:
+        given = e.node("unsqueeze", given, axis=axis)
+    classes = iota(e, x.tensor.sizes[axis], torch.int64, x.tensor.device)
+    for _ in range(x.tensor.rank - axis - 1):
+        classes = e.node("unsqueeze", classes, axis=classes.tensor.rank)
+    hit = p("bitwise_and", p("eq", classes, safe), counts)
+    made = p("where", hit, p("neg", p("mul", given, factor)), number_like(e, 0, given))
+    return e.convert(made, dtype)

@@ -1,0 +1,313 @@
+"""Layer, group and batch normalisation, and their gradients.
+
+    aten.native_layer_norm(x, [n], w, b, eps)
+        =>   m = mean(x);  d = x - m;  r = rsqrt(mean(d*d) + eps);  (d*r*w + b, m, r)
+
+Variances are computed in two passes. Statistics stay in float32 for reduced precision.
+Batch norm in training updates the running statistics, which its schema does not say (`MUTATIONS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.reductions import count, divided, mean_over, reduce, variance
+from kiln.graph.ops.registry import Effects, decompose, mutation
+from kiln.graph.prims.meta import format_strides, suggested_format
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Expr, Int, product
+
+Maybe = Node | None
+Mask = Sequence[bool]
+
+
+def wide(e: Emit, x: Node) -> Node:
+    """In the dtype in which statistics are kept."""
+    return e.convert(x, OPMATH.get(x.tensor.dtype, x.tensor.dtype))
+
+
+def wide_or_none(e: Emit, x: Maybe) -> Maybe:
+    return None if x is None else wide(e, x)
+
+
+def standardised(e: Emit, x: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node, Node]:
+    """`x` with mean 0 and variance 1 along `axes`, its mean, and 1 over its standard deviation."""
+    spread, middle = variance(e, x, axes, 0)
+    scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
+    return e.pointwise("mul", e.pointwise("sub", x, middle), scale), middle, scale
+
+
+def affine(e: Emit, y: Node, weight: Maybe, bias: Maybe) -> Node:
+    if weight is not None:
+        y = e.pointwise("mul", y, weight)
+    return y if bias is None else e.pointwise("add", y, bias)
+
+
+def contiguous(e: Emit, y: Node, dtype: torch.dtype) -> Node:
+    narrow = e.convert(y, dtype)
+    return relaid(e, narrow, narrow.tensor.with_sizes(narrow.tensor.sizes).strides)
+
+
+# Layer norm.
+
+
+@decompose("native_layer_norm.default")
+def layer_norm(
+    e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, bias: Maybe, eps: float
+) -> tuple[Node, Node, Node]:
+    spec = x.tensor
+    if tuple(normalized_shape) != spec.sizes[spec.rank - len(normalized_shape) :]:
+        raise RuntimeError(
+            f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, "
+            f"{', '.join(map(str, normalized_shape))}], but got input of size{list(spec.sizes)}"
+        )
+    axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
+    y, middle, scale = standardised(e, wide(e, x), axes, eps)
+    y = affine(e, y, wide_or_none(e, weight), wide_or_none(e, bias))
+    kept = statistics_dtype(spec, weight)
+    return contiguous(e, y, spec.dtype), e.convert(middle, kept), e.convert(scale, kept)
+
+
+def statistics_dtype(x: TensorSpec, weight: Maybe) -> torch.dtype:
+    """Of the saved mean: on the CPU the parameters' own, elsewhere always wide."""
+    if x.device.type == "cpu" and (weight is None or weight.tensor.dtype is x.dtype):
+        return x.dtype
+    return OPMATH.get(x.dtype, x.dtype)
+
+
+def _project(e: Emit, grad: Node, y: Node, scale: Node, axes: tuple[int, ...]) -> Node:
+    """The gradient before standardising: without its mean, and without what goes along `y`."""
+    p = e.pointwise
+    along = mean_over(e, p("mul", grad, y), axes, True)
+    centred = p("sub", grad, mean_over(e, grad, axes, True))
+    return p("mul", p("sub", centred, p("mul", y, along)), scale)
+
+
+@decompose("native_layer_norm_backward.default")
+def layer_norm_backward(
+    e: Emit, grad: Node, x: Node, normalized_shape: Sequence[Int], mean: Node, rstd: Node, weight: Maybe, bias: Maybe,
+    output_mask: Mask,
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    p, spec = e.pointwise, x.tensor
+    inner = tuple(range(spec.rank - len(normalized_shape), spec.rank))
+    outer = tuple(range(spec.rank - len(normalized_shape)))
+    given, scale = wide(e, grad), wide(e, rstd)
+    y = p("mul", p("sub", wide(e, x), wide(e, mean)), scale)
+    inside = given if weight is None else p("mul", given, wide(e, weight))
+    to_x = contiguous(e, _project(e, inside, y, scale, inner), spec.dtype) if output_mask[0] else None
+    to_weight = reduce(e, "sum", p("mul", given, y), outer) if output_mask[1] and weight is not None else None
+    to_bias = reduce(e, "sum", given, outer) if output_mask[2] and bias is not None else None
+    return to_x, like(e, to_weight, weight), like(e, to_bias, bias)
+
+
+def like(e: Emit, grad: Maybe, parameter: Maybe) -> Maybe:
+    """A gradient in the dtype of its parameter."""
+    return grad if grad is None or parameter is None else e.convert(grad, parameter.tensor.dtype)
+
+
+# Group norm: x is (n, channels, ...), a group is a run of channels.
+
+
+def _grouped(e: Emit, x: Node, n: Int, group: int, rest: Int) -> Node:
+    flat = e.node("reshape" if not x.tensor.is_contiguous() else "view", x, sizes=(n, group, rest))
+    return wide(e, flat)
+
+
+def _per_channel(e: Emit, x: Maybe, rank: int) -> Maybe:
+    """A vector over channels (dimension 1) as a factor of a tensor of `rank`."""
+    if x is None:
+        return None
+    y = wide(e, x)
+    for _ in range(rank - 2):
+        y = e.node("unsqueeze", y, axis=y.tensor.rank)
+    return y
+
+
+@decompose("native_group_norm.default")
+def group_norm(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, N: Int, C: Int, HxW: Int, group: int, eps: float
+) -> tuple[Node, Node, Node]:
+    spec = x.tensor
+    y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
+    whole = e.node("view", y, sizes=spec.sizes)
+    whole = affine(e, whole, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
+    made = relaid(
+        e,
+        e.convert(whole, spec.dtype),
+        format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides)),
+    )
+    kept = statistics_dtype(spec, weight)
+    flat = [e.convert(e.node("squeeze", one, axes=(2,)), kept) for one in (middle, scale)]
+    return made, flat[0], flat[1]
+
+
+@decompose("native_group_norm_backward.default")
+def group_norm_backward(
+    e: Emit, grad: Node, x: Node, mean: Node, rstd: Node, weight: Maybe, N: Int, C: Int, HxW: Int, group: int,
+    output_mask: Mask,
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    p, spec, rest = e.pointwise, x.tensor, C // group * HxW
+    middle, scale = (e.node("unsqueeze", wide(e, one), axis=2) for one in (mean, rstd))
+    y = p("mul", p("sub", _grouped(e, x, N, group, rest), middle), scale)
+    given = wide(e, grad)
+    factor = _per_channel(e, weight, spec.rank)
+    inside = given if factor is None else p("mul", given, factor)
+    to_x = None
+    if output_mask[0]:
+        flat = _project(e, _grouped(e, inside, N, group, rest), y, scale, (2,))
+        to_x = contiguous(e, e.node("view", flat, sizes=spec.sizes), spec.dtype)
+    axes = (0, *range(2, spec.rank))
+    along = p("mul", given, e.node("view", y, sizes=spec.sizes))
+    to_weight = reduce(e, "sum", along, axes) if output_mask[1] else None
+    to_bias = reduce(e, "sum", given, axes) if output_mask[2] else None
+    return to_x, like(e, to_weight, weight), like(e, to_bias, weight)
+
+
+# Batch norm: statistics over all dimensions but the channels.
+
+
+def _channel_axes(x: TensorSpec) -> tuple[int, ...]:
+    return (0, *range(2, x.rank))
+
+
+def _batch_format(e: Emit, x: Node, y: Node) -> Node:
+    spec = x.tensor
+    strides = format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides))
+    return relaid(e, e.convert(y, spec.dtype), strides)
+
+
+def _saved_empty(e: Emit, x: Node) -> Node:
+    dtype = OPMATH.get(x.tensor.dtype, x.tensor.dtype)
+    return e.node("empty", sizes=(0,), strides=(1,), dtype=dtype, device=x.tensor.device)
+
+
+def _normalise(e: Emit, x: Node, middle: Node, scale: Node, weight: Maybe, bias: Maybe) -> Node:
+    """(x - mean) * (scale * weight) + bias, over channels."""
+    p, rank = e.pointwise, x.tensor.rank
+    factor = scale if weight is None else p("mul", scale, wide(e, weight))
+    y = p("sub", wide(e, x), _column(e, middle, rank))
+    return _batch_format(e, x, affine(e, p("mul", y, _column(e, factor, rank)), None, _per_channel(e, bias, rank)))
+
+
+def _column(e: Emit, x: Node, rank: int) -> Node:
+    made = _per_channel(e, x, rank)
+    assert made is not None
+    return made
+
+
+def batch_norm_inference(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, eps: float
+) -> Node:
+    scale = e.pointwise("rsqrt", e.pointwise("add", wide(e, running_var), eps))
+    return _normalise(e, x, wide(e, running_mean), scale, weight, bias)
+
+
+def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float) -> tuple[Node, Node, Node, Node]:
+    """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
+    axes = _channel_axes(x.tensor)
+    spread, middle = (e.node("squeeze", one, axes=axes) for one in variance(e, wide(e, x), axes, 0))
+    scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
+    number = count(x.tensor, axes)
+    less: Int = number - 1
+    if isinstance(number, Expr):
+        factor = divided(e, e.number(number, spread.tensor.dtype, spread.tensor.device), less)
+        unbiased = e.pointwise("mul", spread, factor)
+    else:
+        unbiased = e.pointwise("mul", spread, number / max(number - 1, 1))
+    return _normalise(e, x, middle, scale, weight, bias), middle, scale, unbiased
+
+
+def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
+    """The running statistic after one batch, in its own dtype."""
+    p, old = e.pointwise, wide(e, running)
+    fresh = p("mul", e.convert(new, old.tensor.dtype), momentum)
+    return e.convert(p("add", fresh, p("mul", old, 1 - momentum)), running.tensor.dtype)
+
+
+@mutation("native_batch_norm.default", "_native_batch_norm_legit.default")
+def batch_norm(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    momentum: float, eps: float,
+) -> Effects:  # fmt: skip
+    if not training:
+        assert running_mean is not None and running_var is not None
+        made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
+        return Effects((made, _saved_empty(e, x), _saved_empty(e, x)))
+    made, middle, scale, unbiased = batch_norm_training(e, x, weight, bias, eps)
+    writes: dict[int | str, Node] = {}
+    if running_mean is not None:
+        writes[3] = _moved(e, running_mean, middle, momentum)
+    if running_var is not None:
+        writes[4] = _moved(e, running_var, unbiased, momentum)
+    return Effects((made, middle, scale), writes)
+
+
+@decompose("_native_batch_norm_legit.no_stats")
+def batch_norm_without(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
+) -> tuple[Node, Node, Node]:
+    return batch_norm_training(e, x, weight, bias, eps)[:3]
+
+
+@decompose("_native_batch_norm_legit_no_training.default")
+def batch_norm_no_training(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
+) -> tuple[Node, Node, Node]:
+    made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
+    return made, _saved_empty(e, x), _saved_empty(e, x)
+
+
+@mutation("cudnn_batch_norm.default")
+def cudnn_batch_norm(
+    e: Emit, x: Node, weight: Node, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    exponential_average_factor: float, epsilon: float,
+) -> Effects:  # fmt: skip
+    effects = batch_norm(e, x, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+    reserve = e.node("empty", sizes=(0,), strides=(1,), dtype=torch.uint8, device=x.tensor.device)
+    return Effects((*effects.results, reserve), effects.writes)
+
+
+@decompose("native_batch_norm_backward.default")
+def batch_norm_backward(
+    e: Emit, grad: Node, x: Node, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_invstd: Maybe, train: bool, eps: float, output_mask: Mask,
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    p, rank, axes = e.pointwise, x.tensor.rank, _channel_axes(x.tensor)
+    if train:
+        assert save_mean is not None and save_invstd is not None
+        middle, scale = wide(e, save_mean), wide(e, save_invstd)
+    else:
+        assert running_mean is not None and running_var is not None
+        middle = wide(e, running_mean)
+        scale = p("rsqrt", p("add", wide(e, running_var), eps))
+    given = wide(e, grad)
+    y = p("mul", p("sub", wide(e, x), _column(e, middle, rank)), _column(e, scale, rank))
+    along, total = reduce(e, "sum", p("mul", given, y), axes), reduce(e, "sum", given, axes)
+    to_x = None
+    if output_mask[0]:
+        factor = scale if weight is None else p("mul", scale, wide(e, weight))
+        inside = given
+        if train:
+            number = product([x.tensor.sizes[axis] for axis in axes])
+            inside = p("sub", inside, _column(e, divided(e, total, number), rank))
+            inside = p("sub", inside, p("mul", y, _column(e, divided(e, along, number), rank)))
+        to_x = _batch_format(e, x, p("mul", inside, _column(e, factor, rank)))
+    to_weight = (along if weight is None else like(e, along, weight)) if output_mask[1] else None
+    to_bias = (total if weight is None else like(e, total, weight)) if output_mask[2] else None
+    return to_x, to_weight, to_bias
+
+
+@decompose("cudnn_batch_norm_backward.default")
+def cudnn_batch_norm_backward(
+    e: Emit, x: Node, grad: Node, weight: Node, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_var: Maybe, epsilon: float, reserveSpace: Node,
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    return batch_norm_backward(
+        e, grad, x, weight, running_mean, running_var, save_mean, save_var, True, epsilon, (True, True, True)
+    )

@@ -1,0 +1,164 @@
+"""Randomness: one `random` node per draw, which forward and backward share.
+
+    aten.bernoulli_.float(x, 0.9)     =>     random(distribution="bernoulli", params=(0.9,)), written to x
+    aten.native_dropout(x, 0.1, True) =>     m = random(...) as bool;  (x * m / 0.9, m)
+
+A generator of the user's own is not in a graph: that breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.ops.creation import place, relaid, strides_for
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.pointwise import copy
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Int
+
+Sizes = Sequence[Int]
+
+
+def draw(
+    e: Emit,
+    distribution: str,
+    params: tuple[Any, ...],
+    sizes: tuple[Int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Node:
+    return e.node("random", distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
+
+
+def refuse_generator(op: str, generator: object) -> None:
+    if generator is not None:
+        raise UnsupportedOp(op=op, reason="it draws from a generator of its own")
+
+
+def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Any, dtype: torch.dtype | None = None) -> Node:
+    return draw(e, distribution, params, x.sizes, dtype or x.dtype, x.device)
+
+
+# In place: what was in the tensor does not matter.
+
+
+def _filling(distribution: str, *defaults: Any) -> Any:
+    def rule(e: Emit, x: Node, *params: Any, generator: Any = None) -> Node:
+        refuse_generator(distribution, generator)
+        return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
+
+    return rule
+
+
+for _name, _distribution, _defaults in (
+    ("uniform", "uniform", (0.0, 1.0)),
+    ("normal_functional", "normal", (0.0, 1.0)),
+    ("exponential", "exponential", (1.0,)),
+    ("bernoulli.p", "bernoulli", (0.5,)),
+    ("random.from", "randint", ()),
+):
+    DECOMPOSITIONS[_name if "." in _name else f"{_name}.default"] = _filling(_distribution, *_defaults)
+INPLACE["normal_.default"] = "aten.normal_functional.default"
+INPLACE["bernoulli_.float"] = "aten.bernoulli.p"
+
+
+@decompose("random.to")
+def random_to(e: Emit, x: Node, to: Int, *, generator: Any = None) -> Node:
+    refuse_generator("random_", generator)
+    return draw_like(e, x.tensor, "randint", 0, to)
+
+
+@decompose("bernoulli.default")
+def bernoulli(e: Emit, x: Node, *, generator: Any = None) -> Node:
+    refuse_generator("bernoulli", generator)
+    spec = x.tensor
+    attrs = {"distribution": "bernoulli", "params": (), "sizes": spec.sizes, "dtype": spec.dtype, "device": spec.device}
+    return relaid(e, e.node("random", x, **attrs), e.preserved_strides(spec))
+
+
+@decompose("bernoulli.Tensor")
+def bernoulli_of(e: Emit, x: Node, p: Node, *, generator: Any = None) -> Node:
+    refuse_generator("bernoulli_", generator)
+    chances = e.node("expand", p, sizes=x.tensor.sizes) if p.tensor.sizes != x.tensor.sizes else p
+    return e.convert(bernoulli(e, chances), x.tensor.dtype)
+
+
+# Fresh tensors.
+
+
+def _fresh(distribution: str, *params: Any) -> Any:
+    def rule(
+        e: Emit, size: Sizes, *, generator: Any = None, dtype: torch.dtype | None = None, layout: Any = None,
+        device: Any = None, pin_memory: Any = None,
+    ) -> Node:  # fmt: skip
+        refuse_generator(distribution, generator)
+        return draw(e, distribution, params, tuple(size), dtype or torch.get_default_dtype(), place(device))
+
+    return rule
+
+
+def _fresh_like(distribution: str, *params: Any) -> Any:
+    def rule(
+        e: Emit, x: Node, *bounds: Any, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
+        pin_memory: Any = None, memory_format: Any = None,
+    ) -> Node:  # fmt: skip
+        spec = x.tensor
+        where = spec.device if device is None else torch.device(device)
+        values = params or (bounds if len(bounds) == 2 else (0, *bounds))
+        made = draw(e, distribution, values, spec.sizes, dtype or spec.dtype, where)
+        return relaid(e, made, strides_for(e, spec, memory_format))
+
+    return rule
+
+
+for _name, _distribution in (("rand", "uniform"), ("randn", "normal")):
+    for _overload in ("default", "generator"):
+        DECOMPOSITIONS[f"{_name}.{_overload}"] = _fresh(_distribution, 0.0, 1.0)
+    DECOMPOSITIONS[f"{_name}_like.default"] = _fresh_like(_distribution, 0.0, 1.0)
+DECOMPOSITIONS["randint_like.default"] = _fresh_like("randint")
+DECOMPOSITIONS["randint_like.low_dtype"] = _fresh_like("randint")
+
+
+@decompose("randint.default", "randint.low", "randint.generator", "randint.low_generator")
+def randint(
+    e: Emit, *bounds: Any, generator: Any = None, dtype: torch.dtype | None = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    """Arguments are (high, size) or (low, high, size)."""
+    refuse_generator("randint", generator)
+    low, high, size = (0, *bounds) if len(bounds) == 2 else bounds
+    return draw(e, "randint", (low, high), tuple(size), dtype or torch.int64, place(device))
+
+
+@decompose("normal.float_float")
+def normal(
+    e: Emit, mean: float, std: float, size: Sizes, *, generator: Any = None, dtype: torch.dtype | None = None,
+    layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> Node:  # fmt: skip
+    refuse_generator("normal", generator)
+    return draw(e, "normal", (mean, std), tuple(size), dtype or torch.get_default_dtype(), place(device))
+
+
+# Dropout as one op (on CUDA; on the CPU it arrives in pieces).
+
+
+@decompose("native_dropout.default")
+def native_dropout(e: Emit, x: Node, p: float, train: bool | None) -> tuple[Node, Node]:
+    spec = x.tensor
+    if train is False or p == 0:
+        return copy(e, x), e.full(True, spec.sizes, torch.bool, spec.device)
+    mask = e.convert(draw_like(e, spec, "bernoulli", 1 - p, dtype=torch.float32), torch.bool)
+    mask = relaid(e, mask, e.preserved_strides(spec))
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return native_dropout_backward(e, x, mask, scale), mask
+
+
+@decompose("native_dropout_backward.default")
+def native_dropout_backward(e: Emit, grad: Node, mask: Node, scale: float) -> Node:
+    return e.pointwise("mul", e.pointwise("mul", grad, e.convert(mask, grad.tensor.dtype)), scale)

@@ -1,0 +1,79 @@
+"""Softmax, its logarithm, and their gradients.
+
+aten._softmax(x, -1, False)   =>   m = amax(x);  e = exp(x - m);  e / sum(e)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.reductions import reduce
+from kiln.graph.ops.registry import decompose
+from kiln.graph.ops.sizes import axes_of
+
+
+def _fresh(e: Emit, y: Node, x: Node) -> Node:
+    """Eager's kernels give a contiguous result."""
+    return relaid(e, y, x.tensor.with_sizes(x.tensor.sizes).strides)
+
+
+def _wide(e: Emit, x: Node) -> Node:
+    return e.convert(x, OPMATH.get(x.tensor.dtype, x.tensor.dtype))
+
+
+def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
+    """`x` minus its largest element, and the sum of the exponentials of that."""
+    below = e.pointwise("sub", x, reduce(e, "amax", x, axes, True))
+    return below, reduce(e, "sum", e.pointwise("exp", below), axes, True)
+
+
+@decompose("_softmax.default")
+def softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
+    dtype, axes, wide = x.tensor.dtype, axes_of(dim, x.tensor.rank), _wide(e, x)
+    below, total = _exponentials(e, wide, axes)
+    made = e.pointwise("div", e.pointwise("exp", below), total)
+    return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
+
+
+@decompose("_safe_softmax.default")
+def safe_softmax(e: Emit, x: Node, dim: int, dtype: torch.dtype | None = None) -> Node:
+    """Zero where every element of a row is minus infinity."""
+    axes = axes_of(dim, x.tensor.rank)
+    source = e.convert(x, dtype or x.tensor.dtype)
+    hidden = reduce(e, "all", e.pointwise("eq", source, -math.inf), axes, True)
+    made = softmax(e, source, dim, False)
+    zero = e.number(0, made.tensor.dtype, made.tensor.device)
+    return _fresh(e, e.pointwise("where", hidden, zero, made), x)
+
+
+@decompose("_log_softmax.default")
+def log_softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
+    dtype, axes, wide = x.tensor.dtype, axes_of(dim, x.tensor.rank), _wide(e, x)
+    if not axes:
+        return e.pointwise("sub", wide, wide)
+    below, total = _exponentials(e, wide, axes)
+    made = e.pointwise("sub", below, e.pointwise("log", total))
+    return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
+
+
+@decompose("_softmax_backward_data.default")
+def softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
+    p, axes = e.pointwise, axes_of(dim, y.tensor.rank)
+    wide, out = _wide(e, grad), _wide(e, y)
+    scaled = p("mul", wide, out)
+    total = reduce(e, "sum", scaled, axes, True)
+    return _fresh(e, e.convert(p("sub", scaled, p("mul", out, total)), input_dtype), y)
+
+
+@decompose("_log_softmax_backward_data.default")
+def log_softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
+    p, axes = e.pointwise, axes_of(dim, y.tensor.rank)
+    wide, out = _wide(e, grad), _wide(e, y)
+    total = reduce(e, "sum", wide, axes, True)
+    return _fresh(e, e.convert(p("sub", wide, p("mul", p("exp", out), total)), input_dtype), y)

@@ -1,0 +1,155 @@
+"""Trace a function of tensors and compare what its graph computes with eager: values, dtypes, sizes, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.ir.verify import verify
+from kiln.graph.trace import Recorder, Trace
+from kiln.runtime.guards.source import LocalSource
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+
+Function = Callable[..., Any]
+
+
+def new_recorder(numerics: str = "fast") -> Recorder:
+    return Recorder(env=ShapeEnv(), events=EventSink(), numerics=numerics)
+
+
+@dataclass
+class Traced:
+    recorder: Recorder
+    trace: Trace
+    inputs: list[torch.Tensor]  # real, in the order of the graph
+    fakes: list[Any]  # flat outputs
+
+    @property
+    def ops(self) -> list[str]:
+        return [node.op.name for node in self.trace.graph.nodes]
+
+
+def trace(function: Function, args: Sequence[Any], *, backward: bool = False, dims: Any = None) -> Traced:
+    """One call of `function`; with `backward`, the gradients of what requires grad follow the results."""
+    recorder = new_recorder()
+    flat, structure = pytree.tree_flatten(list(args))
+    fakes = [
+        recorder.add_tensor(one, f"x{i}", LocalSource(f"x{i}"), dims and dims.get(i))
+        if isinstance(one, torch.Tensor)
+        else one
+        for i, one in enumerate(flat)
+    ]
+    leaves = list(fakes)
+    result = recorder.call(function, pytree.tree_unflatten(fakes, structure), {})
+    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+    if backward:
+        outputs += _gradients(recorder, outputs, leaves)
+    traced = recorder.finish(outputs)
+    verify(traced.graph, after="trace", env=recorder.env)
+    real = [record.real for record in traced.used_inputs]
+    return Traced(recorder, traced, real, outputs)
+
+
+def tangent_of(output: Any) -> torch.Tensor:
+    return torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).reshape(output.shape)
+
+
+def _gradients(recorder: Recorder, outputs: list[Any], leaves: list[Any]) -> list[Any]:
+    differentiable = [one for one in outputs if one.requires_grad]
+    tangents = [
+        recorder.add_tensor(tangent_of(one), f"t{i}", LocalSource(f"t{i}")) for i, one in enumerate(differentiable)
+    ]
+    inputs = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+    return [one for one in recorder.run_backward(differentiable, tangents, inputs) if one is not None]
+
+
+def eager(function: Function, args: Sequence[Any], *, backward: bool = False) -> list[torch.Tensor]:
+    flat = pytree.tree_leaves(list(args))
+    result = function(*args)
+    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+    if backward:
+        differentiable = [one for one in outputs if one.requires_grad]
+        inputs = [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+        grads = torch.autograd.grad(
+            differentiable, inputs, [tangent_of(one) for one in differentiable], allow_unused=True
+        )
+        outputs += [one for one in grads if one is not None]
+    return outputs
+
+
+def copies(args: Sequence[Any]) -> list[Any]:
+    """Fresh tensors with the same values and strides."""
+
+    def copied(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        base = torch.empty(one.untyped_storage().nbytes() // one.element_size(), dtype=one.dtype)
+        base.copy_(one.detach().as_strided(base.shape, (1,), 0)) if base.numel() else None
+        made = base.as_strided(one.shape, one.stride(), one.storage_offset())
+        return made.requires_grad_(one.requires_grad)
+
+    return pytree.tree_map(copied, list(args))
+
+
+def check(
+    function: Function,
+    args: Sequence[Any],
+    *,
+    backward: bool = False,
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+    strides: bool = True,
+    seed: int = 7,
+) -> Traced:
+    """The graph of `function` on `args` computes what eager does, writes to inputs included."""
+    for_eager, for_graph = copies(args), copies(args)
+    traced = trace(function, copies(args), backward=backward)
+    # The graph runs on tensors that nobody wrote to.
+    by_real = {id(a): b for a, b in zip(_tensors(traced), _tensors_of(for_graph), strict=False)}
+    inputs = [by_real.get(id(one), one) for one in traced.inputs]
+    torch.manual_seed(seed)
+    expected = eager(function, for_eager, backward=backward)
+    torch.manual_seed(seed)
+    run = interpret(traced.trace.graph, [one.detach() for one in inputs], constants=traced.trace.constants)
+    assert len(run.outputs) == len(expected)
+    for i, (got, fake, want) in enumerate(zip(run.outputs, traced.fakes, expected, strict=True)):
+        where = f"output {i} of {function}"
+        assert got.dtype == fake.dtype == want.dtype, (
+            f"{where}: dtype {got.dtype}, fake {fake.dtype}, eager {want.dtype}"
+        )
+        assert got.shape == fake.shape == want.shape, f"{where}: {got.shape}, fake {fake.shape}, eager {want.shape}"
+        if strides and want.numel():
+            assert same_strides(fake, want), (
+                f"{where}: fake strides {fake.stride()}, eager {want.stride()} of {want.shape}"
+            )
+        torch.testing.assert_close(got, want.detach(), rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
+    written = dict(run.written)
+    for i, (before, after) in enumerate(zip(inputs, _real_order(traced, for_eager), strict=True)):
+        if after is not None:
+            got = written.get(i, before)
+            torch.testing.assert_close(got.detach(), after.detach(), rtol=rtol, atol=atol, equal_nan=True)
+    return traced
+
+
+def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return all(a == b or size <= 1 for a, b, size in zip(left.stride(), right.stride(), right.shape, strict=True))
+
+
+def _tensors(traced: Traced) -> list[torch.Tensor]:
+    return [record.real for record in traced.trace.inputs]
+
+
+def _tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(list(args)) if isinstance(one, torch.Tensor)]
+
+
+def _real_order(traced: Traced, args: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The eager counterparts of the graph's inputs; None for tangents."""
+    by_name = {f"x{i}": one for i, one in enumerate(pytree.tree_leaves(list(args)))}
+    return [by_name.get(record.name) for record in traced.trace.used_inputs]
