@@ -37,8 +37,10 @@ def with_inputs(node: Node, inputs: tuple[Node, ...]) -> Node:
     return node if inputs == node.inputs else Node(node.op, inputs, node.attrs, node.spec, node.origin)
 
 
-def rewrite(graph: Graph, rule: NodeRule, oracle: SizeOracle) -> tuple[Graph, int]:
-    """The graph with `rule` applied to every node, and how many nodes it replaced.
+def rewrite(
+    graph: Graph, rule: NodeRule, oracle: SizeOracle, only: Collection[Node] | None = None
+) -> tuple[Graph, int]:
+    """The graph with `rule` applied to every node (of `only`), and how many nodes it replaced.
 
     What `rule` makes through the builder stands before the node. Nodes that lose their last user
     stay: run `without_dead_code` after.
@@ -49,7 +51,7 @@ def rewrite(graph: Graph, rule: NodeRule, oracle: SizeOracle) -> tuple[Graph, in
     for old in graph.nodes:
         node = with_inputs(old, tuple([place[one] for one in old.inputs]))
         builder.origin = node.origin
-        new = rule(builder, node)
+        new = rule(builder, node) if only is None or old in only else None
         if new is None:
             new = builder.append(node)
         else:

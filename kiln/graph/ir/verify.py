@@ -12,13 +12,14 @@ import torch
 
 from kiln.graph.ir.errors import InvalidGraph
 from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.known import KnownSizes, OpenQuestion
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.text import graph_text
 from kiln.graph.prims.meta import META, SUPPLIED
 from kiln.graph.prims.spec import DTYPE_NAMES, ScalarSpec, Spec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.support.errors import KilnError
-from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
+from kiln.symbolic import Expr, ShapeEnv
 
 Problem = tuple[Node | None, str]
 GraphRule = Callable[[Graph, ShapeEnv | None], Iterator[Problem]]
@@ -65,8 +66,13 @@ def fits_row(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
             yield node, f"`{op.name}` takes {op.inputs} inputs, not {len(node.inputs)}"
         if set(node.attrs) != set(op.attrs):
             yield node, f"`{op.name}` has the attributes {op.attrs}, not {tuple(node.attrs)}"
+        if op.name in ON_BOOL and node.inputs[0].tensor.dtype is not torch.bool:
+            yield node, f"`{op.name}` takes a bool tensor"
         if op.kind is Kind.POINTWISE and (problem := _pointwise_problem(node)):
             yield node, problem
+
+
+ON_BOOL = frozenset({"logical_not", "any", "all"})
 
 
 def _pointwise_problem(node: Node) -> str | None:
@@ -83,13 +89,13 @@ def _pointwise_problem(node: Node) -> str | None:
 
 
 def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
-    oracle = _KnownOracle(env)
+    oracle = KnownSizes(env)
     for node in graph.nodes:
         if node.op.name in SUPPLIED:
             continue
         try:
             expected: Spec = META[node.op.name](oracle, *[one.spec for one in node.inputs], **node.attrs)
-        except _Open:
+        except OpenQuestion:
             continue
         except (KilnError, ValueError, TypeError, AttributeError, IndexError) as error:
             yield node, f"the shape rule of `{node.op.name}` refuses: {error}"
@@ -98,35 +104,7 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
             yield node, f"`{node.op.name}` has the spec {node.spec}, its shape rule gives {expected}"
 
 
-class _Open(Exception):
-    """A question about symbols that nothing known answers."""
-
-
-class _KnownOracle:
-    """Answers from what is known and never makes a guard."""
-
-    def __init__(self, env: ShapeEnv | None) -> None:
-        self.env = env
-
-    def decide(self, relation: Relation | bool) -> bool:
-        answer = relation if isinstance(relation, bool) else self.env.known(relation) if self.env else None
-        if answer is None:
-            raise _Open
-        return answer
-
-    def differ(self, left: Int, right: Int) -> bool:
-        """Are they known to differ?"""
-        if left == right:
-            return False
-        if not isinstance(left, Expr) and not isinstance(right, Expr):
-            return True
-        try:
-            return not self.decide(rel_eq(left, right))
-        except _Open:
-            return False
-
-
-def same_spec(oracle: _KnownOracle, left: Spec, right: Spec, layout: bool) -> bool:
+def same_spec(oracle: KnownSizes, left: Spec, right: Spec, layout: bool) -> bool:
     """Equal dtype, sizes and device, with `layout` strides and offset too."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
         pairs = [(left.sizes, right.sizes)]
@@ -186,7 +164,7 @@ def _is_plain(value: object) -> bool:
 def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
     known = {*graph.inputs, *graph.nodes}
     inputs = set(graph.inputs)
-    oracle = _KnownOracle(env)
+    oracle = KnownSizes(env)
     for root in graph.roots():
         if root not in known:
             yield root, f"an output or a written value, a `{root.op.name}`, is not in the graph"
@@ -197,7 +175,7 @@ def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]
             yield write.target, f"{write.value.spec} is written to an input {write.target.spec}"
 
 
-def _same_contents(oracle: _KnownOracle, target: TensorSpec, value: TensorSpec) -> bool:
+def _same_contents(oracle: KnownSizes, target: TensorSpec, value: TensorSpec) -> bool:
     same_rank = target.rank == value.rank and target.dtype is value.dtype
     return same_rank and not any(map(oracle.differ, target.sizes, value.sizes))
 

@@ -1,0 +1,39 @@
+"""An oracle for sizes that makes no guards: it answers from what has been decided before.
+
+KnownSizes(env).decide(rel_eq(s0, 1))      False after the recording asked; OpenQuestion if nothing tells
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
+
+
+class OpenQuestion(Exception):
+    """Nothing known answers a question about symbols."""
+
+
+@final
+class KnownSizes:
+    """A `SizeOracle` for stages after the recording."""
+
+    def __init__(self, env: ShapeEnv | None = None) -> None:
+        self.env = env
+
+    def decide(self, relation: Relation | bool) -> bool:
+        answer = relation if isinstance(relation, bool) else self.env.known(relation) if self.env else None
+        if answer is None:
+            raise OpenQuestion
+        return answer
+
+    def differ(self, left: Int, right: Int) -> bool:
+        """Are they known to differ?"""
+        if left == right:
+            return False
+        if not isinstance(left, Expr) and not isinstance(right, Expr):
+            return True
+        try:
+            return not self.decide(rel_eq(left, right))
+        except OpenQuestion:
+            return False

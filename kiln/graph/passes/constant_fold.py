@@ -1,0 +1,139 @@
+"""Computes at compile time what depends on constants only.
+
+    %1 = constant(value=2.0); %2 = rsqrt(%1)                    =>   constant(value=0.7071...)
+    %2 = full(%1, sizes=(4, 8)); %3 = lt(%2, %0)                =>   lt of the number and %0, if the sizes stay
+    %1 = iota(length=8, start=0, step=1); %2 = add(%1, 3)       =>   iota(length=8, start=3, step=1)
+
+A pointwise op whose inputs are uniform gives a uniform result: computed once, by the ATen kernel on a tensor of
+one element, and put into a `full` of the right sizes. Numbers are folded, tables are not.
+Needs: a functional graph.  Leaves: nodes without users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, final
+
+import torch
+
+from kiln.graph.ir.aten_rules import ATEN_RULES
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import EagerCall
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rewrite
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.passes.patterns import same_place
+from kiln.graph.passes.uniform import Number, Uniform
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Kind
+
+EVERY_FLOPS = 1 << 30
+EXACT_FLOPS = 6
+"""Above this an op is a series, and eager's vector kernel may differ from its scalar one in the last bit."""
+
+ONE_IS_ALL = frozenset({"amax", "amin", "any", "all"})
+"""Reductions of a uniform value (not empty) that give the value."""
+
+
+@final
+@dataclass(frozen=True)
+class ConstantFold:
+    name: str = "constant-fold"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        uniform = Uniform()
+        most_flops = EXACT_FLOPS if context.numerics == "strict" else EVERY_FLOPS
+        return rewrite(graph, lambda builder, node: folded(builder, node, uniform, most_flops), context.oracle)
+
+
+def folded(builder: Builder, node: Node, uniform: Uniform, most_flops: int) -> Node | None:
+    """A node that does not compute, or None."""
+    if node.op.kind is Kind.POINTWISE and node.op.flops <= most_flops:
+        return _uniform_pointwise(builder, node, uniform) or _iota_arithmetic(builder, node, uniform)
+    if node.op.name in ONE_IS_ALL:
+        number = uniform.value(node.inputs[0])
+        if number is not None and all(isinstance(size, int) and size for size in node.inputs[0].tensor.sizes):
+            return uniform_node(builder, number, node.tensor)
+    return None
+
+
+def _uniform_pointwise(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
+    numbers = []
+    for one in node.inputs:
+        number = uniform.value(one)
+        if number is None:
+            return None
+        numbers.append(number)
+    result = computed(node, numbers)
+    return None if result is None else uniform_node(builder, result, node.tensor)
+
+
+def computed(node: Node, numbers: list[Number]) -> Number | None:
+    """What eager's kernel gives for one element; None where it refuses (a division of integers by zero)."""
+    tensors = [torch.tensor(number, dtype=one.tensor.dtype) for number, one in zip(numbers, node.inputs, strict=True)]
+    spec = TensorSpec(node.tensor.dtype, (), ())
+    try:
+        result = ATEN_RULES[node.op.name](EagerCall(spec), *tensors, **node.attrs)
+    except RuntimeError:
+        return None
+    return result.item()  # type: ignore[no-any-return]
+
+
+def uniform_node(builder: Builder, number: Number, spec: TensorSpec) -> Node | None:
+    """`number` everywhere, where a fresh contiguous tensor may stand."""
+    made = builder.constant(number, spec.dtype, spec.device)
+    if spec.rank:
+        made = builder.node("full", made, sizes=spec.sizes)
+    return made if same_place(made.spec, spec) else None
+
+
+# Arithmetic on counters. Only integers: a float counter would round elsewhere.
+
+Step = Callable[[Any, Any, Number], tuple[Any, Any]]
+# fmt: off
+IOTA_STEPS: dict[str, Step] = {  # new start and step
+    "add": lambda start, step, number: (start + number, step),
+    "sub": lambda start, step, number: (start - number, step),
+    "mul": lambda start, step, number: (start * number, step * number),
+}
+# fmt: on
+EXACT_COUNTS = {torch.float32: 1 << 24, torch.float64: 1 << 53, torch.int32: 1 << 31, torch.int64: 1 << 62}
+"""Largest magnitude up to which a counter of another dtype is exact."""
+
+
+def _iota_arithmetic(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
+    counter = node.inputs[0]
+    swapped = counter.op.name != "iota" and node.op.commutative
+    if swapped:
+        counter = node.inputs[1]
+    if counter.op.name != "iota" or counter.tensor.dtype is not torch.int64:
+        return None
+    attrs = dict(counter.attrs)
+    if node.op.name == "convert":
+        if not _stays_exact(attrs, node.tensor.dtype):
+            return None
+        return builder.node("iota", **{**attrs, "dtype": node.tensor.dtype})
+    change = IOTA_STEPS.get(node.op.name)
+    number = uniform.value(node.inputs[0 if swapped else 1]) if change else None
+    if change is None or not isinstance(number, int) or not _is_small(attrs, number):
+        return None
+    attrs["start"], attrs["step"] = change(attrs["start"], attrs["step"], number)
+    made = builder.node("iota", **attrs)
+    return made if same_place(made.spec, node.spec) else None
+
+
+def _is_small(attrs: dict[str, Any], number: int) -> bool:
+    """No sum or product of these leaves 64 bits."""
+    values = (attrs["start"], attrs["step"], number)
+    return all(isinstance(value, int) and abs(value) < 1 << 20 for value in values)
+
+
+def _stays_exact(attrs: dict[str, Any], dtype: torch.dtype) -> bool:
+    limit = EXACT_COUNTS.get(dtype)
+    if limit is None or not all(isinstance(attrs[key], int) for key in ("length", "start", "step")):
+        return False
+    ends = (attrs["start"], attrs["start"] + attrs["step"] * attrs["length"])
+    return all(isfinite(end) and abs(end) < limit for end in ends)

@@ -1,0 +1,83 @@
+"""Common-subexpression elimination.
+
+    %2 = add(%0, %1)              %2 = add(%0, %1)
+    %3 = add(%1, %0)      =>      %4 = mul(%2, %2)
+    %4 = mul(%2, %3)
+
+Two nodes are equal when op, inputs and attributes are equal, the op is pure and the specs are equal; inputs of a
+commutative op have no order. Random library ops are never equal.
+Needs: a functional graph.  Keeps: the order of the remaining nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import find_overload
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rebuilt, with_inputs
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.prims.table import Kind
+
+
+@final
+@dataclass(frozen=True)
+class Cse:
+    name: str = "cse"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        return merge_equal_nodes(graph)
+
+
+def merge_equal_nodes(graph: Graph) -> tuple[Graph, int]:
+    """The graph with each value computed once, and how many nodes went."""
+    first: dict[Hashable, Node] = {}
+    place: dict[Node, Node] = {}
+    kept: list[Node] = []
+    for old in graph.nodes:
+        node = with_inputs(old, tuple([place.get(one, one) for one in old.inputs]))
+        key = node_key(node)
+        if key is not None:
+            found = first.setdefault(key, node)
+            if found is not node and found.spec == node.spec:
+                place[old] = found
+                continue
+        kept.append(node)
+        if node is not old:
+            place[old] = node
+    gone = len(graph.nodes) - len(kept)
+    return (rebuilt(graph, kept, place), gone) if gone else (graph, 0)
+
+
+def node_key(node: Node) -> Hashable | None:
+    """Equal for nodes that compute the same; None where nothing is known to be equal."""
+    op = node.op
+    if not op.pure or (op.kind is Kind.LIBRARY and is_random(node.attrs["target"])):
+        return None
+    inputs = [id(one) for one in node.inputs]
+    if op.commutative:
+        inputs.sort()
+    return op.name, tuple(inputs), exact(tuple(node.attrs.values())) if node.attrs else None
+
+
+def exact(value: Any) -> Hashable:
+    """A key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([exact(one) for one in value])
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    return (kind, value) if kind is bool else value
+
+
+@lru_cache(maxsize=1024)
+def is_random(target: str) -> bool:
+    """Does the overload draw random numbers?"""
+    tags = getattr(find_overload(target), "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags

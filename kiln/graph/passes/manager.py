@@ -1,0 +1,90 @@
+"""Passes over graphs: what a pass is, the runner, and the constraints on their order.
+
+    graph = run_passes(graph, events)                      the passes of `pipeline.py`, each verified and timed
+    check_order(PASSES, before("simplify", "cse", because="..."))
+
+A pass never prints, and never changes a graph in place. It returns a graph and how many changes it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, final
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.known import KnownSizes
+from kiln.graph.ir.verify import RULES, STRUCTURE, verify
+from kiln.graph.prims.spec import SizeOracle
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+
+Checks = Literal["none", "structure", "full"]
+Numerics = Literal["strict", "rounded", "fast"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a pass is handed."""
+
+    oracle: SizeOracle
+    numerics: Numerics = "fast"
+
+
+class GraphPass(Protocol):
+    """A frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]: ...
+
+
+def apply_passes(
+    passes: Sequence[GraphPass],
+    graph: Graph,
+    events: EventSink,
+    *,
+    env: ShapeEnv | None = None,
+    numerics: Numerics = "fast",
+    checks: Checks = "structure",
+) -> Graph:
+    """Run `passes` in order. Each reports an event `pass` with the number of changes and of nodes after it."""
+    context = PassContext(KnownSizes(env), numerics)
+    for one in passes:
+        with events.stage(one.name):
+            graph, changes = one.run(graph, context)
+            events.emit("pass", name=one.name, changes=changes, nodes=len(graph.nodes))
+        if changes and checks != "none":
+            verify(graph, one.name, env, RULES if checks == "full" else STRUCTURE)
+    return graph
+
+
+# Order.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Every pass called `first` stands before every pass called `second`."""
+
+    first: str
+    second: str
+    because: str
+
+
+def before(first: str, second: str, *, because: str) -> Before:
+    return Before(first, second, because)
+
+
+def check_order(passes: Sequence[GraphPass], *constraints: Before) -> None:
+    """Raise ValueError for the first constraint that `passes` breaks, or that names no pass."""
+    names = [one.name for one in passes]
+    for rule in constraints:
+        for name in (rule.first, rule.second):
+            if name not in names:
+                raise ValueError(f"no pass is called {name!r}")
+        last = max(place for place, name in enumerate(names) if name == rule.first)
+        if last > names.index(rule.second):
+            raise ValueError(f"{rule.first!r} must stand before {rule.second!r}: {rule.because}")

@@ -1,0 +1,58 @@
+"""The passes, in order, and why in this order."""
+
+from __future__ import annotations
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.passes.arithmetic import ARITHMETIC
+from kiln.graph.passes.constant_fold import ConstantFold
+from kiln.graph.passes.cse import Cse
+from kiln.graph.passes.dead_code import DeadCode
+from kiln.graph.passes.manager import Checks, GraphPass, Numerics, apply_passes, before, check_order
+from kiln.graph.passes.separate_outputs import SeparateOutputs
+from kiln.graph.passes.simplify import Simplify
+from kiln.graph.passes.unfuse_bias import UnfuseBias
+from kiln.graph.passes.view_rules import VIEWS
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+
+JOINT_PASSES: tuple[GraphPass, ...] = (
+    ConstantFold(),
+    Simplify((ARITHMETIC, VIEWS)),
+    Cse(),
+    DeadCode(),
+)
+"""On the joint graph, before it is cut."""
+
+GRAPH_PASSES: tuple[GraphPass, ...] = (
+    ConstantFold(),
+    Simplify((ARITHMETIC, VIEWS)),
+    Cse(),
+    UnfuseBias(),
+    DeadCode(),
+    SeparateOutputs(),
+)
+"""On each graph that is lowered."""
+
+# fmt: off
+check_order(
+    GRAPH_PASSES,
+    before("constant-fold", "simplify",         because="rules look for numbers"),
+    before("simplify",      "cse",              because="two chains of views may become one"),
+    before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
+    before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
+    before("dead-code",     "separate-outputs", because="it must see what is left"),
+)
+# fmt: on
+
+
+def run_passes(
+    graph: Graph,
+    events: EventSink,
+    *,
+    env: ShapeEnv | None = None,
+    numerics: Numerics = "fast",
+    checks: Checks = "structure",
+    passes: tuple[GraphPass, ...] = GRAPH_PASSES,
+) -> Graph:
+    """The graph that is lowered. `env` tells what is known of symbols; without it rules that ask do not apply."""
+    return apply_passes(passes, graph, events, env=env, numerics=numerics, checks=checks)

@@ -1,0 +1,65 @@
+"""Gives every output memory of its own, with the strides that eager gives it.
+
+    return %0, %2, %2                   %3 = clone(%0); %4 = clone(%2)
+                                =>      return %3, %2, %4
+
+Eager returns a fresh tensor for `x * 1` and two tensors for two equal sums; after simplification both are one
+value. An output that says so (`Output.alias`) shares memory on purpose and stays. A written value may be anything:
+it is copied into the input anyway.
+Needs: to be the last pass that replaces values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Node
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
+
+
+@final
+@dataclass(frozen=True)
+class SeparateOutputs:
+    name: str = "separate-outputs"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        taken: set[Node] = set()
+        copies: list[Node] = []
+        outputs = list(graph.outputs)
+        for index, output in enumerate(outputs):
+            if output.alias is not None:
+                continue
+            base = owner(output.value)
+            if base in taken or is_outside(base):
+                copy = fresh_copy(output.value)
+                copies.append(copy)
+                outputs[index] = replace(output, value=copy)
+            taken.add(base)
+        if not copies:
+            return graph, 0
+        made = Graph(graph.inputs, [*graph.nodes, *copies], tuple(outputs), graph.writes, graph.name, graph.facts)
+        return made, len(copies)
+
+
+def owner(node: Node) -> Node:
+    """The value whose memory `node` is in."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    return node
+
+
+def is_outside(node: Node) -> bool:
+    """Memory that is there before the graph runs, or for longer."""
+    return node.op.name in ("input", "constant_tensor")
+
+
+def fresh_copy(node: Node) -> Node:
+    """The same value in the same layout."""
+    spec = node.tensor
+    return Node(
+        PRIMS["clone"], (node,), {"strides": spec.strides}, spec.with_view(spec.sizes, spec.strides, 0), node.origin
+    )

@@ -1,0 +1,59 @@
+"""Applies rules to every node until none fits.
+
+    %2 = neg(%0); %3 = neg(%2); %4 = mul(%3, 1.0)      =>      %0
+
+Needs: a functional graph.  Leaves: replaced nodes without users, and outputs that may be inputs now;
+`dead-code` and `separate-outputs` come after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rewrite
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.passes.patterns import Rule, RuleSet, build, match
+from kiln.graph.passes.uniform import Uniform
+
+MOST_STEPS = 16
+"""Rules applied to one node at most; a cycle of rules would be a fault of theirs."""
+
+
+@final
+@dataclass(frozen=True)
+class Simplify:
+    """`rule_sets` in the order in which their rules are tried."""
+
+    rule_sets: tuple[RuleSet, ...]
+    name: str = "simplify"
+    by_root: dict[str, list[Rule]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for rules in self.rule_sets:
+            for root, found in rules.by_root.items():
+                self.by_root.setdefault(root, []).extend(found)
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        uniform = Uniform()
+        return rewrite(graph, lambda builder, node: self.simplified(builder, node, uniform), context.oracle)
+
+    def simplified(self, builder: Builder, node: Node, uniform: Uniform) -> Node | None:
+        """What `node` becomes, or None."""
+        current = node
+        for _ in range(MOST_STEPS):
+            new = self.step(builder, current, uniform)
+            if new is None:
+                break
+            current = new
+        return None if current is node else current
+
+    def step(self, builder: Builder, node: Node, uniform: Uniform) -> Node | None:
+        for rule in self.by_root.get(node.op.name, ()):
+            found = match(rule, node, uniform)
+            if found is not None and (new := build(rule, found, builder)) is not None:
+                return new
+        return None

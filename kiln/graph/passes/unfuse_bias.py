@@ -1,0 +1,61 @@
+"""Takes the bias out of a matrix product when a pointwise op follows and can add it for nothing.
+
+    %3 = aten.addmm.default(%b, %x, %w)             %3 = aten.mm.default(%x, %w)
+    %4 = mul(%3, ...)                       =>      %5 = add(%3, %b)
+                                                    %4 = mul(%5, ...)       one kernel with the add
+
+`addmm` first copies the bias into the result; where only a library op or a view reads the result, it stays.
+The bias is added after the sum instead of before it: not for strict numerics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.rewrite import Users, rewrite, users_of
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.passes.patterns import same_place
+from kiln.graph.prims.table import Kind
+
+PRODUCTS = {"aten.addmm.default": "aten.mm.default", "aten.baddbmm.default": "aten.bmm.default"}
+FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
+
+
+@final
+@dataclass(frozen=True)
+class UnfuseBias:
+    name: str = "unfuse-bias"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        if context.numerics == "strict":
+            return graph, 0
+        if all(node.attrs["target"] not in PRODUCTS for node in graph.nodes if node.op.kind is Kind.LIBRARY):
+            return graph, 0
+        users = users_of(graph)
+        chosen = {node for node in graph.nodes if is_candidate(node, users)}
+        return rewrite(graph, unfused, context.oracle, only=chosen)
+
+
+def is_candidate(node: Node, users: Users) -> bool:
+    """A plain product with bias that some fusible op reads."""
+    attrs = node.attrs
+    return (
+        node.op.kind is Kind.LIBRARY
+        and attrs["target"] in PRODUCTS
+        and attrs["args"] == (Arg(0), Arg(1), Arg(2))
+        and attrs["kwargs"] == ()
+        and node.tensor.dtype.is_floating_point
+        and any(user.op.kind in FUSIBLE for user in users[node])
+    )
+
+
+def unfused(builder: Builder, node: Node) -> Node | None:
+    """The product, then the sum."""
+    bias, *factors = node.inputs
+    product = builder.aten(PRODUCTS[node.attrs["target"]], factors, {}, node.spec)
+    total = builder.node("add", product, bias)
+    return total if same_place(total.spec, node.spec) else None

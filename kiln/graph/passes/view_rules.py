@@ -1,0 +1,77 @@
+# ruff: noqa: E501
+"""Rules on views and copies: chains become one step, steps that change nothing go.
+
+%2 = permute(%1, dims=(1, 0)); %3 = permute(%2, dims=(1, 0))                  =>   %1
+%2 = slice_scatter(%0, %1, <place>); %3 = slice(%2, <place>)                  =>   %1
+%1 = clone(%0, strides=None), where %0 is laid out so already                 =>   %0
+"""
+
+from __future__ import annotations
+
+from kiln.graph.passes.patterns import Match, Rule, RuleSet, attr, computed, op, var
+from kiln.graph.prims.spec import TensorSpec
+
+x, y, z = var("x"), var("y"), var("z")
+p, q = attr("p"), attr("q")
+axis, start, stop, step, index = attr("axis"), attr("start"), attr("stop"), attr("step"), attr("index")
+
+Axes = tuple[int, ...]
+
+
+def compose(inner: Axes, outer: Axes) -> Axes:
+    """The permutation that does `inner`, then `outer`."""
+    return tuple([inner[dim] for dim in outer])
+
+
+def same_axis(match: Match) -> bool:
+    return bool(match.values["q"] == (match.values["axis"],))
+
+
+def is_whole(match: Match) -> bool:
+    """The slice takes everything."""
+    spec: TensorSpec = match.nodes["x"].tensor
+    whole = (0, spec.sizes[match.values["axis"]], 1)
+    return (match.values["start"], match.values["stop"], match.values["step"]) == whole
+
+
+def is_packed(match: Match) -> bool:
+    """The elements of x stand in order, so that a view can have any sizes."""
+    return match.nodes["x"].tensor.is_contiguous()
+
+
+PLACE = {"axis": axis, "start": start, "stop": stop, "step": step}
+SPOT = {"axis": axis, "index": index}
+
+# A replacement whose strides or offset would differ does not apply (`same_place`): what reads it relies on them.
+# fmt: off
+VIEWS = RuleSet(
+    #    name                     pattern                                                   replacement      only if
+    Rule("permute_permute",       op.permute(op.permute(x, dims=p), dims=q),                op.permute(x, dims=computed(compose, "p", "q"))),
+    Rule("permute_nothing",       op.permute(x, dims=p),                                    x),
+    Rule("view_view",             op.view(op.view(x), sizes=q),                             op.view(x, sizes=q)),
+    Rule("view_unsqueeze",        op.view(op.unsqueeze(x), sizes=q),                        op.view(x, sizes=q)),
+    Rule("view_squeeze",          op.view(op.squeeze(x), sizes=q),                          op.view(x, sizes=q)),
+    Rule("view_reshape",          op.view(op.reshape(x), sizes=q),                          op.reshape(x, sizes=q)),
+    Rule("view_nothing",          op.view(x),                                               x),
+    Rule("expand_expand",         op.expand(op.expand(x), sizes=q),                         op.expand(x, sizes=q)),
+    Rule("expand_nothing",        op.expand(x),                                             x),
+    Rule("squeeze_nothing",       op.squeeze(x, axes=()),                                   x),
+    Rule("squeeze_unsqueeze",     op.squeeze(op.unsqueeze(x, axis=axis), axes=q),           x,               same_axis),
+    Rule("unsqueeze_squeeze",     op.unsqueeze(op.squeeze(x, axes=q), axis=axis),           x,               same_axis),
+    Rule("slice_whole",           op.slice(x, **PLACE),                                     x,               is_whole),
+    Rule("reshape_reshape",       op.reshape(op.reshape(x), sizes=q),                       op.reshape(x, sizes=q)),
+    Rule("reshape_view",          op.reshape(op.view(x), sizes=q),                          op.reshape(x, sizes=q)),
+    Rule("reshape_packed",        op.reshape(x, sizes=q),                                   op.view(x, sizes=q), is_packed),
+    Rule("clone_nothing",         op.clone(x),                                              x),
+    Rule("clone_clone",           op.clone(op.clone(x), strides=q),                         op.clone(x, strides=q)),
+    Rule("reshape_clone",         op.reshape(op.clone(x), sizes=q),                         op.reshape(x, sizes=q)),
+    Rule("cat_one",               op.cat(x),                                                x),
+    Rule("flip_nothing",          op.flip(x, axes=()),                                      x),
+    Rule("slice_of_scatter",      op.slice(op.slice_scatter(x, y, **PLACE), **PLACE),       y),
+    Rule("select_of_scatter",     op.select(op.select_scatter(x, y, **SPOT), **SPOT),       y),
+    Rule("scatter_own_slice",     op.slice_scatter(x, op.slice(x, **PLACE), **PLACE),       x),
+    Rule("scatter_own_select",    op.select_scatter(x, op.select(x, **SPOT), **SPOT),       x),
+    Rule("slice_scatter_twice",   op.slice_scatter(op.slice_scatter(x, y, **PLACE), z, **PLACE), op.slice_scatter(x, z, **PLACE)),
+    Rule("select_scatter_twice",  op.select_scatter(op.select_scatter(x, y, **SPOT), z, **SPOT), op.select_scatter(x, z, **SPOT)),
+)
+# fmt: on
