@@ -28,6 +28,7 @@ from kiln.graph.prims.spec import SizeOracle, TensorSpec
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor, make_fake
 from kiln.graph.trace.place import fresh_place
+from kiln.symbolic import ShapeEnv
 
 
 @final
@@ -38,7 +39,7 @@ class JointGraph:
     `carried`: numbers of inputs whose new contents take part in autograd. They are the last of the forward outputs,
     in this order, instead of a write; the caller copies them into the inputs where autograd sees it.
     `tangent_of`: per tangent the number of its forward output. `grads`: per forward input the number of its
-    gradient in `graph.outputs`, or None.
+    gradient in `graph.outputs`, or None. `env` knows the hints of symbolic sizes.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class JointGraph:
     carried: tuple[int, ...]
     tangent_of: tuple[int, ...]
     grads: tuple[int | None, ...]
+    env: ShapeEnv | None = None
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -82,7 +84,9 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     }
     graph, places = _assemble(recorder, trace, outputs, carried, [recorder.node_of(one) for one in tangents], gradients)
     grads = [places.get(index) for index in range(len(used))]
-    return JointGraph(graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads))
+    return JointGraph(
+        graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads), trace.env
+    )
 
 
 def carried_inputs(trace: Trace) -> list[int]:

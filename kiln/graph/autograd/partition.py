@@ -65,10 +65,10 @@ class Partition:
         return tuple([one.symbol for one in self.saved if one.symbol is not None])
 
 
-def partition(joint: JointGraph, env: ShapeEnv | None = None, *, recompute: bool = True) -> Partition:
-    """Forward and backward of `joint`. `env` gives hints of symbolic sizes; without `recompute` all is saved."""
+def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
+    """Forward and backward of `joint`; without `recompute` all that the backward reads is saved."""
     sides = Sides(joint)
-    chosen = values_to_save(sides, env) if recompute else values_without_recomputation(sides)
+    chosen = values_to_save(sides, joint.env) if recompute else values_without_recomputation(sides)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
     forward, places = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)
@@ -123,7 +123,7 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
     for number, node in enumerate(kept):
         spec = node.tensor.with_sizes(node.tensor.sizes) if node in changing else node.spec
         place[node] = names.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
-    symbols = _missing_symbols(nodes, [*place.values(), *sides.tangents])
+    symbols = _missing_symbols(nodes, [*place.values(), *sides.tangents]) if may_have_symbols(joint.env) else []
     for symbol in symbols:
         names.input(str(symbol), ScalarSpec(int, symbol))
     for tangent in sides.tangents:
@@ -177,6 +177,10 @@ def _gradient_outputs(
 
 
 # Symbols.
+
+
+def may_have_symbols(env: ShapeEnv | None) -> bool:
+    return env is None or bool(env.symbols())
 
 
 def _missing_symbols(nodes: Iterable[Node], inputs: Iterable[Node]) -> list[Symbol]:

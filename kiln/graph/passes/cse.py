@@ -55,6 +55,10 @@ def merge_equal_nodes(graph: Graph) -> tuple[Graph, int]:
     return (rebuilt(graph, kept, place), gone) if gone else (graph, 0)
 
 
+MIXED = frozenset({"constant", "iota", "aten", "pad"})
+"""Ops with attributes that may be an int in one node and an equal float or bool in another."""
+
+
 def node_key(node: Node) -> Hashable | None:
     """Equal for nodes that compute the same; None where nothing is known to be equal."""
     op = node.op
@@ -63,7 +67,11 @@ def node_key(node: Node) -> Hashable | None:
     inputs = [id(one) for one in node.inputs]
     if op.commutative:
         inputs.sort()
-    return op.name, tuple(inputs), exact(tuple(node.attrs.values())) if node.attrs else None
+    attrs: Hashable = None
+    if node.attrs:
+        values = tuple(node.attrs.values())
+        attrs = exact(values) if op.name in MIXED else values
+    return op.name, tuple(inputs), attrs
 
 
 def exact(value: Any) -> Hashable:

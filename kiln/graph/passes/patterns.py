@@ -147,6 +147,15 @@ class Rule:
     pattern: Apply
     replacement: Pattern
     only_if: Condition | None = None
+    needs: frozenset[str] = field(init=False)
+    """What must be among the inputs of a node: ops by name, "number" for a uniform value."""
+
+    def __post_init__(self) -> None:
+        parts = self.pattern.inputs
+        needs = {one.name for one in parts if isinstance(one, Apply)}
+        if any(isinstance(one, Literal | Const) for one in parts):
+            needs.add("number")
+        object.__setattr__(self, "needs", frozenset(needs))
 
 
 @final

@@ -52,8 +52,15 @@ class Simplify:
         return None if current is node else current
 
     def step(self, builder: Builder, node: Node, uniform: Uniform) -> Node | None:
-        for rule in self.by_root.get(node.op.name, ()):
-            found = match(rule, node, uniform)
-            if found is not None and (new := build(rule, found, builder)) is not None:
-                return new
+        rules = self.by_root.get(node.op.name)
+        if rules is None:
+            return None
+        there = {one.op.name for one in node.inputs}
+        if any(uniform.value(one) is not None for one in node.inputs):
+            there.add("number")
+        for rule in rules:
+            if rule.needs <= there:
+                found = match(rule, node, uniform)
+                if found is not None and (new := build(rule, found, builder)) is not None:
+                    return new
         return None

@@ -25,6 +25,8 @@ class Uniform:
 
     def value(self, node: Node) -> Number | None:
         """The number in every element of `node`, or None."""
+        if node in self._known:
+            return self._known[node]
         chain: list[Node] = []
         while node not in self._known:
             chain.append(node)
