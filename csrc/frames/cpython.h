@@ -10,19 +10,21 @@
 namespace kiln {
 
 // Version tags of dicts are unique over all dicts and times, so an equal tag at an equal address
-// means: the same dict, holding the same references without a gap. From 3.14 there is no tag;
-// `kHasDictVersions` is then false and every dict is looked into again.
+// means: the same dict, holding the same references without a gap. From 3.14 there is no tag and every
+// dict is looked into again.
 #if PY_VERSION_HEX < 0x030E0000
-inline constexpr bool kHasDictVersions = true;
 inline uint64_t dict_version(PyObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #pragma GCC diagnostic pop
 }
-#else
-inline constexpr bool kHasDictVersions = false;
-inline uint64_t dict_version(PyObject*) { return 0; }
+inline const void* dict_version_address(PyObject* dict) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
 #endif
 
 // Zero while the type was modified and not looked into since.
@@ -64,20 +66,25 @@ inline PyObject* type_dict(PyTypeObject* type) {
 // these lives, borrowed references stay what they are.
 class GcPause {
  public:
-#if PY_VERSION_HEX < 0x030C0000
-  GcPause() : was_on_(PyGC_Disable()) {}
+  explicit GcPause(bool now) {
+    if (now) begin();
+  }
   ~GcPause() { end(); }
+#if PY_VERSION_HEX < 0x030C0000
+  void begin() {
+    if (!was_on_) was_on_ = PyGC_Disable();
+  }
   void end() {
     if (was_on_) PyGC_Enable();
     was_on_ = 0;
   }
-
- private:
-  int was_on_;
 #else
-  ~GcPause() {}
+  void begin() {}
   void end() {}
 #endif
+
+ private:
+  int was_on_ = 0;
 };
 
 inline PyObject* own(PyObject* object) {

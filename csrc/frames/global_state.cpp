@@ -21,6 +21,7 @@ struct Foreign {
   bool (*deterministic)(const void*);
   bool (*warn_only)(const void*);
 } foreign;
+const void* context;  // at::globalContext(), one for the process
 
 struct Symbol {
   void** where;
@@ -69,6 +70,7 @@ std::string probe_global_state() {
     *symbol.where = dlsym(library ? library : RTLD_DEFAULT, symbol.name);
     if (*symbol.where == nullptr) return std::string("torch has no ") + symbol.name;
   }
+  context = foreign.context();
   return "";
 }
 
@@ -77,8 +79,7 @@ uint64_t global_state() {
   const c10::impl::PODLocalDispatchKeySet& raw = c10::impl::raw_local_dispatch_key_set;
   bool inference = autograd.get_inference_mode();
   uint64_t word = autograd.get_grad_mode() | (uint64_t{inference} << 1);
-  const void* context = foreign.context();
-  word |= uint64_t{foreign.deterministic(context)} << 2 | uint64_t{foreign.warn_only(context)} << 3;
+  if (foreign.deterministic(context)) word |= 4 | uint64_t{foreign.warn_only(context)} << 3;
   word |= static_cast<uint64_t>(foreign.torch_function_off()) << 4;
   word |= uint64_t{raw.included().has(DispatchKey::FuncTorchDynamicLayerFrontMode)} << 6;
   if (raw.excluded_ != 0) {
@@ -88,8 +89,10 @@ uint64_t global_state() {
   }
   word |= static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 24;
   word |= (static_cast<uint64_t>(foreign.function_modes()) & 0xFF) << 32;
-  word |= (static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()) & 0xFF) << 40;
-  if (raw.excluded_ | raw.included_) word |= unknown_modes(raw, inference) << 48;
+  if (raw.excluded_ | raw.included_) {  // a dispatch mode includes the Python key
+    word |= (static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()) & 0xFF) << 40;
+    word |= unknown_modes(raw, inference) << 48;
+  }
   return word;
 }
 

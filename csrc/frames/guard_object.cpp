@@ -55,7 +55,12 @@ bool parse_payload(Check* check, PyObject* payload) {
       int by_storage;
       if (!PyArg_ParseTuple(payload, "pO!O!", &by_storage, &PyTuple_Type, &nodes, &PyTuple_Type, &groups)) return false;
       check->numbers[0] = by_storage;
-      return int_list(nodes, &check->nodes) && int_list(groups, &check->groups);
+      if (!int_list(nodes, &check->nodes) || !int_list(groups, &check->groups)) return false;
+      check->shared_groups.resize(check->nodes.size());
+      for (size_t i = 0; i < check->groups.size(); i++) {
+        for (size_t k = 0; k < i; k++) check->shared_groups[check->groups[i]] |= check->groups[i] == check->groups[k];
+      }
+      return true;
     }
     case Kind::kRelation: {
       PyObject *steps, *operands;
@@ -114,6 +119,10 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   via_.resize(size);
   collected_.resize(size);
   for (int node : collect_) collected_[node] = 1;
+  for (const Node& node : nodes_) may_allocate_ |= node.access == Access::kAttr || node.access == Access::kDictAttr;
+  for (const Check& check : checks_) {
+    may_allocate_ |= check.kind == Kind::kDictKeys || check.kind == Kind::kHasAttr || check.kind == Kind::kNoAttr;
+  }
   temporaries_.reserve(8);
   box_ = new GuardTree*(this);
   PyObject* capsule = PyCapsule_New(box_, nullptr, free_box);
@@ -130,10 +139,7 @@ void GuardTree::clear() {
   box_ = nullptr;
   std::swap(on_death_, dead.emplace_back(nullptr));
   std::swap(bindings_, dead.emplace_back(nullptr));
-  for (auto& replay : replays_) {
-    std::swap(replay->bindings, dead.emplace_back(nullptr));
-    for (PyObject* owner : replay->owners) dead.push_back(owner);
-  }
+  for (auto& replay : replays_) replay->reset(&dead);
   replays_.clear();
   for (Node& node : nodes_) dead.push_back(node.key);
   for (Check& check : checks_) dead.push_back(check.expected);
@@ -156,6 +162,7 @@ int GuardTree::traverse(visitproc visit, void* arg) {
   for (auto& replay : replays_) {
     Py_VISIT(replay->bindings);
     for (PyObject* owner : replay->owners) Py_VISIT(owner);
+    for (TypeWord& word : replay->types) Py_VISIT(word.type);
   }
   Py_VISIT(bindings_);
   Py_VISIT(on_death_);

@@ -200,9 +200,7 @@ bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
   for (size_t i = 0; i < check.nodes.size(); i++) first[i] = nullptr;
   for (size_t i = 0; i < check.nodes.size(); i++) {
     PyObject* value = values[check.nodes[i]];
-    if (value == nullptr) return false;
-    const void* key = value;
-    if (by_storage) key = is_tensor(value) ? tensor_storage(value) : nullptr;
+    const void* key = alias_key(value, by_storage);
     if (key == nullptr) continue;
     int group = check.groups[i];
     if (first[group] != nullptr && first[group] != key) return false;
@@ -217,21 +215,25 @@ bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
   return true;
 }
 
+bool GuardTree::evaluate_one_whole(const Check& check, PyObject* const* values) {
+  bool holds;
+  if (check.kind == Kind::kAliases) {
+    holds = aliases_hold(check, values);
+  } else if (check.kind == Kind::kRelation) {
+    holds = check.relation->holds(values);
+  } else {
+    holds = static_cast<uint64_t>(check.numbers[0]) == global_state();
+  }
+  if (!holds) {
+    failed_ = check.guard;
+    failed_node_ = -1;
+  }
+  return holds;
+}
+
 bool GuardTree::evaluate_whole(PyObject* const* values) {
   for (const Check& check : whole_) {
-    bool holds;
-    if (check.kind == Kind::kAliases) {
-      holds = aliases_hold(check, values);
-    } else if (check.kind == Kind::kRelation) {
-      holds = check.relation->holds(values);
-    } else {
-      holds = static_cast<uint64_t>(check.numbers[0]) == global_state();
-    }
-    if (!holds) {
-      failed_ = check.guard;
-      failed_node_ = -1;
-      return false;
-    }
+    if (!evaluate_one_whole(check, values)) return false;
   }
   return true;
 }
@@ -255,7 +257,7 @@ bool GuardTree::full_check(const Scope& scope) {
 bool GuardTree::check(const Scope& scope) {
   if (busy_) return false;
   busy_ = true;
-  GcPause pause;
+  GcPause pause(may_allocate_);
   Verdict verdict = Verdict::kUnknown;
   for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
     // Blocks of a model come round in the order they came last time, so begin with the next one.
@@ -265,6 +267,7 @@ bool GuardTree::check(const Scope& scope) {
     if (verdict == Verdict::kPass) latest_ = at;
   }
   if (verdict == Verdict::kUnknown) {
+    pause.begin();
     bool passed = full_check(scope);
     if (passed) record();
     verdict = passed ? Verdict::kPass : Verdict::kFail;
@@ -279,7 +282,7 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   *value = nullptr;
   if (busy_) return -1;
   busy_ = true;
-  GcPause pause;
+  GcPause pause(true);
   failed_ = failed_node_ = -1;
   bool passed = full_check(scope);
   if (!passed && failed_node_ >= 0) *value = own(values_[failed_node_]);

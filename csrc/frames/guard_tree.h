@@ -13,7 +13,9 @@
 // Nothing here runs Python code of the user or allocates, except for results and new replays.
 #pragma once
 
+#include <climits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "frames/shape_program.h"
@@ -63,6 +65,7 @@ struct Check {
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
   std::vector<int> nodes, groups;  // of kAliases
+  std::vector<uint8_t> shared_groups;  // by group: has more than one member
 };
 
 // What a check is evaluated against; all borrowed.
@@ -73,39 +76,77 @@ struct Scope {
   PyObject* closure;  // tuple of cells or null
 };
 
-// A step of a replay. `kObject`, `kDict`, `kType` and `kFetch` tell whether the replay still fits;
-// `kFull` and `kCheck` evaluate guards.
-enum class Step : uint8_t { kFetch, kObject, kDict, kType, kFull, kCheck };
+// Eight bytes that must not have changed: a type pointer, a dict pointer, the version of a dict.
+struct Probe {
+  const uint64_t* address;
+  uint64_t expected;
+};
 
-struct Word {
-  Step step;
+enum class Changed : uint8_t { kReplay, kDict };  // what a changed probe means: other objects, or another content
+
+struct ProbeInfo {
+  Changed means;
   int node;
-  PyObject* object;    // the instance, dict, type or value; borrowed, reached only through live owners
-  PyTypeObject* type;  // of an instance
-  PyObject** slot;     // where the instance keeps `dict`
-  PyObject* dict;
-  uint64_t version;    // of the dict or type
+};
+
+// A part of a replay, in the order of the nodes. `kProbes` and `kFetch` tell whether the replay still
+// fits, `kFull` and `kCheck` evaluate guards, `kLook` looks into a dict that has no version.
+enum class Step : uint8_t { kProbes, kFetch, kFull, kCheck, kLook };
+
+struct Part {
+  Step step;
+  int begin;  // a probe, or the node
+  int end;
+  PyObject* value;  // what kFetch has to find; compared, never followed before it was found
 };
 
 struct TensorWord {
   PyObject* object;
   const TensorExpectation* expected;
+  const void* storage;
   int check;
+};
+
+struct TypeWord {
+  PyTypeObject* type;  // owned
+  uint32_t version;
+};
+
+// An alias guard in a replay: the groups of the storages that the words cover, sorted, and the others.
+struct AliasWord {
+  const struct Check* check;
+  std::vector<std::pair<const void*, int>> stable;
+  std::vector<int> loose;  // positions in check->nodes
 };
 
 struct Replay {
   std::vector<PyObject*> values;  // by node, borrowed
   std::vector<Via> via;
-  std::vector<uint8_t> verified;  // by node: a word of this replay proves the value's state
-  std::vector<Word> anchors;      // fetches of roots: which objects this replay is about
-  std::vector<Word> words;
+  std::vector<uint8_t> verified;  // by node: the words of this replay prove the value's state
+  std::vector<TypeWord> types;
+  std::vector<Part> anchors;      // fetches of roots: which objects this replay is about
+  std::vector<Part> parts;
+  std::vector<Probe> probes;
+  std::vector<ProbeInfo> infos;   // of the probes
   std::vector<TensorWord> tensors;
+  std::vector<AliasWord> aliases;
   std::vector<int> loose;         // positions of collected nodes that no word covers
   std::vector<PyObject*> owners;  // weak references to what keeps the bindings alive; owned
   PyObject* bindings = nullptr;   // owned tuple; null: not valid any more
+
+  // Empties it; what has to be released goes to `dead`.
+  void reset(std::vector<PyObject*>* dead);
 };
 
+// What aliases share: the object itself or its storage; null for what has none.
+inline const void* alias_key(PyObject* value, bool by_storage) {
+  if (!by_storage || value == nullptr) return value;
+  return is_tensor(value) ? tensor_storage(value) : nullptr;
+}
+
 enum class Verdict : uint8_t { kPass, kFail, kUnknown };
+
+class Recorder;
 
 class GuardTree {
  public:
@@ -137,6 +178,7 @@ class GuardTree {
   bool evaluate_node(int node, PyObject* value);
   bool walk(int begin, int end, const Scope& scope, PyObject** values, Via* via);
   bool evaluate_whole(PyObject* const* values);
+  bool evaluate_one_whole(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
   bool collect(Replay* replay, PyObject* const* values);
@@ -144,9 +186,15 @@ class GuardTree {
 
   // guard_replay.cpp
   Verdict replay(Replay& replay, const Scope& scope);
-  Verdict run_word(Replay& replay, Word& word, const Scope& scope);
-  bool revalidate(Replay& replay, Word& word, const Scope& scope);
+  Verdict run_part(Replay& replay, const Part& part, const Scope& scope);
+  Verdict run_probes(Replay& replay, const Part& part, const Scope& scope);
+  Verdict run_tensors(const Replay& replay);
+  Verdict run_whole(const Replay& replay);
+  bool aliases_hold(const AliasWord& word, PyObject* const* values);
+  bool revalidate(Replay& replay, int node, const Scope& scope);
   bool revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope);
+
+  // guard_record.cpp
   Replay* next_replay();
   void record();
   void watch_owners(Replay* replay);
@@ -175,6 +223,7 @@ class GuardTree {
   int failed_ = -1;
   int failed_node_ = -1;
   bool busy_ = false;
+  bool may_allocate_ = false;  // some step of a check makes an object
 };
 
 extern PyTypeObject GuardTreeType;

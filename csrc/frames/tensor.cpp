@@ -60,10 +60,20 @@ std::string probe_tensor_layout(PyObject* torch) {
   return problem;
 }
 
-static bool parse_extents(PyObject* tuple, std::vector<int64_t>* out) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-    PyObject* item = PyTuple_GET_ITEM(tuple, i);
-    out->push_back(item == Py_None ? kAnySize : PyLong_AsLongLong(item));
+static int64_t extent(PyObject* item) { return item == Py_None ? kAnySize : PyLong_AsLongLong(item); }
+
+static bool parse_extents(PyObject* sizes, PyObject* strides, TensorExpectation* out) {
+  Py_ssize_t dims = PyTuple_GET_SIZE(sizes);
+  bool has_strides = PyTuple_Check(strides);
+  if (dims > 64 || (has_strides && PyTuple_GET_SIZE(strides) != dims)) return false;
+  out->dims = static_cast<uint8_t>(dims);
+  for (Py_ssize_t i = 0; i < dims; i++) {
+    Extents one{extent(PyTuple_GET_ITEM(sizes, i)), has_strides ? extent(PyTuple_GET_ITEM(strides, i)) : kAnySize};
+    if (dims <= 3) {
+      out->few[i] = one;
+    } else {
+      out->many.push_back(one);
+    }
   }
   return !PyErr_Occurred();
 }
@@ -88,13 +98,10 @@ bool parse_tensor_expectation(PyObject* spec, TensorExpectation* out) {
   }
   out->requires_grad = requires_grad;
   out->is_leaf = static_cast<int8_t>(is_leaf);
-  out->has_strides = PyTuple_Check(strides);
-  if (!parse_extents(sizes, &out->sizes)) return false;
-  if (out->has_strides && !parse_extents(strides, &out->strides)) return false;
-  out->all_static = out->has_strides;
-  for (int64_t one : out->sizes) out->all_static &= one != kAnySize;
-  for (int64_t one : out->strides) out->all_static &= one != kAnySize;
-  return !out->has_strides || out->sizes.size() == out->strides.size();
+  c10::DispatchKeySet set(c10::DispatchKeySet::RAW, keys);
+  out->dense_keys = keys != 0 && set.has(c10::DispatchKey::Dense) && !set.has(c10::DispatchKey::NestedTensor) &&
+                    !set.has(c10::DispatchKey::Sparse) && !set.has(c10::DispatchKey::SparseCsr);
+  return parse_extents(sizes, strides, out);
 }
 
 static bool leaf_is(PyObject* tensor, bool expected) {
@@ -106,24 +113,22 @@ static bool leaf_is(PyObject* tensor, bool expected) {
   return equal;
 }
 
+// sizes() of a symbolic or nested tensor calls back into Python or throws.
+static bool has_plain_sizes(c10::TensorImpl* impl) {
+  return !impl->has_symbolic_sizes_strides() && impl->layout() == c10::kStrided &&
+         !impl->key_set().has(c10::DispatchKey::NestedTensor);
+}
+
 static bool extents_match(const TensorExpectation& expected, c10::TensorImpl* impl) {
-  // sizes() of a symbolic or nested tensor calls back into Python or throws.
-  if (C10_UNLIKELY(impl->has_symbolic_sizes_strides() || impl->layout() != c10::kStrided ||
-                   impl->key_set().has(c10::DispatchKey::NestedTensor))) {
-    return false;
-  }
+  if (expected.dense_keys ? impl->has_symbolic_sizes_strides() : !has_plain_sizes(impl)) return false;
   c10::IntArrayRef sizes = impl->sizes();
-  size_t dims = expected.sizes.size();
+  size_t dims = expected.dims;
   if (sizes.size() != dims) return false;
-  const int64_t* want = expected.sizes.data();
+  const int64_t* strides = impl->strides().data();
+  const Extents* want = expected.extents();
   for (size_t i = 0; i < dims; i++) {
-    if (sizes[i] != want[i] && want[i] != kAnySize) return false;
-  }
-  if (!expected.has_strides) return true;
-  c10::IntArrayRef strides = impl->strides();
-  want = expected.strides.data();
-  for (size_t i = 0; i < dims; i++) {
-    if (strides[i] != want[i] && want[i] != kAnySize) return false;
+    if (sizes[i] != want[i].size && want[i].size != kAnySize) return false;
+    if (strides[i] != want[i].stride && want[i].stride != kAnySize) return false;
   }
   return true;
 }
@@ -143,10 +148,7 @@ bool check_tensor(const TensorExpectation& expected, PyObject* object) {
 bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out) {
   if (object == nullptr || !is_tensor(object)) return false;
   c10::TensorImpl* impl = tensor_impl(object);
-  if (impl->has_symbolic_sizes_strides() || impl->layout() != c10::kStrided ||
-      impl->key_set().has(c10::DispatchKey::NestedTensor)) {
-    return false;
-  }
+  if (!has_plain_sizes(impl)) return false;
   if (what == Extent::kOffset) {
     *out = impl->storage_offset();
     return true;
@@ -163,8 +165,7 @@ std::string describe_tensor(PyObject* tensor) {
   c10::TensorImpl* impl = tensor_impl(tensor);
   text << Py_TYPE(tensor)->tp_name << " of " << c10::toString(c10::typeMetaToScalarType(impl->dtype()))
        << " on " << impl->device().str();
-  if (!impl->has_symbolic_sizes_strides() && impl->layout() == c10::kStrided &&
-      !impl->key_set().has(c10::DispatchKey::NestedTensor)) {
+  if (has_plain_sizes(impl)) {
     text << ", sizes [";
     for (size_t i = 0; i < impl->sizes().size(); i++) text << (i ? ", " : "") << impl->sizes()[i];
     text << "], strides [";

@@ -13,18 +13,24 @@ namespace kiln {
 
 inline constexpr int64_t kAnySize = INT64_MIN;
 
-struct TensorExpectation {
+struct Extents {
+  int64_t size, stride;
+};
+
+// What most tensors need fits one cache line: a model has hundreds of them.
+struct alignas(64) TensorExpectation {
   PyTypeObject* type = nullptr;  // owned
   uint64_t keys = 0;             // 0: any
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::Device device = c10::kCPU;
   bool requires_grad = false;
   int8_t is_leaf = -1;  // -1: not asked
-  bool has_strides = false;
-  bool all_static = false;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
+  uint8_t dims = 0;
+  c10::Device device = c10::kCPU;
+  bool dense_keys = false;     // `keys` can only be those of a strided tensor
+  Extents few[3];
+  std::vector<Extents> many;  // all of them, where there are more
 
+  const Extents* extents() const { return dims <= 3 ? few : many.data(); }
   ~TensorExpectation() { Py_XDECREF(type); }
 };
 

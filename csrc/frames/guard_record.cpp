@@ -1,0 +1,299 @@
+// How the values of a successful full check become a replay.
+#include <algorithm>
+
+#include "frames/guard_tree.h"
+
+namespace kiln {
+namespace {
+
+constexpr size_t kMaxReplays = 64;
+
+bool type_can_change(PyObject* value) { return PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) != 0; }
+
+// A value whose own words prove its state even when only its address is known to be equal.
+bool can_anchor(PyObject* value, Access access) {
+  if (access == Access::kGlobals || PyType_Check(value)) return true;
+  if (PyDict_Check(value) || PyFunction_Check(value) || is_tensor(value)) return false;
+  return dict_slot(value) != nullptr;
+}
+
+uint32_t live_type_version(PyTypeObject* type) {
+  uint32_t version = type_version(type);
+  if (version != 0) return version;
+  static PyObject* const name = PyUnicode_InternFromString("__class__");
+  _PyType_Lookup(type, name);  // assigns one
+  return type_version(type);
+}
+
+template <class T>
+uint64_t as_word(T pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+}  // namespace
+
+class Recorder {
+ public:
+  Recorder(GuardTree& tree, Replay& replay) : tree_(tree), replay_(replay) {}
+
+  void run() {
+    size_t size = tree_.nodes_.size();
+    replay_.values = tree_.values_;
+    replay_.via = tree_.via_;
+    replay_.verified.assign(size, 0);
+    identity_.assign(size, 0);
+    covered_.assign(size, 0);
+    for (int i = 0; i < static_cast<int>(size);) i = record(i);
+    for (size_t i = 0; i < tree_.collect_.size(); i++) {
+      if (!identity_[tree_.collect_[i]]) replay_.loose.push_back(static_cast<int>(i));
+    }
+    for (const Check& check : tree_.whole_) {
+      if (check.kind == Kind::kAliases) record_aliases(check);
+    }
+  }
+
+ private:
+  // Records node `at`; the next node to look at.
+  int record(int at) {
+    const Node& node = tree_.nodes_[at];
+    PyObject* value = replay_.values[at];
+    identity_[at] = reached_by_words(at, node);
+    if (!identity_[at]) {
+      bool plain = value == nullptr || node.end == at + 1 || !can_anchor(value, node.access);
+      if (plain || replay_.via[at] == Via::kTemporary) {
+        replay_.parts.push_back({Step::kFull, at, node.end, nullptr});
+        return node.end;
+      }
+      (node.parent < 0 ? replay_.anchors : replay_.parts).push_back({Step::kFetch, at, at, value});
+    }
+    if (value != nullptr) record_checks(at, node, value);
+    return at + 1;
+  }
+
+  // Emits the words that prove that the parent still leads here; false where nothing can.
+  bool reached_by_words(int at, const Node& node) {
+    switch (replay_.via[at]) {
+      case Via::kFixed: return true;
+      case Via::kDict: return cover_dict(node.parent);
+      case Via::kPart: return identity_[node.parent];
+      case Via::kTypeOf: return cover_instance(node.parent) && cover_type(Py_TYPE(value(node.parent)));
+      case Via::kInstanceDict:
+        return cover_instance(node.parent) &&
+               (node.access == Access::kDictAttr || cover_type(Py_TYPE(value(node.parent))));
+      case Via::kTypeAttr: return covered_type_attr(node);
+      default: return false;
+    }
+  }
+
+  bool covered_type_attr(const Node& node) {
+    PyObject* parent = value(node.parent);
+    if (PyType_Check(parent)) return cover_type(reinterpret_cast<PyTypeObject*>(parent));
+    return cover_instance(node.parent) && cover_type(Py_TYPE(parent));
+  }
+
+  void record_checks(int at, const Node& node, PyObject* value) {
+    bool check = false, instance = false, dict = false;
+    for (int i = node.first_check; i < node.last_check; i++) {
+      const Check& one = tree_.checks_[i];
+      if (one.kind == Kind::kTensor) {
+        replay_.tensors.push_back({value, one.tensor.get(), tensor_storage(value), i});
+        replay_.verified[at] = 1;
+      } else if (PyDict_Check(value) && proven_by_dict(one.kind, value)) {
+        dict = true;
+      } else if (proven_by_instance(one.kind, value)) {
+        instance = true;
+      } else if (!proven_by_identity(one.kind, at, value)) {
+        check = true;
+      }
+    }
+    if (dict && !cover_dict(at)) check = true;
+    if (instance && !(cover_instance(at) && cover_type(Py_TYPE(value)))) check = true;
+    if (PyType_Check(value) && !identity_[at]) cover_type(reinterpret_cast<PyTypeObject*>(value));
+    if (check) replay_.parts.push_back({Step::kCheck, at, at, nullptr});
+  }
+
+  static bool proven_by_dict(Kind kind, PyObject* value) {
+    return kind == Kind::kLength || kind == Kind::kEmptyDict || (kind == Kind::kDictKeys && !PyODict_Check(value));
+  }
+
+  static bool proven_by_instance(Kind kind, PyObject* value) {
+    if (kind == Kind::kHasAttr || kind == Kind::kNoAttr) return !PyType_Check(value);
+    return kind == Kind::kTypeIs && type_can_change(value);
+  }
+
+  // Whether an immutable value that is known to be the same object needs no second look.
+  bool proven_by_identity(Kind kind, int at, PyObject* value) {
+    if (kind == Kind::kIs) return true;  // the tree holds the object, so its address is its own
+    if (!identity_[at]) return false;
+    if (kind == Kind::kTypeIs) return !type_can_change(value);
+    if (kind == Kind::kEquals) return true;
+    return kind == Kind::kLength && (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
+  }
+
+  bool cover_dict(int at) {
+    if (covered_[at]) return true;
+    covered_[at] = replay_.verified[at] = 1;
+    probe_version(value(at), at);
+    return true;
+  }
+
+  bool cover_instance(int at) {
+    if (covered_[at]) return true;
+    PyObject* object = value(at);
+    if (PyDict_Check(object) || PyType_Check(object)) return false;
+    PyObject** slot = dict_slot(object);
+    covered_[at] = replay_.verified[at] = 1;
+    probe(&object->ob_type, as_word(Py_TYPE(object)), Changed::kReplay, at);
+    if (slot == nullptr) return true;
+    probe(slot, as_word(*slot), Changed::kReplay, at);
+    probe_version(*slot, at);
+    return true;
+  }
+
+  bool cover_type(PyTypeObject* type) {
+    uint32_t version = live_type_version(type);
+    if (version == 0) return false;
+    for (const TypeWord& word : replay_.types) {
+      if (word.type == type) return true;
+    }
+    Py_INCREF(type);
+    replay_.types.push_back({type, version});
+    return true;
+  }
+
+  void probe_version(PyObject* dict, int at) {
+#if PY_VERSION_HEX < 0x030E0000
+    probe(dict_version_address(dict), dict_version(dict), Changed::kDict, at);
+#else
+    replay_.parts.push_back({Step::kLook, at, at, nullptr});
+#endif
+  }
+
+  void probe(const void* address, uint64_t expected, Changed means, int at) {
+    int count = static_cast<int>(replay_.probes.size());
+    replay_.probes.push_back({static_cast<const uint64_t*>(address), expected});
+    replay_.infos.push_back({means, at});
+    if (replay_.parts.empty() || replay_.parts.back().step != Step::kProbes) {
+      replay_.parts.push_back({Step::kProbes, count, count, nullptr});
+    }
+    replay_.parts.back().end = count + 1;
+  }
+
+  void record_aliases(const Check& check) {
+    AliasWord word{&check, {}, {}};
+    bool by_storage = check.numbers[0] != 0;
+    for (size_t i = 0; i < check.nodes.size(); i++) {
+      int node = check.nodes[i];
+      bool stable = identity_[node] && (!by_storage || replay_.verified[node]);
+      if (!stable) {
+        word.loose.push_back(static_cast<int>(i));
+        continue;
+      }
+      const void* key = alias_key(value(node), by_storage);
+      if (key != nullptr) word.stable.emplace_back(key, check.groups[i]);
+    }
+    std::sort(word.stable.begin(), word.stable.end());
+    word.stable.erase(std::unique(word.stable.begin(), word.stable.end()), word.stable.end());
+    replay_.aliases.push_back(std::move(word));
+  }
+
+  PyObject* value(int at) { return replay_.values[at]; }
+
+  GuardTree& tree_;
+  Replay& replay_;
+  std::vector<uint8_t> identity_;  // by node: the words prove it to be the same object, held all the time
+  std::vector<uint8_t> covered_;   // by node: has probes on its dict or instance
+};
+
+void Replay::reset(std::vector<PyObject*>* dead) {
+  for (TypeWord& word : types) dead->push_back(reinterpret_cast<PyObject*>(word.type));
+  for (PyObject* owner : owners) dead->push_back(owner);
+  if (bindings != nullptr) dead->push_back(bindings);
+  bindings = nullptr;
+  types.clear();
+  owners.clear();
+  anchors.clear();
+  parts.clear();
+  probes.clear();
+  infos.clear();
+  tensors.clear();
+  aliases.clear();
+  loose.clear();
+}
+
+// The replay to overwrite: that of the same objects, a dead one, a new one, or the oldest.
+Replay* GuardTree::next_replay() {
+  for (size_t i = 0; i < replays_.size(); i++) {
+    bool same = true;
+    for (const Part& part : replays_[i]->anchors) same &= values_[part.begin] == part.value;
+    if (same || replays_[i]->bindings == nullptr) return replays_[latest_ = i].get();
+  }
+  if (replays_.size() < kMaxReplays) {
+    replays_.push_back(std::make_unique<Replay>());
+    latest_ = replays_.size() - 1;
+  } else {
+    latest_ = (latest_ + 1) % replays_.size();
+  }
+  return replays_[latest_].get();
+}
+
+void GuardTree::record() {
+  Replay* replay = next_replay();
+  replay->reset(&temporaries_);
+  Recorder(*this, *replay).run();
+  if (!collect(replay, values_.data())) return;
+  if (!collect_.empty()) watch_owners(replay);
+  publish(replay->bindings);
+}
+
+bool GuardTree::collect(Replay* replay, PyObject* const* values) {
+  Py_ssize_t size = static_cast<Py_ssize_t>(collect_.size());
+  PyObject* bindings = PyTuple_New(size);
+  if (bindings == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < size; i++) {
+    PyTuple_SET_ITEM(bindings, i, own(values[collect_[i]] ? values[collect_[i]] : Py_None));
+  }
+  if (replay->bindings != nullptr) temporaries_.push_back(replay->bindings);
+  replay->bindings = bindings;
+  return true;
+}
+
+void GuardTree::publish(PyObject* bindings) {
+  if (bindings_ != nullptr) temporaries_.push_back(bindings_);
+  bindings_ = own(bindings);
+}
+
+// The bindings must not keep a model alive that its user dropped: watch the topmost instances over
+// what is collected.
+void GuardTree::watch_owners(Replay* replay) {
+  std::vector<PyObject*> seen;
+  for (int node : collect_) {
+    PyObject* owner = nullptr;
+    for (int at = nodes_[node].parent; at >= 0; at = nodes_[at].parent) {
+      PyObject* value = replay->values[at];
+      bool weak = value != nullptr && !PyType_Check(value) && !PyModule_Check(value) && !PyFunction_Check(value);
+      if (weak && replay->verified[at] && PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) owner = value;
+    }
+    if (owner == nullptr || std::find(seen.begin(), seen.end(), owner) != seen.end()) continue;
+    seen.push_back(owner);
+    PyObject* reference = PyWeakref_NewRef(owner, on_death_);
+    if (reference == nullptr) PyErr_Clear();
+    if (reference != nullptr) replay->owners.push_back(reference);
+  }
+}
+
+void GuardTree::forget(PyObject* reference) {
+  std::vector<PyObject*> dead;
+  for (auto& replay : replays_) {
+    bool mine = std::find(replay->owners.begin(), replay->owners.end(), reference) != replay->owners.end();
+    if (!mine) continue;
+    if (bindings_ == replay->bindings) std::swap(bindings_, dead.emplace_back(nullptr));
+    replay->reset(&dead);
+  }
+  for (PyObject* one : dead) Py_XDECREF(one);
+}
+
+}  // namespace kiln
