@@ -19,7 +19,7 @@ struct Dispatcher {
 };
 
 // While the compiler runs in this thread, dispatchers call the originals.
-thread_local bool enabled = true;
+__attribute__((tls_model("initial-exec"))) thread_local bool enabled = true;
 
 constexpr int kOnStack = 32;
 
