@@ -1,6 +1,7 @@
 // The Python types Entry (one variant) and BoundCall (a call that gets the collected objects).
 
 #include "frames/dispatcher.h"
+#include "frames/hook.h"
 
 namespace kiln {
 namespace {
@@ -172,6 +173,18 @@ static PyTypeObject BoundCallType = {
     .tp_members = bound_members,
     .tp_new = bound_new,
 };
+
+bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
+                      PyObject* closure, PyObject** callable) {
+  if (Py_TYPE(object) != &EntryType) return *callable = object, true;
+  auto* entry = reinterpret_cast<Entry*>(object);
+  Scope scope{slots, count, globals, closure};
+  bool holds = entry->tree == Py_None ||
+               (entry->tree && reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope));
+  entry->hits += holds;
+  *callable = entry->callable;
+  return holds;
+}
 
 bool add_entry(PyObject* module) {
   return PyType_Ready(&EntryType) == 0 && PyType_Ready(&BoundCallType) == 0 &&

@@ -1,7 +1,7 @@
 """Dispatchers, guard trees and the frame hook (csrc/frames)."""
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, final
 
 import torch
@@ -18,6 +18,37 @@ def scalar_type(tensor: torch.Tensor, /) -> int:
 
 def set_enabled(flag: bool, /) -> bool:
     """Whether dispatchers called by this thread dispatch (else they call the originals); returns what was."""
+
+SKIP_ALWAYS: object
+"""Answer of a hook's callback: do not ask for this code object again."""
+hook_supported: bool
+"""Whether this CPython has a table for the frame hook."""
+
+FrameCallback = Callable[[CodeType, dict[str, Any], dict[str, Any], tuple[CellType, ...] | None, FunctionType], Any]
+
+def hook_push(callback: FrameCallback, /) -> None:
+    """Catches every plain function that this thread starts, until `hook_pop`; pushes nest.
+
+    `callback(code, arguments by name, globals, closure, function)` answers with another code object (same arguments
+    and free variables; it takes the frame over), a callable (gets every slot), None (runs as it is) or `SKIP_ALWAYS`.
+    It is not asked where `set_code_entries` has published a variant that holds.
+    """
+
+def hook_pop() -> None:
+    """Ends the last `hook_push` of this thread; the hook is removed with the last of all threads."""
+
+def hook_wanted() -> int:
+    """How many pushes of all threads have not ended."""
+
+def set_code_entries(code: CodeType, entries: Sequence[Any] | object, /) -> None:
+    """Publishes the variants of a code object, whole: entries (their callable may be code), code objects,
+    callables, or `SKIP_ALWAYS`."""
+
+def code_entries(code: CodeType, /) -> tuple[Any, ...] | object:
+    """What was published for a code object."""
+
+def forget_codes() -> None:
+    """Drops what is known of all code objects."""
 
 @final
 class GuardTree:

@@ -1,0 +1,64 @@
+// Frames of CPython 3.12, for hook.cpp. A file for another version gives the same functions.
+#pragma once
+
+#define Py_BUILD_CORE
+extern "C" {
+#include <internal/pycore_frame.h>
+}
+#undef Py_BUILD_CORE
+
+namespace kiln {
+
+using Frame = _PyInterpreterFrame;
+
+inline PyCodeObject* frame_code(Frame* frame) { return frame->f_code; }
+inline PyFunctionObject* frame_function(Frame* frame) {
+  return reinterpret_cast<PyFunctionObject*>(frame->f_funcobj);
+}
+inline PyObject* frame_globals(Frame* frame) { return frame->f_globals; }
+inline PyObject** frame_slots(Frame* frame) { return frame->localsplus; }
+
+// Not started, on the thread's data stack, seen by nobody.
+inline bool frame_is_fresh(Frame* frame) {
+  return frame->owner == FRAME_OWNED_BY_THREAD && frame->frame_obj == nullptr &&
+         frame->prev_instr == _PyCode_CODE(frame->f_code) - 1 && PyFunction_Check(frame->f_funcobj);
+}
+
+// Whether `code` fits where the frame is: the frame is the top of the data stack, so it may grow.
+inline bool frame_has_room(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
+  PyObject** base = reinterpret_cast<PyObject**>(frame);
+  return thread->datastack_top == base + frame->f_code->co_framesize &&
+         base + code->co_framesize < thread->datastack_limit;
+}
+
+// Makes the frame one of `code`, its first `arguments` slots kept.
+inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code, int arguments) {
+  PyCodeObject* before = frame->f_code;
+  Py_INCREF(code);
+  frame->f_code = code;
+  for (int i = arguments; i < code->co_nlocalsplus; i++) frame->localsplus[i] = nullptr;
+  frame->stacktop = code->co_nlocalsplus;
+  frame->prev_instr = _PyCode_CODE(code) - 1;
+  thread->datastack_top = reinterpret_cast<PyObject**>(frame) + code->co_framesize;
+  Py_DECREF(before);
+}
+
+// Ends a frame that never ran with `result` (null: with the error that is set). The evaluation function
+// has to clear and pop it, which only the interpreter's own can do: let it run the RETURN_VALUE of `stub`,
+// a code without locals.
+inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub, PyObject* result) {
+  int slots = frame->f_code->co_nlocalsplus;
+  PyObject** top = thread->datastack_top;
+  for (int i = 0; i < slots; i++) Py_CLEAR(frame->localsplus[i]);
+  frame_become(thread, frame, stub, 0);
+  thread->datastack_top = top;  // the frame keeps its room
+  if (result == nullptr) return _PyEval_EvalFrameDefault(thread, frame, 1);
+  _Py_CODEUNIT* code = _PyCode_CODE(stub);
+  int last = static_cast<int>(Py_SIZE(stub)) - 1;
+  frame->prev_instr = code + last - 1;  // the last instruction is RETURN_VALUE
+  frame->localsplus[0] = result;
+  frame->stacktop = 1;
+  return _PyEval_EvalFrameDefault(thread, frame, 0);
+}
+
+}  // namespace kiln
