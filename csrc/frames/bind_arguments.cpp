@@ -78,7 +78,8 @@ bool bind_arguments(const Signature& signature, PyFunctionObject* function, PyOb
     if (made[1] == nullptr) return PyErr_Clear(), false;
     slots[plain + signature.var_args] = made[1];
   }
-  if (kwnames != nullptr && !bind_keywords(signature, args + nargs, kwnames, slots, made[1])) return false;
+  if (kwnames != nullptr && !bind_keywords(signature, args + nargs, kwnames, slots, made[1]))
+    return false;
   return fill_defaults(signature, function, slots);
 }
 

@@ -10,8 +10,8 @@
 namespace kiln {
 
 // Version tags of dicts are unique over all dicts and times, so an equal tag at an equal address
-// means: the same dict, holding the same references without a gap. From 3.14 there is no tag and every
-// dict is looked into again.
+// means: the same dict, holding the same references without a gap. From 3.14 there is no tag and
+// every dict is looked into again.
 #if PY_VERSION_HEX < 0x030E0000
 inline uint64_t dict_version(PyObject* dict) {
 #pragma GCC diagnostic push

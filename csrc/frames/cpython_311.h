@@ -45,8 +45,10 @@ inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code
   Py_DECREF(before);
 }
 
-// Ends a frame that never ran with `result` (null: with the error that is set). Who called the evaluation
-// function clears the frame.
-inline PyObject* frame_finish(PyThreadState*, Frame*, PyCodeObject* stub, PyObject* result) { return result; }
+// Ends a frame that never ran with `result` (null: with the error that is set). Who called the
+// evaluation function clears the frame.
+inline PyObject* frame_finish(PyThreadState*, Frame*, PyCodeObject* stub, PyObject* result) {
+  return result;
+}
 
 }  // namespace kiln

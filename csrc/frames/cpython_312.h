@@ -43,10 +43,11 @@ inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code
   Py_DECREF(before);
 }
 
-// Ends a frame that never ran with `result` (null: with the error that is set). The evaluation function
-// has to clear and pop it, which only the interpreter's own can do: let it run the RETURN_VALUE of `stub`,
-// a code without locals.
-inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub, PyObject* result) {
+// Ends a frame that never ran with `result` (null: with the error that is set). The evaluation
+// function has to clear and pop it, which only the interpreter's own can do: let it run the
+// RETURN_VALUE of `stub`, a code without locals.
+inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub,
+                              PyObject* result) {
   int slots = frame->f_code->co_nlocalsplus;
   PyObject** top = thread->datastack_top;
   for (int i = 0; i < slots; i++) Py_CLEAR(frame->localsplus[i]);

@@ -1,12 +1,10 @@
 #include "frames/dispatcher.h"
 
-
 namespace kiln {
 namespace {
 
 struct Dispatcher {
-  PyObject_HEAD
-  PyObject* function;
+  PyObject_HEAD PyObject* function;
   PyObject* miss;
   PyObject* entries;  // tuple of Entry; replaced whole
   PyObject* dict;
@@ -48,7 +46,8 @@ PyObject* call_slots(PyObject* callable, const Call& call) {
 
 Scope scope_of(Dispatcher* self, const Call& call) {
   auto* function = reinterpret_cast<PyFunctionObject*>(self->function);
-  return {call.slots, PyVectorcall_NARGS(call.slotsf), function->func_globals, function->func_closure};
+  return {call.slots, PyVectorcall_NARGS(call.slotsf), function->func_globals,
+          function->func_closure};
 }
 
 bool entry_holds(Entry* entry, const Scope& scope) {
@@ -64,7 +63,8 @@ Entry* find_entry(Dispatcher* self, const Call& call) {
   Entry* found = nullptr;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries) && found == nullptr; i++) {
     auto* entry = reinterpret_cast<Entry*>(PyTuple_GET_ITEM(entries, i));
-    if (entry_holds(entry, scope)) found = reinterpret_cast<Entry*>(own(reinterpret_cast<PyObject*>(entry)));
+    if (entry_holds(entry, scope))
+      found = reinterpret_cast<Entry*>(own(reinterpret_cast<PyObject*>(entry)));
   }
   Py_DECREF(entries);
   return found;
@@ -82,7 +82,8 @@ PyObject* call_entry(Entry* entry, const Call& call) {
 PyObject* locals_dict(Dispatcher* self, const Call& call) {
   PyObject* locals = PyDict_New();
   for (Py_ssize_t i = 0; locals && i < PyVectorcall_NARGS(call.slotsf); i++) {
-    if (PyDict_SetItem(locals, PyTuple_GET_ITEM(self->signature.names, i), call.slots[i]) < 0) Py_CLEAR(locals);
+    if (PyDict_SetItem(locals, PyTuple_GET_ITEM(self->signature.names, i), call.slots[i]) < 0)
+      Py_CLEAR(locals);
   }
   return locals;
 }
@@ -97,7 +98,8 @@ PyObject* ask(Dispatcher* self, const Call& call) {
   self->compiling = true;
   enabled = false;
   PyThreadState_EnterTracing(thread);  // a user's tracer must not see the compiler
-  PyObject* answer = PyObject_CallFunctionObjArgs(miss, reinterpret_cast<PyObject*>(self), locals, nullptr);
+  PyObject* answer =
+      PyObject_CallFunctionObjArgs(miss, reinterpret_cast<PyObject*>(self), locals, nullptr);
   PyThreadState_LeaveTracing(thread);
   enabled = true;
   self->compiling = false;
@@ -140,8 +142,9 @@ PyObject* dispatch_bound(Dispatcher* self, Call call) {
   PyObject* made[2] = {nullptr, nullptr};
   call.slots = slots + 1;
   call.slotsf = count | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  bool fits = bind_arguments(signature, reinterpret_cast<PyFunctionObject*>(self->function), call.args,
-                             PyVectorcall_NARGS(call.nargsf), call.kwnames, slots + 1, made);
+  bool fits =
+      bind_arguments(signature, reinterpret_cast<PyFunctionObject*>(self->function), call.args,
+                     PyVectorcall_NARGS(call.nargsf), call.kwnames, slots + 1, made);
   // Defaults are borrowed from the function, whose owner may replace them while we run.
   for (int i = 0; fits && i < signature.plain(); i++) Py_INCREF(call.slots[i]);
   PyObject* result = fits ? dispatch(self, call) : call_original(self, call);
@@ -162,7 +165,8 @@ bool refresh_signature(Dispatcher* self) {
   return self->signature.names != nullptr;
 }
 
-PyObject* dispatcher_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* dispatcher_call(PyObject* object, PyObject* const* args, size_t nargsf,
+                          PyObject* kwnames) {
   auto* self = reinterpret_cast<Dispatcher*>(object);
   Call call{args, nargsf, kwnames, args, nargsf};
   if (!enabled) return call_original(self, call);
@@ -189,8 +193,8 @@ PyObject* entries_tuple(PyObject* sequence) {
 PyObject* dispatcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"function", "miss", nullptr};
   PyObject *function, *miss;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char**>(names), &PyFunction_Type, &function,
-                                   &miss)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char**>(names), &PyFunction_Type,
+                                   &function, &miss)) {
     return nullptr;
   }
   auto* self = reinterpret_cast<Dispatcher*>(type->tp_alloc(type, 0));
@@ -245,17 +249,18 @@ PyObject* set_entries(PyObject* object, PyObject* sequence) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef methods[] = {
-    {"set_entries", set_entries, METH_O, "Replaces all entries at once."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"set_entries", set_entries, METH_O, "Replaces all entries at once."},
+                         {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef members[] = {
     {"function", T_OBJECT, offsetof(Dispatcher, function), READONLY, "the original"},
     {"__wrapped__", T_OBJECT, offsetof(Dispatcher, function), READONLY, "the original"},
     {"miss", T_OBJECT, offsetof(Dispatcher, miss), READONLY, "called when no entry holds"},
-    {"entries", T_OBJECT, offsetof(Dispatcher, entries), READONLY, "tuple of entries, tried in order"},
+    {"entries", T_OBJECT, offsetof(Dispatcher, entries), READONLY,
+     "tuple of entries, tried in order"},
     {"misses", T_ULONGLONG, offsetof(Dispatcher, misses), READONLY, "how often `miss` was called"},
-    {"stale", T_ULONGLONG, offsetof(Dispatcher, stale), READONLY, "new entries whose guards did not hold"},
+    {"stale", T_ULONGLONG, offsetof(Dispatcher, stale), READONLY,
+     "new entries whose guards did not hold"},
     {"__dictoffset__", T_PYSSIZET, offsetof(Dispatcher, dict), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
@@ -291,15 +296,16 @@ PyObject* set_enabled(PyObject*, PyObject* flag) {
   return PyBool_FromLong(before);
 }
 
-PyMethodDef functions[] = {
-    {"set_enabled", set_enabled, METH_O, "Whether dispatchers of this thread dispatch; returns what was."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {{"set_enabled", set_enabled, METH_O,
+                            "Whether dispatchers of this thread dispatch; returns what was."},
+                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 bool add_dispatcher(PyObject* module) {
   return PyType_Ready(&DispatcherType) == 0 && PyModule_AddFunctions(module, functions) == 0 &&
-         PyModule_AddObjectRef(module, "Dispatcher", reinterpret_cast<PyObject*>(&DispatcherType)) == 0;
+         PyModule_AddObjectRef(module, "Dispatcher",
+                               reinterpret_cast<PyObject*>(&DispatcherType)) == 0;
 }
 
 }  // namespace kiln

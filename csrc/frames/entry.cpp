@@ -11,7 +11,8 @@ namespace {
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"tree", "callable", "info", nullptr};
   PyObject *tree, *callable, *info = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O", const_cast<char**>(names), &tree, &callable, &info)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O", const_cast<char**>(names), &tree,
+                                   &callable, &info)) {
     return nullptr;
   }
   if (tree != Py_None && Py_TYPE(tree) != &GuardTreeType) {
@@ -51,7 +52,8 @@ void entry_dealloc(PyObject* self) {
 
 PyMemberDef entry_members[] = {
     {"tree", T_OBJECT, offsetof(Entry, tree), READONLY, "the guards, or None"},
-    {"callable", T_OBJECT, offsetof(Entry, callable), READONLY, "called with every slot positional"},
+    {"callable", T_OBJECT, offsetof(Entry, callable), READONLY,
+     "called with every slot positional"},
     {"info", T_OBJECT, offsetof(Entry, info), READONLY, "what its maker put here"},
     {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "how often it was called"},
     {nullptr, 0, 0, 0, nullptr}};
@@ -59,8 +61,7 @@ PyMemberDef entry_members[] = {
 // --- BoundCall ---
 
 struct BoundCall {
-  PyObject_HEAD
-  PyObject* tree;
+  PyObject_HEAD PyObject* tree;
   PyObject* target;
   int spread;
   vectorcallfunc vectorcall;
@@ -95,7 +96,8 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
   }
   Py_INCREF(bindings);
   PyObject* target = own(self->target);
-  PyObject* result = PyObject_Vectorcall(target, out, (nargs + more) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  PyObject* result =
+      PyObject_Vectorcall(target, out, (nargs + more) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   Py_DECREF(target);
   Py_DECREF(bindings);
   if (all != small) PyMem_Free(all);
@@ -106,8 +108,8 @@ PyObject* bound_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"tree", "target", "spread", nullptr};
   PyObject *tree, *target;
   int spread = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|p", const_cast<char**>(names), &GuardTreeType, &tree,
-                                   &target, &spread)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|p", const_cast<char**>(names), &GuardTreeType,
+                                   &tree, &target, &spread)) {
     return nullptr;
   }
   auto* self = reinterpret_cast<BoundCall*>(type->tp_alloc(type, 0));
@@ -189,7 +191,8 @@ bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count
 bool add_entry(PyObject* module) {
   return PyType_Ready(&EntryType) == 0 && PyType_Ready(&BoundCallType) == 0 &&
          PyModule_AddObjectRef(module, "Entry", reinterpret_cast<PyObject*>(&EntryType)) == 0 &&
-         PyModule_AddObjectRef(module, "BoundCall", reinterpret_cast<PyObject*>(&BoundCallType)) == 0;
+         PyModule_AddObjectRef(module, "BoundCall", reinterpret_cast<PyObject*>(&BoundCallType)) ==
+             0;
 }
 
 }  // namespace kiln

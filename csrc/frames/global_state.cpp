@@ -29,11 +29,10 @@ struct Symbol {
 };
 
 // The function modes and Python's own dispatch modes are counted; autograd and autocast are read.
-const DispatchKeySet kKnown = DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::Python,
-                                              DispatchKey::PythonTLSSnapshot, DispatchKey::AutocastCPU,
-                                              DispatchKey::AutocastCUDA,
-                                              DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                              DispatchKey::FuncTorchDynamicLayerBackMode});
+const DispatchKeySet kKnown = DispatchKeySet(
+    {DispatchKey::ADInplaceOrView, DispatchKey::Python, DispatchKey::PythonTLSSnapshot,
+     DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA,
+     DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
 
 uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool inference) {
   uint64_t known = kKnown.raw_repr();
@@ -62,7 +61,8 @@ std::string probe_global_state() {
       {reinterpret_cast<void**>(&foreign.torch_function_off),
        "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv"},
       {reinterpret_cast<void**>(&foreign.context), "_ZN2at13globalContextEv"},
-      {reinterpret_cast<void**>(&foreign.deterministic), "_ZNK2at7Context23deterministicAlgorithmsEv"},
+      {reinterpret_cast<void**>(&foreign.deterministic),
+       "_ZNK2at7Context23deterministicAlgorithmsEv"},
       {reinterpret_cast<void**>(&foreign.warn_only),
        "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv"},
   };

@@ -45,7 +45,7 @@ bool parse_payload(Check* check, PyObject* payload) {
       return parse_tensor_expectation(payload, check->tensor.get());
     case Kind::kFunctionCode: {
       PyObject* code;
-      long long *n = reinterpret_cast<long long*>(check->numbers);
+      long long* n = reinterpret_cast<long long*>(check->numbers);
       if (!PyArg_ParseTuple(payload, "OLLL", &code, n, n + 1, n + 2)) return false;
       check->expected = own(code);
       return true;
@@ -53,18 +53,22 @@ bool parse_payload(Check* check, PyObject* payload) {
     case Kind::kAliases: {
       PyObject *nodes, *groups;
       int by_storage;
-      if (!PyArg_ParseTuple(payload, "pO!O!", &by_storage, &PyTuple_Type, &nodes, &PyTuple_Type, &groups)) return false;
+      if (!PyArg_ParseTuple(payload, "pO!O!", &by_storage, &PyTuple_Type, &nodes, &PyTuple_Type,
+                            &groups))
+        return false;
       check->numbers[0] = by_storage;
       if (!int_list(nodes, &check->nodes) || !int_list(groups, &check->groups)) return false;
       check->shared_groups.resize(check->nodes.size());
       for (size_t i = 0; i < check->groups.size(); i++) {
-        for (size_t k = 0; k < i; k++) check->shared_groups[check->groups[i]] |= check->groups[i] == check->groups[k];
+        for (size_t k = 0; k < i; k++)
+          check->shared_groups[check->groups[i]] |= check->groups[i] == check->groups[k];
       }
       return true;
     }
     case Kind::kRelation: {
       PyObject *steps, *operands;
-      if (!PyArg_ParseTuple(payload, "O!O!", &PyTuple_Type, &steps, &PyTuple_Type, &operands)) return false;
+      if (!PyArg_ParseTuple(payload, "O!O!", &PyTuple_Type, &steps, &PyTuple_Type, &operands))
+        return false;
       check->relation = std::make_unique<ShapeProgram>();
       return parse_shape_program(steps, operands, check->relation.get());
     }
@@ -98,7 +102,8 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(checks); i++) {
     int kind, guard, node;
     PyObject* payload;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "iiiO", &kind, &guard, &node, &payload)) return false;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "iiiO", &kind, &guard, &node, &payload))
+      return false;
     auto& into = kind >= static_cast<int>(Kind::kAliases) ? whole_ : checks_;
     Check& check = into.emplace_back();
     check.kind = static_cast<Kind>(kind);
@@ -119,9 +124,11 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   via_.resize(size);
   collected_.resize(size);
   for (int node : collect_) collected_[node] = 1;
-  for (const Node& node : nodes_) may_allocate_ |= node.access == Access::kAttr || node.access == Access::kDictAttr;
+  for (const Node& node : nodes_)
+    may_allocate_ |= node.access == Access::kAttr || node.access == Access::kDictAttr;
   for (const Check& check : checks_) {
-    may_allocate_ |= check.kind == Kind::kDictKeys || check.kind == Kind::kHasAttr || check.kind == Kind::kNoAttr;
+    may_allocate_ |= check.kind == Kind::kDictKeys || check.kind == Kind::kHasAttr ||
+                     check.kind == Kind::kNoAttr;
   }
   temporaries_.reserve(8);
   box_ = new GuardTree*(this);
@@ -173,7 +180,8 @@ namespace {
 
 PyObject* tree_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject *nodes, *checks, *collect;
-  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &nodes, &PyList_Type, &checks, &PyTuple_Type, &collect)) {
+  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &nodes, &PyList_Type, &checks, &PyTuple_Type,
+                        &collect)) {
     return nullptr;
   }
   PyObject* self = type->tp_alloc(type, 0);
@@ -209,7 +217,8 @@ int tree_clear(PyObject* self) {
 bool parse_scope(PyObject* args, PyObject* kwargs, PyObject** keep, Scope* scope) {
   static const char* names[] = {"locals", "globals", "closure", nullptr};
   PyObject *locals, *globals = Py_None, *closure = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", const_cast<char**>(names), &locals, &globals, &closure)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", const_cast<char**>(names), &locals,
+                                   &globals, &closure)) {
     return false;
   }
   *keep = PySequence_Tuple(locals);
@@ -260,7 +269,8 @@ PyObject* tree_explain(PyObject* self, PyObject* args, PyObject* kwargs) {
 PyObject* tree_counts(PyObject* self, PyObject*) {
   GuardTree* tree = tree_of(self);
   return Py_BuildValue("{s:K,s:K,s:K}", "full", (unsigned long long)tree->full_checks, "replayed",
-                       (unsigned long long)tree->replayed, "revalidated", (unsigned long long)tree->revalidated);
+                       (unsigned long long)tree->replayed, "revalidated",
+                       (unsigned long long)tree->revalidated);
 }
 
 PyObject* tree_bindings(PyObject* self, void*) {
@@ -277,12 +287,13 @@ PyMethodDef methods[] = {
     {"check", with_keywords(tree_check), METH_VARARGS | METH_KEYWORDS, "Whether all guards hold."},
     {"explain", with_keywords(tree_explain), METH_VARARGS | METH_KEYWORDS,
      "(index of the failing guard, text of the value) or None."},
-    {"counts", tree_counts, METH_NOARGS, "How often the tree was checked in full, replayed, revalidated."},
+    {"counts", tree_counts, METH_NOARGS,
+     "How often the tree was checked in full, replayed, revalidated."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyGetSetDef getset[] = {
-    {"bindings", tree_bindings, nullptr, "The objects collected by the last successful check, a tuple.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef getset[] = {{"bindings", tree_bindings, nullptr,
+                         "The objects collected by the last successful check, a tuple.", nullptr},
+                        {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
 
@@ -301,7 +312,8 @@ PyTypeObject GuardTreeType = {
 
 bool add_guard_tree(PyObject* module) {
   return PyType_Ready(&GuardTreeType) == 0 &&
-         PyModule_AddObjectRef(module, "GuardTree", reinterpret_cast<PyObject*>(&GuardTreeType)) == 0;
+         PyModule_AddObjectRef(module, "GuardTree", reinterpret_cast<PyObject*>(&GuardTreeType)) ==
+             0;
 }
 
 }  // namespace kiln

@@ -8,7 +8,9 @@ namespace {
 
 constexpr size_t kMaxReplays = 64;
 
-bool type_can_change(PyObject* value) { return PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) != 0; }
+bool type_can_change(PyObject* value) {
+  return PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) != 0;
+}
 
 // A value whose own words prove its state even when only its address is known to be equal.
 bool can_anchor(PyObject* value, Access access) {
@@ -73,15 +75,21 @@ class Recorder {
   // Emits the words that prove that the parent still leads here; false where nothing can.
   bool reached_by_words(int at, const Node& node) {
     switch (replay_.via[at]) {
-      case Via::kFixed: return true;
-      case Via::kDict: return cover_dict(node.parent);
-      case Via::kPart: return identity_[node.parent];
-      case Via::kTypeOf: return cover_instance(node.parent) && cover_type(Py_TYPE(value(node.parent)));
+      case Via::kFixed:
+        return true;
+      case Via::kDict:
+        return cover_dict(node.parent);
+      case Via::kPart:
+        return identity_[node.parent];
+      case Via::kTypeOf:
+        return cover_instance(node.parent) && cover_type(Py_TYPE(value(node.parent)));
       case Via::kInstanceDict:
         return cover_instance(node.parent) &&
                (node.access == Access::kDictAttr || cover_type(Py_TYPE(value(node.parent))));
-      case Via::kTypeAttr: return covered_type_attr(node);
-      default: return false;
+      case Via::kTypeAttr:
+        return covered_type_attr(node);
+      default:
+        return false;
     }
   }
 
@@ -113,7 +121,8 @@ class Recorder {
   }
 
   static bool proven_by_dict(Kind kind, PyObject* value) {
-    return kind == Kind::kLength || kind == Kind::kEmptyDict || (kind == Kind::kDictKeys && !PyODict_Check(value));
+    return kind == Kind::kLength || kind == Kind::kEmptyDict ||
+           (kind == Kind::kDictKeys && !PyODict_Check(value));
   }
 
   static bool proven_by_instance(Kind kind, PyObject* value) {
@@ -127,7 +136,8 @@ class Recorder {
     if (!identity_[at]) return false;
     if (kind == Kind::kTypeIs) return !type_can_change(value);
     if (kind == Kind::kEquals) return true;
-    return kind == Kind::kLength && (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
+    return kind == Kind::kLength &&
+           (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
   }
 
   bool cover_dict(int at) {
@@ -201,8 +211,9 @@ class Recorder {
 
   GuardTree& tree_;
   Replay& replay_;
-  std::vector<uint8_t> identity_;  // by node: the words prove it to be the same object, held all the time
-  std::vector<uint8_t> covered_;   // by node: has probes on its dict or instance
+  std::vector<uint8_t>
+      identity_;  // by node: the words prove it to be the same object, held all the time
+  std::vector<uint8_t> covered_;  // by node: has probes on its dict or instance
 };
 
 void Replay::reset(std::vector<PyObject*>* dead) {
@@ -274,7 +285,8 @@ void GuardTree::watch_owners(Replay* replay) {
     PyObject* owner = nullptr;
     for (int at = nodes_[node].parent; at >= 0; at = nodes_[at].parent) {
       PyObject* value = replay->values[at];
-      bool weak = value != nullptr && !PyType_Check(value) && !PyModule_Check(value) && !PyFunction_Check(value);
+      bool weak = value != nullptr && !PyType_Check(value) && !PyModule_Check(value) &&
+                  !PyFunction_Check(value);
       if (weak && replay->verified[at] && PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) owner = value;
     }
     if (owner == nullptr || std::find(seen.begin(), seen.end(), owner) != seen.end()) continue;
@@ -288,7 +300,8 @@ void GuardTree::watch_owners(Replay* replay) {
 void GuardTree::forget(PyObject* reference) {
   std::vector<PyObject*> dead;
   for (auto& replay : replays_) {
-    bool mine = std::find(replay->owners.begin(), replay->owners.end(), reference) != replay->owners.end();
+    bool mine =
+        std::find(replay->owners.begin(), replay->owners.end(), reference) != replay->owners.end();
     if (!mine) continue;
     if (bindings_ == replay->bindings) std::swap(bindings_, dead.emplace_back(nullptr));
     replay->reset(&dead);

@@ -1,8 +1,8 @@
 // Replays: what is remembered of a successful check, and how the next one uses it.
 //
-// A word may only follow what the words before it have shown to be alive: an instance is reached from a
-// root that was just fetched, its dict through its slot, the dict's items because the dict's version
-// says that it has held the same references ever since.
+// A word may only follow what the words before it have shown to be alive: an instance is reached
+// from a root that was just fetched, its dict through its slot, the dict's items because the dict's
+// version says that it has held the same references ever since.
 #include <algorithm>
 
 #include "frames/guard_tree.h"
@@ -14,7 +14,8 @@ Verdict GuardTree::run_probes(Replay& replay, const Part& part, const Scope& sco
   for (int i = part.begin; i < part.end; i++) {
     if (C10_LIKELY(*probes[i].address == probes[i].expected)) continue;
     ProbeInfo info = replay.infos[i];
-    if (info.means == Changed::kReplay || !revalidate(replay, info.node, scope)) return Verdict::kUnknown;
+    if (info.means == Changed::kReplay || !revalidate(replay, info.node, scope))
+      return Verdict::kUnknown;
     replay.probes[i].expected = *probes[i].address;
   }
   return Verdict::kPass;
@@ -23,7 +24,8 @@ Verdict GuardTree::run_probes(Replay& replay, const Part& part, const Scope& sco
 Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope) {
   const Node* node = nodes_.data() + part.begin;  // not of probes
   switch (part.step) {
-    case Step::kProbes: return run_probes(replay, part, scope);
+    case Step::kProbes:
+      return run_probes(replay, part, scope);
     case Step::kFetch: {
       Found found = fetch(*node, node->parent < 0 ? nullptr : replay.values[node->parent], scope);
       if (found.via == Via::kTemporary) temporaries_.push_back(found.value);
@@ -35,7 +37,8 @@ Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope
     }
     case Step::kCheck:
       return evaluate_node(part.begin, replay.values[part.begin]) ? Verdict::kPass : Verdict::kFail;
-    case Step::kLook: return revalidate(replay, part.begin, scope) ? Verdict::kPass : Verdict::kUnknown;
+    case Step::kLook:
+      return revalidate(replay, part.begin, scope) ? Verdict::kPass : Verdict::kUnknown;
   }
   return Verdict::kUnknown;
 }
@@ -56,7 +59,8 @@ bool GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
 bool GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope) {
   Via via = replay.via[child];
   // These have words of their own that fetch them, or follow from the type of the parent.
-  if (via == Via::kVolatile || via == Via::kTemporary || via == Via::kTypeOf || via == Via::kFixed) return true;
+  if (via == Via::kVolatile || via == Via::kTemporary || via == Via::kTypeOf || via == Via::kFixed)
+    return true;
   Found found = fetch(nodes_[child], parent, scope);
   if (found.via == Via::kTemporary) temporaries_.push_back(found.value);
   if (found.via != via || !evaluate_node(child, found.value)) return false;
@@ -82,8 +86,8 @@ Verdict GuardTree::run_tensors(const Replay& replay) {
   return Verdict::kPass;
 }
 
-// The covered members are as they were; each other one must be in none of their groups but its own, and
-// in that of its equals.
+// The covered members are as they were; each other one must be in none of their groups but its own,
+// and in that of its equals.
 bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
   const Check& check = *word.check;
   bool by_storage = check.numbers[0] != 0;
@@ -91,7 +95,8 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
     const void* key = alias_key(values[check.nodes[word.loose[i]]], by_storage);
     int group = check.groups[word.loose[i]];
     if (key == nullptr) continue;
-    auto equal = std::lower_bound(word.stable.begin(), word.stable.end(), std::make_pair(key, INT_MIN));
+    auto equal =
+        std::lower_bound(word.stable.begin(), word.stable.end(), std::make_pair(key, INT_MIN));
     bool found = equal != word.stable.end() && equal->first == key;
     if (found && equal->second != group) return false;
     if (!found && check.shared_groups[group]) {
@@ -101,7 +106,8 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
     }
     for (size_t k = 0; k < i; k++) {
       const void* other = alias_key(values[check.nodes[word.loose[k]]], by_storage);
-      if (other != nullptr && (other == key) != (check.groups[word.loose[k]] == group)) return false;
+      if (other != nullptr && (other == key) != (check.groups[word.loose[k]] == group))
+        return false;
     }
   }
   return true;
@@ -110,8 +116,9 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
 Verdict GuardTree::run_whole(const Replay& replay) {
   size_t alias = 0;
   for (const Check& check : whole_) {
-    bool holds = check.kind == Kind::kAliases ? aliases_hold(replay.aliases[alias++], replay.values.data())
-                                              : evaluate_one_whole(check, replay.values.data());
+    bool holds = check.kind == Kind::kAliases
+                     ? aliases_hold(replay.aliases[alias++], replay.values.data())
+                     : evaluate_one_whole(check, replay.values.data());
     if (!holds) return failed_ = check.guard, failed_node_ = -1, Verdict::kFail;
   }
   return Verdict::kPass;

@@ -8,7 +8,8 @@ namespace {
 Found part(PyObject* value) { return {value, Via::kPart}; }
 
 Found cell_contents(PyObject* closure, Py_ssize_t index) {
-  if (closure == nullptr || !PyTuple_Check(closure) || index >= PyTuple_GET_SIZE(closure)) return {};
+  if (closure == nullptr || !PyTuple_Check(closure) || index >= PyTuple_GET_SIZE(closure))
+    return {};
   PyObject* cell = PyTuple_GET_ITEM(closure, index);
   return {PyCell_Check(cell) ? PyCell_GET(cell) : nullptr, Via::kVolatile};
 }
@@ -52,10 +53,12 @@ Found function_part(PyObject* parent, const Node& node) {
   if (node.access == Access::kClosure) return cell_contents(function->func_closure, node.index);
   if (node.access == Access::kKwDefault) {
     PyObject* dict = function->func_kwdefaults;
-    return dict != nullptr && PyDict_Check(dict) ? dict_item(dict, node.key, Via::kVolatile) : Found{};
+    return dict != nullptr && PyDict_Check(dict) ? dict_item(dict, node.key, Via::kVolatile)
+                                                 : Found{};
   }
   PyObject* defaults = function->func_defaults;
-  bool there = defaults != nullptr && PyTuple_Check(defaults) && node.index < PyTuple_GET_SIZE(defaults);
+  bool there =
+      defaults != nullptr && PyTuple_Check(defaults) && node.index < PyTuple_GET_SIZE(defaults);
   return there ? Found{PyTuple_GET_ITEM(defaults, node.index), Via::kVolatile} : Found{};
 }
 
@@ -72,14 +75,22 @@ Found instance_item(PyObject* parent, PyObject* name) {
 
 Found step_from(const Node& node, PyObject* parent) {
   switch (node.access) {
-    case Access::kAttr: return static_attr(parent, node.key);
-    case Access::kDictAttr: return instance_item(parent, node.key);
-    case Access::kItem: return item(parent, node);
-    case Access::kType: return {reinterpret_cast<PyObject*>(Py_TYPE(parent)), Via::kTypeOf};
-    case Access::kMethodFunc: return PyMethod_Check(parent) ? part(PyMethod_GET_FUNCTION(parent)) : Found{};
-    case Access::kMethodSelf: return PyMethod_Check(parent) ? part(PyMethod_GET_SELF(parent)) : Found{};
-    case Access::kKey: return key_at(parent, node.index);
-    default: return function_part(parent, node);
+    case Access::kAttr:
+      return static_attr(parent, node.key);
+    case Access::kDictAttr:
+      return instance_item(parent, node.key);
+    case Access::kItem:
+      return item(parent, node);
+    case Access::kType:
+      return {reinterpret_cast<PyObject*>(Py_TYPE(parent)), Via::kTypeOf};
+    case Access::kMethodFunc:
+      return PyMethod_Check(parent) ? part(PyMethod_GET_FUNCTION(parent)) : Found{};
+    case Access::kMethodSelf:
+      return PyMethod_Check(parent) ? part(PyMethod_GET_SELF(parent)) : Found{};
+    case Access::kKey:
+      return key_at(parent, node.index);
+    default:
+      return function_part(parent, node);
   }
 }
 
@@ -136,27 +147,43 @@ Found GuardTree::fetch(const Node& node, PyObject* parent, const Scope& scope) {
   switch (node.access) {
     case Access::kLocal:
       return {node.index < scope.num_locals ? scope.locals[node.index] : nullptr, Via::kVolatile};
-    case Access::kGlobals: return {scope.globals, Via::kVolatile};
-    case Access::kCell: return cell_contents(scope.closure, node.index);
-    case Access::kConst: return {node.key, Via::kFixed};
-    default: return step_from(node, parent);
+    case Access::kGlobals:
+      return {scope.globals, Via::kVolatile};
+    case Access::kCell:
+      return cell_contents(scope.closure, node.index);
+    case Access::kConst:
+      return {node.key, Via::kFixed};
+    default:
+      return step_from(node, parent);
   }
 }
 
 bool GuardTree::evaluate(const Check& check, PyObject* value) {
   switch (check.kind) {
-    case Kind::kTypeIs: return reinterpret_cast<PyObject*>(Py_TYPE(value)) == check.expected;
-    case Kind::kEquals: return same_constant(value, check.expected);
-    case Kind::kIs: return value == check.expected;
-    case Kind::kLength: return length_is(value, check.numbers[0]);
-    case Kind::kDictKeys: return keys_are(value, check.expected);
-    case Kind::kHasAttr: return static_has(value, check.expected);
-    case Kind::kNoAttr: return !static_has(value, check.expected);
-    case Kind::kAbsent: return false;  // there is a value
-    case Kind::kEmptyDict: return value == Py_None || (PyDict_Check(value) && PyDict_GET_SIZE(value) == 0);
-    case Kind::kTensor: return check_tensor(*check.tensor, value);
-    case Kind::kFunctionCode: return function_is(check, value);
-    default: return false;
+    case Kind::kTypeIs:
+      return reinterpret_cast<PyObject*>(Py_TYPE(value)) == check.expected;
+    case Kind::kEquals:
+      return same_constant(value, check.expected);
+    case Kind::kIs:
+      return value == check.expected;
+    case Kind::kLength:
+      return length_is(value, check.numbers[0]);
+    case Kind::kDictKeys:
+      return keys_are(value, check.expected);
+    case Kind::kHasAttr:
+      return static_has(value, check.expected);
+    case Kind::kNoAttr:
+      return !static_has(value, check.expected);
+    case Kind::kAbsent:
+      return false;  // there is a value
+    case Kind::kEmptyDict:
+      return value == Py_None || (PyDict_Check(value) && PyDict_GET_SIZE(value) == 0);
+    case Kind::kTensor:
+      return check_tensor(*check.tensor, value);
+    case Kind::kFunctionCode:
+      return function_is(check, value);
+    default:
+      return false;
   }
 }
 
@@ -165,7 +192,8 @@ bool GuardTree::evaluate_node(int at, PyObject* value) {
   if (value == nullptr) {
     bool absent = node.last_check == node.first_check + 1 && node.end == at + 1 &&
                   checks_[node.first_check].kind == Kind::kAbsent;
-    if (!absent) failed_ = node.first_check < node.last_check ? checks_[node.first_check].guard : -1;
+    if (!absent)
+      failed_ = node.first_check < node.last_check ? checks_[node.first_check].guard : -1;
     if (!absent) failed_node_ = at;
     return absent;
   }
@@ -288,7 +316,8 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   if (!passed && failed_node_ >= 0) *value = own(values_[failed_node_]);
   // A node that is missing fails for the first guard in or below it.
   for (int at = failed_node_; !passed && failed_ < 0 && at >= 0 && at < (int)nodes_.size(); at++) {
-    if (nodes_[at].first_check < nodes_[at].last_check) failed_ = checks_[nodes_[at].first_check].guard;
+    if (nodes_[at].first_check < nodes_[at].last_check)
+      failed_ = checks_[nodes_[at].first_check].guard;
   }
   pause.end();
   busy_ = false;

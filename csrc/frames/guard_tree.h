@@ -7,10 +7,10 @@
 //   3        ['weight']                   TENSOR float32 cpu [768, 768]
 //   4  locals[1]            "x"           TENSOR float32 cpu [*, 768]
 //
-// A full check fetches every node once, top down, and evaluates its checks (guard_tree.cpp). After a
-// success the path is remembered as a Replay (guard_replay.cpp): (dict, version), (type, version) and
-// instance words that, when equal, prove that every stable node is still what it was.
-// Nothing here runs Python code of the user or allocates, except for results and new replays.
+// A full check fetches every node once, top down, and evaluates its checks (guard_tree.cpp). After
+// a success the path is remembered as a Replay (guard_replay.cpp): (dict, version), (type, version)
+// and instance words that, when equal, prove that every stable node is still what it was. Nothing
+// here runs Python code of the user or allocates, except for results and new replays.
 #pragma once
 
 #include <climits>
@@ -25,46 +25,57 @@
 namespace kiln {
 
 enum class Access : uint8_t {
-  kLocal,       // index: slot of the bound locals
-  kGlobals,     // the globals of the function, a dict
-  kCell,        // index into the function's closure; the contents
-  kConst,       // key: an object that the tree holds
-  kAttr,        // key: name
-  kDictAttr,    // key: name, in the instance's dict only
-  kItem,        // key: of a dict; index: of a list or tuple
-  kDefault,     // index into __defaults__
-  kKwDefault,   // key into __kwdefaults__
-  kClosure,     // index into __closure__; the contents
+  kLocal,      // index: slot of the bound locals
+  kGlobals,    // the globals of the function, a dict
+  kCell,       // index into the function's closure; the contents
+  kConst,      // key: an object that the tree holds
+  kAttr,       // key: name
+  kDictAttr,   // key: name, in the instance's dict only
+  kItem,       // key: of a dict; index: of a list or tuple
+  kDefault,    // index into __defaults__
+  kKwDefault,  // key into __kwdefaults__
+  kClosure,    // index into __closure__; the contents
   kType,
   kMethodFunc,
   kMethodSelf,
-  kKey,         // index: the nth key of a dict
+  kKey,  // index: the nth key of a dict
 };
 
 enum class Kind : uint8_t {
-  kTypeIs, kEquals, kIs, kLength, kDictKeys, kHasAttr, kNoAttr, kAbsent, kEmptyDict,
-  kTensor, kFunctionCode,
-  kAliases, kRelation, kGlobalState,  // not of one node
+  kTypeIs,
+  kEquals,
+  kIs,
+  kLength,
+  kDictKeys,
+  kHasAttr,
+  kNoAttr,
+  kAbsent,
+  kEmptyDict,
+  kTensor,
+  kFunctionCode,
+  kAliases,
+  kRelation,
+  kGlobalState,  // not of one node
 };
 
 struct Node {
   Access access;
-  int parent;       // -1: a root
-  int end;          // one past the last node of the subtree
+  int parent;  // -1: a root
+  int end;     // one past the last node of the subtree
   int first_check, last_check;
-  PyObject* key;    // owned
+  PyObject* key;  // owned
   Py_ssize_t index;
 };
 
 struct Check {
   Kind kind;
-  int guard;           // index into the list of guards it was made from
+  int guard;  // index into the list of guards it was made from
   int node;
   PyObject* expected;  // owned
   int64_t numbers[3];
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
-  std::vector<int> nodes, groups;  // of kAliases
+  std::vector<int> nodes, groups;      // of kAliases
   std::vector<uint8_t> shared_groups;  // by group: has more than one member
 };
 
@@ -82,15 +93,18 @@ struct Probe {
   uint64_t expected;
 };
 
-enum class Changed : uint8_t { kReplay, kDict };  // what a changed probe means: other objects, or another content
+enum class Changed : uint8_t {
+  kReplay,
+  kDict
+};  // what a changed probe means: other objects, or another content
 
 struct ProbeInfo {
   Changed means;
   int node;
 };
 
-// A part of a replay, in the order of the nodes. `kProbes` and `kFetch` tell whether the replay still
-// fits, `kFull` and `kCheck` evaluate guards, `kLook` looks into a dict that has no version.
+// A part of a replay, in the order of the nodes. `kProbes` and `kFetch` tell whether the replay
+// still fits, `kFull` and `kCheck` evaluate guards, `kLook` looks into a dict that has no version.
 enum class Step : uint8_t { kProbes, kFetch, kFull, kCheck, kLook };
 
 struct Part {
@@ -112,7 +126,8 @@ struct TypeWord {
   uint32_t version;
 };
 
-// An alias guard in a replay: the groups of the storages that the words cover, sorted, and the others.
+// An alias guard in a replay: the groups of the storages that the words cover, sorted, and the
+// others.
 struct AliasWord {
   const struct Check* check;
   std::vector<std::pair<const void*, int>> stable;
@@ -124,10 +139,10 @@ struct Replay {
   std::vector<Via> via;
   std::vector<uint8_t> verified;  // by node: the words of this replay prove the value's state
   std::vector<TypeWord> types;
-  std::vector<Part> anchors;      // fetches of roots: which objects this replay is about
+  std::vector<Part> anchors;  // fetches of roots: which objects this replay is about
   std::vector<Part> parts;
   std::vector<Probe> probes;
-  std::vector<ProbeInfo> infos;   // of the probes
+  std::vector<ProbeInfo> infos;  // of the probes
   std::vector<TensorWord> tensors;
   std::vector<AliasWord> aliases;
   std::vector<int> loose;         // positions of collected nodes that no word covers
@@ -201,12 +216,12 @@ class GuardTree {
   void publish(PyObject* bindings);
 
   std::vector<Node> nodes_;
-  std::vector<Check> checks_;       // those of one node, ordered by node
-  std::vector<Check> whole_;        // aliases, relations, global state
+  std::vector<Check> checks_;  // those of one node, ordered by node
+  std::vector<Check> whole_;   // aliases, relations, global state
   std::vector<int> collect_;
   std::vector<uint8_t> collected_;  // by node
 
-  std::vector<PyObject*> values_;   // scratch of a full check, by node
+  std::vector<PyObject*> values_;  // scratch of a full check, by node
   std::vector<Via> via_;
   std::vector<PyObject*> temporaries_;
   std::vector<const void*> alias_first_;  // by group: its key
@@ -228,8 +243,7 @@ class GuardTree {
 
 extern PyTypeObject GuardTreeType;
 struct GuardTreeObject {
-  PyObject_HEAD
-  GuardTree* tree;
+  PyObject_HEAD GuardTree* tree;
 };
 
 bool add_guard_tree(PyObject* module);

@@ -16,7 +16,8 @@
 namespace kiln {
 namespace {
 
-// What is known of a code object: skip it always, or the variants to try. `entries` is published whole.
+// What is known of a code object: skip it always, or the variants to try. `entries` is published
+// whole.
 struct CodeCache {
   PyObject* entries;  // owned tuple or null
   bool skip;
@@ -27,8 +28,8 @@ std::vector<CodeCache*> all_caches;
 PyObject* skip_always = nullptr;
 PyCodeObject* stub = nullptr;
 _PyFrameEvalFunction previous = nullptr;
-bool in_chain = false;    // our function is installed, or another hook still calls it
-Py_ssize_t wanted = 0;    // pushes of all threads
+bool in_chain = false;  // our function is installed, or another hook still calls it
+Py_ssize_t wanted = 0;  // pushes of all threads
 
 struct ThreadHook {
   std::vector<PyObject*> callbacks;  // owned
@@ -82,23 +83,26 @@ bool is_plain_function(PyCodeObject* code) {
 }
 
 PyObject* run_default(PyThreadState* thread, Frame* frame, int throwing) {
-  return previous == nullptr ? _PyEval_EvalFrameDefault(thread, frame, throwing) : previous(thread, frame, throwing);
+  return previous == nullptr ? _PyEval_EvalFrameDefault(thread, frame, throwing)
+                             : previous(thread, frame, throwing);
 }
 
 // The contract of code that takes a frame over: the same arguments, the same free variables.
 bool fits(PyCodeObject* before, PyCodeObject* after) {
   bool same = is_plain_function(after) && before->co_argcount == after->co_argcount &&
               before->co_kwonlyargcount == after->co_kwonlyargcount &&
-              slot_count(before) == slot_count(after) && before->co_nfreevars == after->co_nfreevars;
-  if (!same) PyErr_SetString(PyExc_ValueError, "code for a frame has other arguments or free variables");
+              slot_count(before) == slot_count(after) &&
+              before->co_nfreevars == after->co_nfreevars;
+  if (!same)
+    PyErr_SetString(PyExc_ValueError, "code for a frame has other arguments or free variables");
   return same;
 }
 
 // Where the data stack has no room: the code as a function of its own that gets every slot.
 PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
   int slots = slot_count(code);
-  PyObject* plain = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", slots, "co_posonlyargcount", 0,
-                                  "co_kwonlyargcount", 0, "co_flags",
+  PyObject* plain = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", slots, "co_posonlyargcount",
+                                  0, "co_kwonlyargcount", 0, "co_flags",
                                   code->co_flags & ~(CO_VARARGS | CO_VARKEYWORDS));
   PyObject* replace = PyObject_GetAttrString(reinterpret_cast<PyObject*>(code), "replace");
   PyObject* none = PyTuple_New(0);
@@ -143,8 +147,8 @@ PyObject* find_variant(Frame* frame, PyObject* entries) {
   PyObject* closure = frame_function(frame)->func_closure;
   for (Py_ssize_t i = 0; found == nullptr && i < PyTuple_GET_SIZE(entries); i++) {
     PyObject* callable;
-    if (hook_entry_holds(PyTuple_GET_ITEM(entries, i), frame_slots(frame), slot_count(frame_code(frame)),
-                         frame_globals(frame), closure, &callable)) {
+    if (hook_entry_holds(PyTuple_GET_ITEM(entries, i), frame_slots(frame),
+                         slot_count(frame_code(frame)), frame_globals(frame), closure, &callable)) {
       found = own(callable);
     }
   }
@@ -174,9 +178,9 @@ PyObject* ask(PyThreadState* thread, Frame* frame) {
   PyObject* callback = own(hook.callbacks.back());
   hook.inside = true;
   PyThreadState_EnterTracing(thread);  // a user's tracer must not see the compiler
-  PyObject* answer =
-      PyObject_CallFunctionObjArgs(callback, reinterpret_cast<PyObject*>(frame_code(frame)), locals,
-                                   frame_globals(frame), closure, reinterpret_cast<PyObject*>(function), nullptr);
+  PyObject* answer = PyObject_CallFunctionObjArgs(
+      callback, reinterpret_cast<PyObject*>(frame_code(frame)), locals, frame_globals(frame),
+      closure, reinterpret_cast<PyObject*>(function), nullptr);
   PyThreadState_LeaveTracing(thread);
   hook.inside = false;
   Py_DECREF(callback);
@@ -191,7 +195,8 @@ PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing) {
   }
   CodeCache* cache = find_cache(frame_code(frame));
   if (cache != nullptr && cache->skip) return run_default(thread, frame, 0);
-  PyObject* what = cache != nullptr && cache->entries ? find_variant(frame, cache->entries) : nullptr;
+  PyObject* what =
+      cache != nullptr && cache->entries ? find_variant(frame, cache->entries) : nullptr;
   if (what == nullptr) {
     what = ask(thread, frame);
     if (what == nullptr) return frame_finish(thread, frame, stub, nullptr);
@@ -226,14 +231,16 @@ void uninstall() {
 }
 
 PyObject* hook_push(PyObject*, PyObject* callback) {
-  if (!PyCallable_Check(callback)) return PyErr_Format(PyExc_TypeError, "the callback is not callable");
+  if (!PyCallable_Check(callback))
+    return PyErr_Format(PyExc_TypeError, "the callback is not callable");
   hook.callbacks.push_back(own(callback));
   if (wanted++ == 0) install();
   Py_RETURN_NONE;
 }
 
 PyObject* hook_pop(PyObject*, PyObject*) {
-  if (hook.callbacks.empty()) return PyErr_Format(PyExc_RuntimeError, "this thread has no hook to remove");
+  if (hook.callbacks.empty())
+    return PyErr_Format(PyExc_RuntimeError, "this thread has no hook to remove");
   PyObject* callback = hook.callbacks.back();
   hook.callbacks.pop_back();
   if (--wanted == 0) uninstall();
@@ -274,10 +281,12 @@ PyObject* forget_codes(PyObject*, PyObject*) {
 }
 
 PyMethodDef functions[] = {
-    {"hook_push", hook_push, METH_O, "Catches the frames of this thread with a callback, until hook_pop."},
+    {"hook_push", hook_push, METH_O,
+     "Catches the frames of this thread with a callback, until hook_pop."},
     {"hook_pop", hook_pop, METH_NOARGS, "Ends the last hook_push of this thread."},
     {"hook_wanted", hook_wanted, METH_NOARGS, "How many pushes of all threads have not ended."},
-    {"set_code_entries", set_code_entries, METH_VARARGS, "The variants of a code object, or SKIP_ALWAYS."},
+    {"set_code_entries", set_code_entries, METH_VARARGS,
+     "The variants of a code object, or SKIP_ALWAYS."},
     {"code_entries", code_entries, METH_O, "What set_code_entries published."},
     {"forget_codes", forget_codes, METH_NOARGS, "Drops what is known of all code objects."},
     {nullptr, nullptr, 0, nullptr}};
@@ -314,7 +323,9 @@ bool add_hook(PyObject* module) {
 #else
 
 namespace kiln {
-bool add_hook(PyObject* module) { return PyModule_AddObjectRef(module, "hook_supported", Py_False) == 0; }
+bool add_hook(PyObject* module) {
+  return PyModule_AddObjectRef(module, "hook_supported", Py_False) == 0;
+}
 }  // namespace kiln
 
 #endif

@@ -1,7 +1,7 @@
 // The module kiln.native._frames: dispatchers, guard trees, the frame hook.
 //
-// `usable` is false, and `problem` says why, where this torch is not one we know or where what we read
-// of a tensor is not where we expect it; then nothing but the frame hook is to be used.
+// `usable` is false, and `problem` says why, where this torch is not one we know or where what we
+// read of a tensor is not where we expect it; then nothing but the frame hook is to be used.
 #include "frames/dispatcher.h"
 #include "frames/global_state.h"
 #include "frames/hook.h"
@@ -9,11 +9,14 @@
 namespace kiln {
 namespace {
 
-PyObject* py_global_state(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(global_state()); }
+PyObject* py_global_state(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLongLong(global_state());
+}
 
 PyObject* py_scalar_type(PyObject*, PyObject* tensor) {
   if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "not a tensor");
-  return PyLong_FromLong(static_cast<long>(c10::typeMetaToScalarType(tensor_impl(tensor)->dtype())));
+  return PyLong_FromLong(
+      static_cast<long>(c10::typeMetaToScalarType(tensor_impl(tensor)->dtype())));
 }
 
 PyMethodDef functions[] = {
@@ -26,7 +29,8 @@ std::string known_torch(PyObject* torch) {
   PyObject* text = version ? PyObject_Str(version) : nullptr;
   const char* chars = text ? PyUnicode_AsUTF8(text) : "";
   int major = 0, minor = 0;
-  bool known = chars && std::sscanf(chars, "%d.%d", &major, &minor) == 2 && major == 2 && minor >= 11 && minor <= 15;
+  bool known = chars && std::sscanf(chars, "%d.%d", &major, &minor) == 2 && major == 2 &&
+               minor >= 11 && minor <= 15;
   std::string problem = known ? "" : std::string("unknown torch ") + (chars ? chars : "");
   Py_XDECREF(text);
   Py_XDECREF(version);
@@ -54,8 +58,8 @@ PyMODINIT_FUNC PyInit__frames() {
   PyObject* module = PyModule_Create(&kiln::definition);
   if (module == nullptr) return nullptr;
   std::string problem = kiln::probe();
-  bool added = kiln::add_guard_tree(module) && kiln::add_entry(module) && kiln::add_dispatcher(module) &&
-               kiln::add_hook(module) &&
+  bool added = kiln::add_guard_tree(module) && kiln::add_entry(module) &&
+               kiln::add_dispatcher(module) && kiln::add_hook(module) &&
                PyModule_AddObjectRef(module, "usable", problem.empty() ? Py_True : Py_False) == 0 &&
                PyModule_AddStringConstant(module, "problem", problem.c_str()) == 0;
   if (!added) Py_CLEAR(module);

@@ -8,7 +8,8 @@ namespace {
 bool load(const ShapeOperand& operand, PyObject* const* values, int64_t* out) {
   PyObject* value = values[operand.node];
   if (value == nullptr) return false;
-  if (operand.kind < 3) return tensor_extent(value, static_cast<Extent>(operand.kind), operand.dim, out);
+  if (operand.kind < 3)
+    return tensor_extent(value, static_cast<Extent>(operand.kind), operand.dim, out);
   if (!PyLong_CheckExact(value)) return false;
   int overflow = 0;
   *out = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -23,25 +24,49 @@ int64_t floor_div(int64_t a, int64_t b) {
 // False on overflow and division by zero.
 bool combine(ShapeOp op, int64_t a, int64_t b, int64_t* out) {
   switch (op) {
-    case ShapeOp::kAdd: return !__builtin_add_overflow(a, b, out);
-    case ShapeOp::kSub: return !__builtin_sub_overflow(a, b, out);
-    case ShapeOp::kMul: return !__builtin_mul_overflow(a, b, out);
+    case ShapeOp::kAdd:
+      return !__builtin_add_overflow(a, b, out);
+    case ShapeOp::kSub:
+      return !__builtin_sub_overflow(a, b, out);
+    case ShapeOp::kMul:
+      return !__builtin_mul_overflow(a, b, out);
     case ShapeOp::kFloorDiv:
     case ShapeOp::kMod:
       if (b == 0 || (a == INT64_MIN && b == -1)) return false;
       *out = op == ShapeOp::kMod ? a - floor_div(a, b) * b : floor_div(a, b);
       return true;
-    case ShapeOp::kMin: *out = std::min(a, b); return true;
-    case ShapeOp::kMax: *out = std::max(a, b); return true;
-    case ShapeOp::kEq: *out = a == b; return true;
-    case ShapeOp::kNe: *out = a != b; return true;
-    case ShapeOp::kLt: *out = a < b; return true;
-    case ShapeOp::kLe: *out = a <= b; return true;
-    case ShapeOp::kGt: *out = a > b; return true;
-    case ShapeOp::kGe: *out = a >= b; return true;
-    case ShapeOp::kAnd: *out = a && b; return true;
-    case ShapeOp::kOr: *out = a || b; return true;
-    default: return false;
+    case ShapeOp::kMin:
+      *out = std::min(a, b);
+      return true;
+    case ShapeOp::kMax:
+      *out = std::max(a, b);
+      return true;
+    case ShapeOp::kEq:
+      *out = a == b;
+      return true;
+    case ShapeOp::kNe:
+      *out = a != b;
+      return true;
+    case ShapeOp::kLt:
+      *out = a < b;
+      return true;
+    case ShapeOp::kLe:
+      *out = a <= b;
+      return true;
+    case ShapeOp::kGt:
+      *out = a > b;
+      return true;
+    case ShapeOp::kGe:
+      *out = a >= b;
+      return true;
+    case ShapeOp::kAnd:
+      *out = a && b;
+      return true;
+    case ShapeOp::kOr:
+      *out = a || b;
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -58,11 +83,15 @@ bool ShapeProgram::holds(PyObject* const* values) const {
   int top = 0;
   for (const ShapeStep& step : steps) {
     switch (step.op) {
-      case ShapeOp::kConstant: stack[top++] = step.number; break;
+      case ShapeOp::kConstant:
+        stack[top++] = step.number;
+        break;
       case ShapeOp::kOperand:
         if (!load(operands[step.number], values, &stack[top++])) return false;
         break;
-      case ShapeOp::kNot: stack[top - 1] = !stack[top - 1]; break;
+      case ShapeOp::kNot:
+        stack[top - 1] = !stack[top - 1];
+        break;
       case ShapeOp::kNegate:
         if (!combine(ShapeOp::kSub, 0, stack[top - 1], &stack[top - 1])) return false;
         break;
@@ -78,7 +107,8 @@ bool parse_shape_program(PyObject* steps, PyObject* operands, ShapeProgram* out)
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); i++) {
     ShapeOperand operand;
     long long dim;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(operands, i), "iiL", &operand.kind, &operand.node, &dim)) return false;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(operands, i), "iiL", &operand.kind, &operand.node, &dim))
+      return false;
     operand.dim = dim;
     out->operands.push_back(operand);
   }
@@ -88,8 +118,10 @@ bool parse_shape_program(PyObject* steps, PyObject* operands, ShapeProgram* out)
     long long number;
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iL", &op, &number)) return false;
     ShapeStep step{static_cast<ShapeOp>(op), number};
-    bool bad_operand = step.op == ShapeOp::kOperand && (number < 0 || number >= (long long)out->operands.size());
-    if (op < 0 || op > static_cast<int>(ShapeOp::kNegate) || bad_operand || depth < arity(step.op)) {
+    bool bad_operand =
+        step.op == ShapeOp::kOperand && (number < 0 || number >= (long long)out->operands.size());
+    if (op < 0 || op > static_cast<int>(ShapeOp::kNegate) || bad_operand ||
+        depth < arity(step.op)) {
       PyErr_SetString(PyExc_ValueError, "malformed shape program");
       return false;
     }

@@ -8,8 +8,25 @@
 namespace kiln {
 
 enum class ShapeOp : uint8_t {
-  kConstant, kOperand, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax,
-  kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr, kNot, kNegate,
+  kConstant,
+  kOperand,
+  kAdd,
+  kSub,
+  kMul,
+  kFloorDiv,
+  kMod,
+  kMin,
+  kMax,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,
+  kAnd,
+  kOr,
+  kNot,
+  kNegate,
 };
 
 struct ShapeStep {

@@ -23,8 +23,8 @@ bool binds_in_c(PyObject* descriptor) {
 Found bind(PyObject* descriptor, PyObject* object, PyTypeObject* owner) {
   if (Py_TYPE(descriptor)->tp_descr_get == nullptr) return {descriptor, Via::kTypeAttr};
   if (!binds_in_c(descriptor)) return {};
-  PyObject* value = Py_TYPE(descriptor)
-                        ->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(owner));
+  PyObject* value =
+      Py_TYPE(descriptor)->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(owner));
   if (value == nullptr) {
     PyErr_Clear();
     return {};

@@ -11,7 +11,8 @@ enum class Via : uint8_t {
   kTemporary,     // a new reference that dies with the check
   kFixed,         // held by the tree itself
   kDict,          // an item of the parent, which is a dict
-  kInstanceDict,  // in the parent's __dict__ (and, unless asked for that only, not hidden by its type)
+  kInstanceDict,  // in the parent's __dict__ (and, unless asked for that only, not hidden by its
+                  // type)
   kTypeAttr,      // in the MRO of the parent or of its type, and not in the instance's dict
   kTypeOf,        // type(parent)
   kPart,          // part of an immutable parent: tuple, bound method
@@ -29,7 +30,8 @@ Found static_attr(PyObject* object, PyObject* name);
 // Whether `name` is in the instance's dict or in the MRO.
 bool static_has(PyObject* object, PyObject* name);
 
-// Equality of immutable constants: same type, same value, nan equal to nan, 0.0 different from -0.0.
+// Equality of immutable constants: same type, same value, nan equal to nan, 0.0 different from
+// -0.0.
 bool same_constant(PyObject* left, PyObject* right);
 
 }  // namespace kiln

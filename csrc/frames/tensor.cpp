@@ -17,8 +17,10 @@ PyObject* is_leaf_getter = nullptr;  // the getset descriptor of torch._C.Tensor
 // Scans the object for the address: the layout of the object is not ours to know.
 Py_ssize_t find_address(PyObject* object, void* address) {
   Py_ssize_t size = Py_TYPE(object)->tp_basicsize;
-  for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= size; at += sizeof(void*)) {
-    if (std::memcmp(reinterpret_cast<char*>(object) + at, &address, sizeof(address)) == 0) return at;
+  for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= size;
+       at += sizeof(void*)) {
+    if (std::memcmp(reinterpret_cast<char*>(object) + at, &address, sizeof(address)) == 0)
+      return at;
   }
   return 0;
 }
@@ -52,7 +54,8 @@ std::string probe_tensor_layout(PyObject* torch) {
     tensor_offset = find_address(tensor, address);
     tensor_base_type = reinterpret_cast<PyTypeObject*>(own(PyDict_GetItemString(scope, "base")));
     is_leaf_getter = own(PyDict_GetItemString(scope, "leaf"));
-    problem = tensor_offset == 0 ? "the address of the tensor is not in its object" : test_reading(tensor);
+    problem = tensor_offset == 0 ? "the address of the tensor is not in its object"
+                                 : test_reading(tensor);
     Py_DECREF(done);
   }
   PyErr_Clear();
@@ -60,7 +63,9 @@ std::string probe_tensor_layout(PyObject* torch) {
   return problem;
 }
 
-static int64_t extent(PyObject* item) { return item == Py_None ? kAnySize : PyLong_AsLongLong(item); }
+static int64_t extent(PyObject* item) {
+  return item == Py_None ? kAnySize : PyLong_AsLongLong(item);
+}
 
 static bool parse_extents(PyObject* sizes, PyObject* strides, TensorExpectation* out) {
   Py_ssize_t dims = PyTuple_GET_SIZE(sizes);
@@ -68,7 +73,8 @@ static bool parse_extents(PyObject* sizes, PyObject* strides, TensorExpectation*
   if (dims > 64 || (has_strides && PyTuple_GET_SIZE(strides) != dims)) return false;
   out->dims = static_cast<uint8_t>(dims);
   for (Py_ssize_t i = 0; i < dims; i++) {
-    Extents one{extent(PyTuple_GET_ITEM(sizes, i)), has_strides ? extent(PyTuple_GET_ITEM(strides, i)) : kAnySize};
+    Extents one{extent(PyTuple_GET_ITEM(sizes, i)),
+                has_strides ? extent(PyTuple_GET_ITEM(strides, i)) : kAnySize};
     if (dims <= 3) {
       out->few[i] = one;
     } else {
@@ -99,14 +105,16 @@ bool parse_tensor_expectation(PyObject* spec, TensorExpectation* out) {
   out->requires_grad = requires_grad;
   out->is_leaf = static_cast<int8_t>(is_leaf);
   c10::DispatchKeySet set(c10::DispatchKeySet::RAW, keys);
-  out->dense_keys = keys != 0 && set.has(c10::DispatchKey::Dense) && !set.has(c10::DispatchKey::NestedTensor) &&
+  out->dense_keys = keys != 0 && set.has(c10::DispatchKey::Dense) &&
+                    !set.has(c10::DispatchKey::NestedTensor) &&
                     !set.has(c10::DispatchKey::Sparse) && !set.has(c10::DispatchKey::SparseCsr);
   return parse_extents(sizes, strides, out);
 }
 
 static bool leaf_is(PyObject* tensor, bool expected) {
-  PyObject* leaf = Py_TYPE(is_leaf_getter)
-                       ->tp_descr_get(is_leaf_getter, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+  PyObject* leaf =
+      Py_TYPE(is_leaf_getter)
+          ->tp_descr_get(is_leaf_getter, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
   if (leaf == nullptr) PyErr_Clear();
   bool equal = leaf == (expected ? Py_True : Py_False);
   Py_XDECREF(leaf);
@@ -120,7 +128,8 @@ static bool has_plain_sizes(c10::TensorImpl* impl) {
 }
 
 static bool extents_match(const TensorExpectation& expected, c10::TensorImpl* impl) {
-  if (expected.dense_keys ? impl->has_symbolic_sizes_strides() : !has_plain_sizes(impl)) return false;
+  if (expected.dense_keys ? impl->has_symbolic_sizes_strides() : !has_plain_sizes(impl))
+    return false;
   c10::IntArrayRef sizes = impl->sizes();
   size_t dims = expected.dims;
   if (sizes.size() != dims) return false;
@@ -163,13 +172,14 @@ bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out) {
 std::string describe_tensor(PyObject* tensor) {
   std::ostringstream text;
   c10::TensorImpl* impl = tensor_impl(tensor);
-  text << Py_TYPE(tensor)->tp_name << " of " << c10::toString(c10::typeMetaToScalarType(impl->dtype()))
-       << " on " << impl->device().str();
+  text << Py_TYPE(tensor)->tp_name << " of "
+       << c10::toString(c10::typeMetaToScalarType(impl->dtype())) << " on " << impl->device().str();
   if (has_plain_sizes(impl)) {
     text << ", sizes [";
     for (size_t i = 0; i < impl->sizes().size(); i++) text << (i ? ", " : "") << impl->sizes()[i];
     text << "], strides [";
-    for (size_t i = 0; i < impl->strides().size(); i++) text << (i ? ", " : "") << impl->strides()[i];
+    for (size_t i = 0; i < impl->strides().size(); i++)
+      text << (i ? ", " : "") << impl->strides()[i];
     text << "]";
   }
   if (impl->requires_grad()) text << ", requires grad";

@@ -26,7 +26,7 @@ struct alignas(64) TensorExpectation {
   int8_t is_leaf = -1;  // -1: not asked
   uint8_t dims = 0;
   c10::Device device = c10::kCPU;
-  bool dense_keys = false;     // `keys` can only be those of a strided tensor
+  bool dense_keys = false;  // `keys` can only be those of a strided tensor
   Extents few[3];
   std::vector<Extents> many;  // all of them, where there are more
 
@@ -34,8 +34,8 @@ struct alignas(64) TensorExpectation {
   ~TensorExpectation() { Py_XDECREF(type); }
 };
 
-// Finds where a tensor object keeps its at::Tensor, from `torch.Tensor._cdata` of a fresh tensor, and
-// tests what the checks read of it. Returns "" or what is wrong.
+// Finds where a tensor object keeps its at::Tensor, from `torch.Tensor._cdata` of a fresh tensor,
+// and tests what the checks read of it. Returns "" or what is wrong.
 std::string probe_tensor_layout(PyObject* torch);
 
 extern Py_ssize_t tensor_offset;        // of the TensorImpl pointer in the object
