@@ -2,10 +2,12 @@
 
 import operator
 
+import pytest
 import torch
 
 from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
+from kiln.support.breaks import GraphBreak
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 
@@ -50,3 +52,26 @@ def test_a_write_through_views_reaches_the_input():
         ("input", 0, None),
     ]
     assert trace.calls[-1].effects and not trace.calls[0].effects
+
+
+def test_values_that_follow_from_constants_are_known():
+    r = recorder()
+    x = r.add_tensor(torch.randn(2, 16), "x", LocalSource("x"))
+
+    def positions_are_plain(x):
+        positions = torch.arange(16)[None]
+        return x * 2 if bool((positions.diff() == 1).all()) else x
+
+    y = r.call(positions_are_plain, (x,), {})
+    assert [node.op.name for node in r.finish([y]).graph.nodes] == ["constant", "mul"]
+
+
+def test_values_of_inputs_break():
+    r = recorder()
+    x = r.add_tensor(torch.randn(3), "x", LocalSource("x"))
+    with pytest.raises(GraphBreak, match="KILN2403"):
+        r.call(lambda x: bool(x.sum() > 0), (x,), {})
+    with pytest.raises(GraphBreak, match="KILN2402"):
+        r.call(torch.nonzero, (x,), {})
+    with pytest.raises(GraphBreak, match="KILN2402"):
+        r.call(lambda x: x[x > 0], (x,), {})

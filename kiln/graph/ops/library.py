@@ -5,6 +5,7 @@ aten.topk(x: f32[4, 8], 2)     =>     (f32[4, 2], i64[4, 2])
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -106,6 +107,14 @@ def embedding_backward(
 # Attention on the CPU: q is (batch, heads, length, width), the result is laid out as (batch, length, heads, width).
 
 
+@lru_cache(maxsize=1)
+def _attention_follows_query() -> bool:
+    """Is the result laid out as the query (torch 2.13), or always with the heads inside? Asked of the op itself."""
+    query = torch.zeros(1, 2, 3, 4)
+    output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[0]
+    return bool(output.is_contiguous())
+
+
 def heads_inside(x: TensorSpec, sizes: tuple[Int, ...]) -> TensorSpec:
     """A (batch, heads, length, width) tensor whose heads are inside of the length in memory."""
     _, heads, length, width = sizes
@@ -119,7 +128,10 @@ def cpu_attention(
 ) -> Pair:  # fmt: skip
     spec = query.tensor
     batch, heads, length, _ = spec.sizes
-    output = heads_inside(spec, (batch, heads, length, value.tensor.sizes[3]))
+    if _attention_follows_query():
+        output = spec.with_view(spec.sizes, e.preserved_strides(spec), 0)
+    else:
+        output = heads_inside(spec, spec.sizes)
     sums = TensorSpec(
         OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
     )

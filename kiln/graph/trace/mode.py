@@ -27,14 +27,17 @@ from kiln.graph.trace.place import Place, fresh_place
 
 Handler = Callable[["RecordingMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 Resolver = Callable[[OpOverload], Handler]
+Specialise = Callable[[Any], Any]
+"""The number of a symbolic size in this call, with a guard; other values stay."""
 
 
 @final
 class RecordingMode(TorchDispatchMode):
     """Records while it is entered; keeps nothing of a call but nodes and places."""
 
-    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver) -> None:
+    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, specialise: Specialise) -> None:
         super().__init__()
+        self.specialise = specialise
         self.emit = emit
         self.memory = Functionaliser(emit)
         self.constants = constants

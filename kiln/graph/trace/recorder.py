@@ -24,6 +24,7 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants, spec_of_real
 from kiln.graph.trace.fake import FakeTensor, make_fake
 from kiln.graph.trace.finish import build_graph
+from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import fresh_place
@@ -32,7 +33,7 @@ from kiln.graph.trace.trace import InputRecord, Trace
 from kiln.runtime.guards.source import Source
 from kiln.support.events import EventSink
 from kiln.support.location import Location
-from kiln.symbolic import Relation, ShapeEnv
+from kiln.symbolic import Expr, Relation, ShapeEnv
 
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -49,6 +50,9 @@ class _Oracle:
     def decide(self, relation: Relation | bool) -> bool:
         return self.env.decide(relation, self.location)
 
+    def specialise(self, value: Any) -> Any:
+        return self.env.specialise(value, self.location) if isinstance(value, Expr) else value
+
 
 @final
 class Recorder:
@@ -62,7 +66,7 @@ class Recorder:
         self._oracle = _Oracle(env)
         self._emit = Emit(self._oracle, numerics)
         self._constants = Constants()
-        self._mode = RecordingMode(self._emit, self._constants, resolve)
+        self._mode = RecordingMode(self._emit, self._constants, resolve, self._oracle.specialise)
         self._by_real: dict[int, InputRecord] = {}
 
     # Inputs.
@@ -167,6 +171,10 @@ class Recorder:
     def node_of(self, fake: torch.Tensor) -> Node:
         """The node of the present value."""
         return self._mode.memory.read(self._mode.place(fake))
+
+    def known_value(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that is computed from constants alone: the same in every call."""
+        return known_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         return next((record.real for record in self.inputs if record.fake is fake), None)

@@ -9,10 +9,11 @@ from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
-from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
+from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.fake import make_fake
+from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.graph.trace.place import Place
 from kiln.graph.trace.special import SPECIAL
@@ -33,7 +34,7 @@ def resolve(op: OpOverload) -> Handler:
         return handler
     if op._can_decompose():
         return composite_handler
-    raise UnsupportedOp(op=name, reason="it has no shape rule")
+    return fallback_handler(op)
 
 
 def functional_rule(name: str) -> Rule | None:

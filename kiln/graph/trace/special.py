@@ -9,8 +9,9 @@ import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops import VIEWS
-from kiln.graph.ops.breaks import DataDependentOp, DataDependentValue, UnsupportedMutation
+from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
 from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
 
 Args = tuple[Any, ...]
@@ -100,16 +101,7 @@ def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwar
 
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
 def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    raise DataDependentValue(op="item")
-
-
-@special(
-    "nonzero.default",
-    "masked_select.default",
-    "_unique2.default",
-    "unique_dim.default",
-    "unique_consecutive.default",
-    "nonzero_static.default",
-)
-def data_dependent(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    raise DataDependentOp(op=str(op))
+    value = known_value(mode.emit.nodes, mode.value(args[0]), mode.constants.tensors)
+    if value is None:
+        raise DataDependentValue(op="item")
+    return value.item()

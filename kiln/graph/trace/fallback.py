@@ -1,0 +1,130 @@
+"""Ops without a rule: their registered fake, else a probe of the real op, else a graph break.
+
+    mylib.scale(x)                  `torch.library.register_fake` was called for it: run that on fakes
+    aten.linalg_qr(x: f32[4, 4])    the real op runs once on a matrix of these sizes; its results tell the specs
+
+A probe specialises symbolic sizes (each becomes a guard). Ops that draw random numbers are kept in order (`opaque`);
+ops with data-dependent results, and those that write to their arguments, are not guessed at.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._library.simple_registry import singleton as registered_ops
+from torch._ops import OpOverload
+
+from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import Spec, TensorSpec
+from kiln.graph.trace.mode import Handler, RecordingMode
+from kiln.symbolic import Expr, Int
+
+LARGEST = 1 << 22
+"""Elements of the largest tensors that a probe makes."""
+
+_DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def fallback_handler(op: OpOverload) -> Handler:
+    """The handler of an op that no table knows; raises a `GraphBreak` where nothing can be predicted."""
+    name = str(op)
+    if any(tag in op.tags for tag in _DATA_DEPENDENT):
+        raise DataDependentOp(op=name)
+    if op._schema.is_mutable:
+        raise UnsupportedMutation(op=name, reason="it writes to its arguments, and has no rule")
+    if any(one.alias_info is not None for one in op._schema.returns):
+        raise UnsupportedOp(op=name, reason="its result shares memory with an argument, and it has no rule")
+    entry = registered_ops.find(op.name().split(".")[0])
+    kernel = entry.fake_impl.kernel if entry is not None else None
+    return _fake_handler(kernel) if kernel is not None else _probing_handler
+
+
+def _fake_handler(kernel: Any) -> Handler:
+    """Runs the registered fake under the mode; what it records is dead code."""
+
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with mode:
+            made = kernel.func(*args, **kwargs) if hasattr(kernel, "func") else kernel(*args, **kwargs)
+        return _record(mode, op, args, kwargs, _specs(op, made, lambda one: mode.place(one).spec))
+
+    return handler
+
+
+def _probing_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    specialise = mode.specialise
+    made = probed(op, _frozen(specialise, mode, args), _frozen(specialise, mode, tuple(sorted(kwargs.items()))))
+    return _record(mode, op, args, kwargs, made)
+
+
+def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
+    values = [mode.value(one) for one in args]
+    named = {key: mode.value(one) for key, one in kwargs.items()}
+    made: Any = mode.emit.aten(str(op), values, named, spec)
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        mode.emit.nodes.pop()
+        made = mode.emit.add(PRIMS["opaque"], made.inputs, made.attrs, spec)
+    return mode.wrap(mode.emit.items(made) if isinstance(spec, tuple) else made)
+
+
+# What a probe is asked, hashable: specs stand for tensors.
+
+
+def _frozen(specialise: Any, mode: RecordingMode, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        spec = mode.place(value).spec
+        numbers = [tuple([specialise(one) for one in part]) for part in (spec.sizes, spec.strides)]
+        return TensorSpec(spec.dtype, numbers[0], numbers[1], 0, spec.device)
+    if isinstance(value, list | tuple):
+        return tuple([_frozen(specialise, mode, one) for one in value])
+    return specialise(value) if isinstance(value, Expr | torch.SymInt) else value
+
+
+@lru_cache(maxsize=1024)
+def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Spec:
+    """Specs of the results of the real op on tensors of these specs."""
+    state = torch.get_rng_state()
+    try:
+        made = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
+    except Exception as error:
+        if isinstance(error, UnsupportedOp):
+            raise
+        raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {error}") from error
+    finally:
+        torch.set_rng_state(state)
+    return _specs(op, made, _spec_of_real)
+
+
+def _spec_of_real(x: torch.Tensor) -> TensorSpec:
+    return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, x.device)
+
+
+def _thawed(op: str, value: Any) -> Any:
+    """Tensors for specs, with values that few ops refuse: an identity in floating point, else 0."""
+    if isinstance(value, tuple):
+        return [_thawed(op, one) for one in value]
+    if not isinstance(value, TensorSpec):
+        return value
+    if not _is_small(value.numel()):
+        raise UnsupportedOp(op=op, reason=f"it has no rule, and a tensor of {value} is too large for a trial")
+    made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device).zero_()  # type: ignore[arg-type]
+    if value.dtype.is_floating_point and value.rank >= 2:
+        made.diagonal(dim1=-2, dim2=-1).fill_(1)
+    elif value.dtype.is_floating_point:
+        made.fill_(0.5)
+    return made
+
+
+def _is_small(numel: Int) -> bool:
+    return isinstance(numel, int) and numel <= LARGEST
+
+
+def _specs(op: OpOverload, made: Any, spec_of: Any) -> Spec:
+    if isinstance(made, torch.Tensor):
+        spec: TensorSpec = spec_of(made)
+        return spec
+    if isinstance(made, list | tuple) and all(one is None or isinstance(one, torch.Tensor) for one in made):
+        return tuple([None if one is None else spec_of(one) for one in made])
+    raise UnsupportedOp(op=str(op), reason="it has no rule, and returns something that is not a tensor")
