@@ -13,15 +13,15 @@ that the forward writes to is saved as a copy. Symbols that no tensor of the bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from kiln.graph.autograd.cut import Sides, base_of, values_to_save, values_without_recomputation
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import cut_out, with_inputs
+from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.symbolic import Expr, ShapeEnv, Symbol
@@ -63,6 +63,35 @@ class Partition:
     def symbols(self) -> tuple[Symbol, ...]:
         """Numbers that the forward hands to the backward."""
         return tuple([one.symbol for one in self.saved if one.symbol is not None])
+
+    def backward_for(self, needed: Sequence[bool]) -> Graph:
+        """The backward for some inputs of the forward only: their gradients in order, the inputs of `backward`."""
+        wanted = [place for place, need in zip(self.grads, needed, strict=True) if need and place is not None]
+        if len(wanted) == len(self.backward.outputs):
+            return self.backward
+        whole = self.backward
+        outputs = _share_memory([whole.outputs[place] for place in wanted], wanted)
+        graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name, whole.facts))
+        return graph
+
+
+def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...]:
+    """Aliases of earlier outputs, where some of these are not there any more."""
+    numbers: dict[int, int] = {}
+    kept: list[Output] = []
+    for number, (output, place) in enumerate(zip(outputs, wanted, strict=True)):
+        alias = output.alias
+        if alias is None or alias.of == "input":
+            numbers.setdefault(place, number)
+            kept.append(output)
+        elif alias.index in numbers:
+            owner = numbers[alias.index]
+            view = None if output.value is kept[owner].value else output.value.tensor
+            kept.append(replace(output, alias=Alias("output", owner, view)))
+        else:
+            numbers[alias.index] = number
+            kept.append(replace(output, alias=None))
+    return tuple(kept)
 
 
 def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
