@@ -1,0 +1,370 @@
+// The only file that includes the dispatcher: every other one talks to ATen through aten.h.
+#include "executor/aten.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include "executor/tensors.h"
+
+namespace kiln {
+
+namespace {
+
+using c10::IValue;
+using c10::TypeKind;
+
+at::Tensor wrap(const c10::TensorImpl& tensor) {
+  return at::Tensor(TensorPtr::reclaim_copy(const_cast<c10::TensorImpl*>(&tensor)));
+}
+
+[[noreturn]] void bad_call(const CallSpec& spec, const std::string& problem) {
+  throw PlanError(ErrorKind::kOperator, 0, spec.target + ": " + problem);
+}
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> operator_of(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
+
+// How an argument gets onto the stack.
+enum class Source : uint8_t { kConstant, kSlot, kInt, kFloat, kBool, kInts, kTensors, kOptionals };
+
+struct Feed {
+  Source source = Source::kConstant;
+  int32_t at = 0;
+  int32_t count = 0;
+  std::vector<Slot> slots;  // of a list of tensors; kNone where there is none
+  IValue constant;
+};
+
+c10::TypePtr inner_of(const c10::TypePtr& type) {
+  return type->kind() == TypeKind::OptionalType
+             ? type->expectRef<c10::OptionalType>().getElementType()
+             : type;
+}
+
+bool is_tensor_like(const c10::TypePtr& type) { return type->kind() == TypeKind::TensorType; }
+
+// The constant `value` as the schema's type wants it.
+IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypePtr& declared,
+                   std::optional<int32_t> length) {
+  c10::TypePtr type = inner_of(declared);
+  TypeKind kind = type->kind();
+  if (kind == TypeKind::ListType && value.kind != ArgumentKind::kNone) {
+    const c10::TypePtr& element = type->expectRef<c10::ListType>().getElementType();
+    c10::List<IValue> items(c10::AnyType::get());
+    bool spread = value.kind != ArgumentKind::kList;
+    size_t count = spread ? static_cast<size_t>(length.value_or(1)) : value.items.size();
+    c10::impl::GenericList made(element);
+    for (size_t n = 0; n < count; n++) {
+      made.push_back(constant_of(spec, spread ? value : value.items[n], element, std::nullopt));
+    }
+    return IValue(made);
+  }
+  switch (value.kind) {
+    case ArgumentKind::kNone:
+      return IValue();
+    case ArgumentKind::kInt:
+      if (kind == TypeKind::FloatType) return IValue(static_cast<double>(value.value));
+      if (kind == TypeKind::BoolType) return IValue(value.value != 0);
+      return IValue(value.value);
+    case ArgumentKind::kFloat:
+      return IValue(std::bit_cast<double>(value.value));
+    case ArgumentKind::kBool:
+      if (kind == TypeKind::IntType) return IValue(value.value);
+      return IValue(value.value != 0);
+    case ArgumentKind::kString:
+      return IValue(value.text);
+    case ArgumentKind::kDtype:
+    case ArgumentKind::kMemoryFormat:
+    case ArgumentKind::kLayout:
+      return IValue(value.value);
+    case ArgumentKind::kDevice:
+      return IValue(c10::Device(static_cast<c10::DeviceType>(value.value),
+                                static_cast<c10::DeviceIndex>(value.count)));
+    default:
+      bad_call(spec, "an argument cannot be converted to " + declared->str());
+  }
+}
+
+bool has_slots(const Argument& value) {
+  for (const Argument& item : value.items) {
+    if (item.kind == ArgumentKind::kSlot) return true;
+  }
+  return false;
+}
+
+Feed tensor_list(const CallSpec& spec, const Argument& value, const c10::TypePtr& type) {
+  const c10::TypePtr& element = type->expectRef<c10::ListType>().getElementType();
+  bool optional = element->kind() == TypeKind::OptionalType;
+  if (!is_tensor_like(inner_of(element))) bad_call(spec, "a list of tensors is not expected");
+  Feed feed;
+  feed.source = optional ? Source::kOptionals : Source::kTensors;
+  for (const Argument& item : value.items) {
+    if (item.kind != ArgumentKind::kSlot && item.kind != ArgumentKind::kNone) {
+      bad_call(spec, "a list of tensors holds something else");
+    }
+    feed.slots.push_back(item.kind == ArgumentKind::kSlot ? static_cast<Slot>(item.value) : kNone);
+  }
+  return feed;
+}
+
+Feed feed_of(const CallSpec& spec, const Argument& value, const c10::Argument& declared) {
+  c10::TypePtr type = inner_of(declared.type());
+  Feed feed;
+  feed.at = static_cast<int32_t>(value.value);
+  switch (value.kind) {
+    case ArgumentKind::kSlot:
+      feed.source = Source::kSlot;
+      return feed;
+    case ArgumentKind::kIntRegister:
+      feed.source = type->kind() == TypeKind::ListType ? Source::kInts : Source::kInt;
+      feed.count = 1;
+      return feed;
+    case ArgumentKind::kFloatRegister:
+      feed.source = Source::kFloat;
+      return feed;
+    case ArgumentKind::kBoolRegister:
+      feed.source = Source::kBool;
+      return feed;
+    case ArgumentKind::kInts:
+      feed.source = Source::kInts;
+      feed.count = static_cast<int32_t>(value.count);
+      return feed;
+    case ArgumentKind::kList:
+      if (has_slots(value) && type->kind() == TypeKind::ListType) {
+        return tensor_list(spec, value, type);
+      }
+      break;
+    default:
+      break;
+  }
+  feed.constant = constant_of(spec, value, declared.type(), declared.N());
+  return feed;
+}
+
+const Argument* given(const CallSpec& spec, size_t place, const c10::Argument& declared) {
+  if (place < spec.args.size()) return &spec.args[place];
+  for (const auto& [name, value] : spec.kwargs) {
+    if (name == declared.name()) return &value;
+  }
+  return nullptr;
+}
+
+IValue number_of(const Value& value) {
+  switch (value.tag()) {
+    case Value::Tag::kTensor:
+      return IValue(at::Tensor(value.share()));
+    case Value::Tag::kInt:
+      return IValue(value.integer());
+    case Value::Tag::kBool:
+      return IValue(value.integer() != 0);
+    case Value::Tag::kFloat:
+      return IValue(value.real());
+    default:
+      return IValue();
+  }
+}
+
+IValue fed(const Feed& feed, const CallView& call) {
+  switch (feed.source) {
+    case Source::kConstant:
+      return feed.constant;
+    case Source::kSlot:
+      return number_of(call.slots[feed.at]);
+    case Source::kInt:
+      return IValue(call.ints[feed.at]);
+    case Source::kBool:
+      return IValue(call.ints[feed.at] != 0);
+    case Source::kFloat:
+      return IValue(call.floats[feed.at]);
+    case Source::kInts:
+      return IValue(c10::IntArrayRef(call.ints + feed.at, static_cast<size_t>(feed.count)));
+    case Source::kTensors: {
+      c10::List<at::Tensor> items;
+      items.reserve(feed.slots.size());
+      for (Slot slot : feed.slots) {
+        items.push_back(slot == kNone ? at::Tensor() : at::Tensor(call.slots[slot].share()));
+      }
+      return IValue(std::move(items));
+    }
+    case Source::kOptionals: {
+      c10::List<std::optional<at::Tensor>> items;
+      items.reserve(feed.slots.size());
+      for (Slot slot : feed.slots) {
+        items.push_back(slot == kNone ? std::optional<at::Tensor>()
+                                      : std::optional<at::Tensor>(call.slots[slot].share()));
+      }
+      return IValue(std::move(items));
+    }
+  }
+  return IValue();
+}
+
+// The result in the planned layout: itself where the prediction was right, else a copy.
+TensorPtr as_planned(at::Tensor result, const Layout& layout, const int64_t* ints) {
+  c10::TensorImpl* made = result.unsafeGetTensorImpl();
+  if (result.defined() && fits(*made, layout, ints)) return result.unsafeReleaseIntrusivePtr();
+  TORCH_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
+  TORCH_CHECK(made->sizes() == sizes_of(layout, ints), "an ATen step returned sizes ",
+              made->sizes(), " where the plan has ", sizes_of(layout, ints));
+  TensorPtr planned = empty_strided(layout, ints);
+  copy_into(*planned, *made);
+  return planned;
+}
+
+void put(Value& slot, IValue result, int32_t layout, const CallView& call) {
+  if (result.isTensor()) {
+    at::Tensor tensor = std::move(result).toTensor();
+    if (layout == kNone) return slot.set_tensor(tensor.unsafeReleaseIntrusivePtr());
+    const Layout& planned = call.program->layouts[static_cast<size_t>(layout)];
+    return slot.set_tensor(as_planned(std::move(tensor), planned, call.ints));
+  }
+  if (result.isInt()) return slot.set_int(result.toInt());
+  if (result.isBool()) return slot.set_bool(result.toBool());
+  if (result.isDouble()) return slot.set_float(result.toDouble());
+  TORCH_CHECK(result.isNone(), "an ATen step returned a value that a plan cannot hold: ",
+              result.tagKind());
+  slot.clear();
+}
+
+class BoxedCall final : public AtenCall {
+ public:
+  BoxedCall(c10::OperatorHandle handle, const CallSpec& spec) : handle_(std::move(handle)) {
+    const auto& arguments = handle_.schema().arguments();
+    size_t used = spec.args.size() + spec.kwargs.size();
+    if (used > arguments.size()) bad_call(spec, "it is given too many arguments");
+    for (size_t n = 0; n < arguments.size(); n++) {
+      const Argument* value = given(spec, n, arguments[n]);
+      if (value) {
+        feeds_.push_back(feed_of(spec, *value, arguments[n]));
+      } else if (arguments[n].default_value()) {
+        Feed feed;
+        feed.constant = *arguments[n].default_value();
+        feeds_.push_back(std::move(feed));
+      } else {
+        bad_call(spec, "argument " + arguments[n].name() + " is missing");
+      }
+    }
+    outs_ = spec.outs;
+    layouts_ = spec.layouts;
+  }
+
+  void run(const CallView& call) const override {
+    torch::jit::Stack stack;
+    stack.reserve(feeds_.size());
+    for (const Feed& feed : feeds_) stack.push_back(fed(feed, call));
+    handle_.callBoxed(stack);
+    if (stack.size() == 1 && stack[0].isList()) return spread(stack[0].toListRef(), call);
+    for (size_t n = 0; n < outs_.size() && n < stack.size(); n++) {
+      if (outs_[n] != kNone) put(call.slots[outs_[n]], std::move(stack[n]), layouts_[n], call);
+    }
+  }
+
+ private:
+  void spread(c10::ArrayRef<IValue> results, const CallView& call) const {
+    TORCH_CHECK(results.size() >= outs_.size(), "an ATen step returned ", results.size(),
+                " tensors where the plan has ", outs_.size());
+    for (size_t n = 0; n < outs_.size(); n++) {
+      if (outs_[n] != kNone) put(call.slots[outs_[n]], results[n], layouts_[n], call);
+    }
+  }
+
+  c10::OperatorHandle handle_;
+  std::vector<Feed> feeds_;
+  std::vector<Slot> outs_;
+  std::vector<int32_t> layouts_;
+};
+
+}  // namespace
+
+std::shared_ptr<const AtenCall> resolve(const CallSpec& spec) {
+  size_t first = spec.target.find('.');
+  size_t last = spec.target.rfind('.');
+  if (first == std::string::npos || first == last) bad_call(spec, "the name is not ns.op.overload");
+  std::string name = spec.target.substr(0, first) + "::" + spec.target.substr(first + 1, last - first - 1);
+  std::string overload = spec.target.substr(last + 1);
+  if (overload == "default") overload.clear();
+  auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle) bad_call(spec, "no such operator is registered");
+  return std::make_shared<BoxedCall>(*handle, spec);
+}
+
+TensorPtr empty_strided(const Layout& layout, const int64_t* ints) {
+  if (layout.device_type == 0) return empty_cpu(layout, ints);
+  static const auto op = operator_of<at::Tensor(
+      c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<c10::ScalarType>,
+      std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>)>(
+      "aten::empty_strided", "");
+  c10::Device device(static_cast<c10::DeviceType>(layout.device_type), layout.device_index);
+  at::Tensor made = op.call(c10::fromIntArrayRefSlow(sizes_of(layout, ints)),
+                            c10::fromIntArrayRefSlow(strides_of(layout, ints)), layout.dtype,
+                            std::nullopt, device, std::nullopt);
+  return made.unsafeReleaseIntrusivePtr();
+}
+
+void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source) {
+  static const auto op =
+      operator_of<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>("aten::copy_", "");
+  at::Tensor to = wrap(target);
+  op.call(to, wrap(source), false);
+}
+
+TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                  int64_t offset) {
+  static const auto op = operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef,
+                                                c10::SymIntArrayRef, std::optional<c10::SymInt>)>(
+      "aten::as_strided", "");
+  return op
+      .call(wrap(base), c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides),
+            c10::SymInt(offset))
+      .unsafeReleaseIntrusivePtr();
+}
+
+namespace {
+
+c10::Scalar element(const c10::TensorImpl& tensor) {
+  static const auto op =
+      operator_of<c10::Scalar(const at::Tensor&)>("aten::_local_scalar_dense", "");
+  return op.call(wrap(tensor));
+}
+
+}  // namespace
+
+int64_t read_int(const c10::TensorImpl& tensor) { return element(tensor).toLong(); }
+double read_float(const c10::TensorImpl& tensor) { return element(tensor).toDouble(); }
+bool read_bool(const c10::TensorImpl& tensor) { return element(tensor).toBool(); }
+
+TensorPtr draw_seed(int32_t device_type, int32_t device_index, int64_t increment) {
+  auto made = at::detail::empty_cpu({2}, c10::ScalarType::Long, false, std::nullopt);
+  auto* numbers = made.mutable_data_ptr<int64_t>();
+  numbers[1] = 0;
+  if (device_type == 0) {
+    static const auto op = operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>(
+        "aten::random_", "");
+    auto drawn = at::detail::empty_cpu({}, c10::ScalarType::Long, false, std::nullopt);
+    at::Tensor target(drawn);
+    op.call(target, std::nullopt);
+    numbers[0] = *drawn.const_data_ptr<int64_t>();
+  } else {
+    auto index = static_cast<c10::DeviceIndex>(device_index);
+    const at::Generator& generator =
+        at::globalContext().defaultGenerator(c10::Device(static_cast<c10::DeviceType>(device_type), index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    uint64_t offset = generator.get_offset();
+    numbers[0] = static_cast<int64_t>(generator.current_seed());
+    numbers[1] = static_cast<int64_t>(offset);
+    const_cast<at::Generator&>(generator).set_offset(offset + (increment + 3) / 4 * 4);
+  }
+  return made.unsafeReleaseIntrusivePtr();
+}
+
+void parallel_range(int64_t units, int64_t grain, RangeFunction function, const void* context) {
+  at::parallel_for(0, units, grain,
+                   [&](int64_t begin, int64_t end) { function(context, begin, end); });
+}
+
+}  // namespace kiln

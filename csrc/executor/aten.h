@@ -1,0 +1,44 @@
+// The dispatcher, behind types that need no ATen header: aten.cpp is the one file that includes them.
+#pragma once
+
+#include <memory>
+
+#include "executor/program.h"
+#include "executor/value.h"
+
+namespace kiln {
+
+// Registers and slots of a running call, as far as ATen steps use them.
+struct CallView {
+  const Program* program;
+  Value* slots;
+  const int64_t* ints;
+  const double* floats;
+};
+
+// An ATen step with its operator and constant arguments looked up.
+class AtenCall {
+ public:
+  virtual ~AtenCall() = default;
+  virtual void run(const CallView& call) const = 0;
+};
+
+// Throws PlanError(kOperator) for an operator that does not exist or does not take the arguments.
+std::shared_ptr<const AtenCall> resolve(const CallSpec& spec);
+
+TensorPtr empty_strided(const Layout& layout, const int64_t* ints);
+void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source);
+// Through the whole dispatcher: autograd sees the view where it is on.
+TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                  int64_t offset);
+int64_t read_int(const c10::TensorImpl& tensor);
+double read_float(const c10::TensorImpl& tensor);
+bool read_bool(const c10::TensorImpl& tensor);
+// int64[2] (seed, offset), drawn as kiln.runtime.random.draw_seed does.
+TensorPtr draw_seed(int32_t device_type, int32_t device_index, int64_t increment);
+
+using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);
+// at::parallel_for: on torch's own threads.
+void parallel_range(int64_t units, int64_t grain, RangeFunction function, const void* context);
+
+}  // namespace kiln

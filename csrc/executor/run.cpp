@@ -1,0 +1,471 @@
+#include "executor/run.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstring>
+
+#include "executor/aten.h"
+#include "executor/tensors.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr c10::DispatchKeySet kBelowAutograd =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+constexpr size_t kScratchKept = size_t{1} << 20;
+constexpr int64_t kAlignment = 64;
+
+// 64-byte aligned memory of this thread, kept between launches unless it is large.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes) {
+    if (bytes == 0) return;
+    if (bytes <= kScratchKept) {
+      thread_local std::vector<char> kept;
+      if (kept.size() < bytes + kAlignment) kept.resize(bytes + kAlignment);
+      at_ = kept.data();
+    } else {
+      own_.reset(new char[bytes + kAlignment]);
+      at_ = own_.get();
+    }
+    auto address = reinterpret_cast<uintptr_t>(at_);
+    at_ += (kAlignment - address % kAlignment) % kAlignment;
+  }
+  void* data() const { return at_; }
+
+ private:
+  char* at_ = nullptr;
+  std::unique_ptr<char[]> own_;
+};
+
+struct LaunchArguments {
+  KernelFunction function;
+  void* const* tensors;
+  const int64_t* ints;
+  const double* floats;
+  size_t scratch;
+  int64_t* status;
+};
+
+void run_range(const void* context, int64_t begin, int64_t end) {
+  const auto& launch = *static_cast<const LaunchArguments*>(context);
+  Scratch scratch(launch.scratch);
+  launch.function(launch.tensors, launch.ints, launch.floats, begin, end, scratch.data(),
+                  launch.status);
+}
+
+// One call of one plan.
+class Run {
+ public:
+  Run(const Program& program, const std::vector<TensorPtr>& constants, Frame& frame, bool donate)
+      : program_(program),
+        constants_(constants),
+        frame_(frame),
+        slots_(frame.slots.data()),
+        ints_(frame.ints.data()),
+        floats_(frame.floats.data()),
+        donate_(donate) {}
+  ~Run() {
+    for (Value& slot : frame_.slots) slot.clear();
+    if (block_.bytes) ArenaPool::instance().give_back(std::move(block_));
+  }
+
+  void enter(Value* inputs);
+  void steps();
+  void results(Value* outputs);
+
+ private:
+  const Layout& layout(int32_t number) const {
+    return program_.layouts[static_cast<size_t>(number)];
+  }
+  const std::string& text(int32_t number) const {
+    return program_.strings[static_cast<size_t>(number)];
+  }
+  c10::TensorImpl& tensor(Slot slot) const {
+    const Value& value = slots_[slot];
+    TORCH_CHECK(value.is_tensor(), "slot ", slot, " of the plan holds no tensor");
+    return *value.tensor();
+  }
+
+  void read_scalar(const Input& input, const Value& value, size_t number);
+  void bind(const Binding& binding);
+  void check_input(const Input& input, const Value& value, size_t number) const;
+  void step(const Step& step);
+  void allocate(const Step& step);
+  void allocate_reuse(const Step& step);
+  void raw_allocate(const Step& step);
+  void view(const Step& step);
+  void raw_view(const Step& step);
+  void launch(const Step& step);
+  void host_read(const Step& step);
+  void check_relation(const Step& step) const;
+  void check_tensor(const Step& step) const;
+  void free(const Step& step);
+  void branch(const Step& step);
+  void output(const Output& one, Value* outputs, Value& result);
+  TensorPtr alias(const Output& one, const Value& base);
+
+  const Program& program_;
+  const std::vector<TensorPtr>& constants_;
+  Frame& frame_;
+  Value* slots_;
+  int64_t* ints_;
+  double* floats_;
+  bool donate_;
+  Block block_;
+  int64_t status_ = 0;
+};
+
+[[noreturn]] void wrong_input(size_t number, const std::string& problem) {
+  throw PlanError(ErrorKind::kInput, static_cast<int64_t>(number), problem);
+}
+
+void Run::read_scalar(const Input& input, const Value& value, size_t number) {
+  switch (input.scalar) {
+    case ScalarKind::kInt:
+      if (value.tag() != Value::Tag::kInt) wrong_input(number, "expected an int");
+      ints_[input.number] = value.integer();
+      break;
+    case ScalarKind::kBool:
+      if (value.tag() != Value::Tag::kBool) wrong_input(number, "expected a bool");
+      ints_[input.number] = value.integer();
+      break;
+    case ScalarKind::kFloat:
+      if (value.tag() != Value::Tag::kFloat) wrong_input(number, "expected a float");
+      floats_[input.number] = value.real();
+      break;
+    case ScalarKind::kTensor:
+      if (!value.is_tensor()) wrong_input(number, "expected a tensor");
+  }
+}
+
+void Run::bind(const Binding& binding) {
+  const c10::TensorImpl& from = *slots_[binding.slot].tensor();
+  auto number = static_cast<size_t>(binding.slot);
+  if (from.has_symbolic_sizes_strides() || from.layout() != c10::kStrided) {
+    wrong_input(number, "got " + describe(from));
+  }
+  if (binding.kind != BindingKind::kOffset && from.dim() <= binding.dim) {
+    wrong_input(number, "it has too few dimensions");
+  }
+  switch (binding.kind) {
+    case BindingKind::kSize:
+      ints_[binding.target] = from.size(binding.dim);
+      break;
+    case BindingKind::kStride:
+      ints_[binding.target] = from.stride(binding.dim);
+      break;
+    case BindingKind::kOffset:
+      ints_[binding.target] = from.storage_offset();
+      break;
+  }
+}
+
+void Run::check_input(const Input& input, const Value& value, size_t number) const {
+  if (input.layout == kNone) return;
+  const Layout& planned = layout(input.layout);
+  if (!fits(*value.tensor(), planned, ints_)) {
+    wrong_input(number,
+                "expected " + describe(planned, ints_) + ", got " + describe(*value.tensor()));
+  }
+}
+
+void Run::enter(Value* inputs) {
+  size_t count = program_.inputs.size();
+  for (size_t n = 0; n < count; n++) {
+    slots_[n] = inputs[n].hand_over();
+    read_scalar(program_.inputs[n], slots_[n], n);
+  }
+  for (const Binding& binding : program_.bindings) bind(binding);
+  compute(program_.segments[0], ints_, floats_);
+  for (size_t n = 0; n < count; n++) check_input(program_.inputs[n], slots_[n], n);
+  if (!program_.buffers.empty() && program_.segments.size() == 1) {
+    frame_.placement.update(program_, ints_);
+    if (frame_.placement.total) block_ = ArenaPool::instance().take(frame_.placement.total);
+  }
+}
+
+void Run::steps() {
+  c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
+  const Step* at = program_.steps.data();
+  const Step* end = at + program_.steps.size();
+  try {
+    for (; at != end; at++) step(*at);
+  } catch (PlanError& error) {
+    if (error.origin.empty()) error.origin = text(at->origin);
+    throw;
+  }
+  for (Slot slot : program_.mutated) {
+    if (slots_[slot].is_tensor() && !slots_[slot].tensor()->is_inference()) {
+      slots_[slot].tensor()->bump_version();
+    }
+  }
+}
+
+void Run::step(const Step& step) {
+  switch (step.kind) {
+    case StepKind::kAllocate:
+      return allocate(step);
+    case StepKind::kAllocateReuse:
+      return allocate_reuse(step);
+    case StepKind::kRawAllocate:
+      return raw_allocate(step);
+    case StepKind::kLaunch:
+      return launch(step);
+    case StepKind::kCallAten:
+      return program_.resolved[static_cast<size_t>(step.a)]->run(
+          {&program_, slots_, ints_, floats_});
+    case StepKind::kView:
+      return view(step);
+    case StepKind::kRawView:
+      return raw_view(step);
+    case StepKind::kCopy:
+      return copy_into(tensor(step.a), tensor(step.b));
+    case StepKind::kConstant:
+      return slots_[step.a].borrow(constants_[static_cast<size_t>(step.b)].get());
+    case StepKind::kHostRead:
+      return host_read(step);
+    case StepKind::kCheckRelation:
+      return check_relation(step);
+    case StepKind::kCheckTensor:
+      return check_tensor(step);
+    case StepKind::kRandomSeed:
+      return slots_[step.a].set_tensor(draw_seed(step.b, step.c, ints_[step.d]));
+    case StepKind::kFree:
+      return free(step);
+    case StepKind::kBranch:
+      return branch(step);
+  }
+}
+
+// a = allocate b
+void Run::allocate(const Step& step) {
+  const Layout& planned = layout(step.b);
+  slots_[step.a].set_tensor(planned.device_type == 0 ? empty_cpu(planned, ints_)
+                                                     : empty_strided(planned, ints_));
+}
+
+// a = allocate b in the memory of c
+void Run::allocate_reuse(const Step& step) {
+  const Layout& planned = layout(step.b);
+  bool is_input = step.c < static_cast<Slot>(program_.inputs.size());
+  Value old = std::move(slots_[step.c]);
+  bool enough = old.is_tensor() && (donate_ || !is_input) &&
+                static_cast<int64_t>(old.tensor()->storage().nbytes()) >= ints_[planned.bytes];
+  if (!enough) return allocate(step);
+  slots_[step.a].set_tensor(over_storage(*old.tensor(), planned, ints_, ints_[planned.offset]));
+}
+
+// a = buffer d of the arena; tensor c ends here
+void Run::raw_allocate(const Step& step) {
+  if (step.c != kNone) slots_[step.c].clear();
+  const Layout& planned = layout(step.b);
+  if (program_.segments.size() > 1) {
+    // Sizes that come from data: the arena cannot be placed ahead, so the slot gets a tensor.
+    return slots_[step.a].set_tensor(empty_cpu(planned, ints_));
+  }
+  char* start = block_.data() + frame_.placement.offsets[static_cast<size_t>(step.d)];
+  slots_[step.a].set_raw(start + ints_[planned.offset] * planned.itemsize);
+}
+
+// a = view of b as c; d is the offset from b's own
+void Run::view(const Step& step) {
+  const c10::TensorImpl& base = tensor(step.b);
+  const Layout& planned = layout(step.c);
+  int64_t start = base.storage_offset();
+  auto itemsize = static_cast<int64_t>(base.itemsize());
+  if (itemsize != planned.itemsize) start = start * itemsize / planned.itemsize;
+  slots_[step.a].set_tensor(over_storage(base, planned, ints_, start + ints_[step.d]));
+}
+
+void Run::raw_view(const Step& step) {
+  const Value& base = slots_[step.b];
+  if (base.is_tensor()) return view(step);
+  slots_[step.a].set_raw(static_cast<char*>(base.raw()) +
+                         ints_[step.d] * layout(step.c).itemsize);
+}
+
+void Run::launch(const Step& step) {
+  const Launch& one = program_.launches[static_cast<size_t>(step.a)];
+  const KernelEntry& kernel = program_.kernels[static_cast<size_t>(one.kernel)];
+  c10::SmallVector<void*, 16> tensors(one.tensors.size());
+  for (size_t n = 0; n < tensors.size(); n++) {
+    const Value& value = slots_[one.tensors[n]];
+    if (value.tag() == Value::Tag::kRaw) {
+      tensors[n] = value.raw();
+    } else {
+      c10::TensorImpl& given = tensor(one.tensors[n]);
+      tensors[n] = kernel.written[n] ? given.mutable_data() : const_cast<void*>(given.data());
+    }
+  }
+  int64_t units = ints_[one.units];
+  if (units <= 0) return;
+  LaunchArguments launch{kernel.function,
+                         tensors.data(),
+                         ints_ + one.ints,
+                         floats_ + one.floats,
+                         static_cast<size_t>(ints_[one.scratch]),
+                         &status_};
+  if (units <= ints_[one.grain]) {
+    run_range(&launch, 0, units);
+  } else {
+    parallel_range(units, ints_[one.grain], run_range, &launch);
+  }
+  if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
+}
+
+// number c of kind b = element of a; then segment d is computed
+void Run::host_read(const Step& step) {
+  const c10::TensorImpl& source = tensor(step.a);
+  switch (static_cast<ScalarKind>(step.b)) {
+    case ScalarKind::kFloat:
+      floats_[step.c] = read_float(source);
+      break;
+    case ScalarKind::kBool:
+      ints_[step.c] = read_bool(source);
+      break;
+    default:
+      ints_[step.c] = read_int(source);
+  }
+  compute(program_.segments[static_cast<size_t>(step.d)], ints_, floats_);
+}
+
+// register b stands in relation a to 0, else message c
+void Run::check_relation(const Step& step) const {
+  int64_t difference = ints_[step.b];
+  auto kind = static_cast<RelationKind>(step.a);
+  bool holds = kind == RelationKind::kEq   ? difference == 0
+               : kind == RelationKind::kNe ? difference != 0
+                                           : difference <= 0;
+  if (!holds) throw PlanError(ErrorKind::kCheck, 0, text(step.c));
+}
+
+void Run::check_tensor(const Step& step) const {
+  if (!read_bool(tensor(step.a))) throw PlanError(ErrorKind::kCheck, 0, text(step.b));
+}
+
+void Run::free(const Step& step) {
+  for (Slot slot : program_.frees[static_cast<size_t>(step.a)]) slots_[slot].clear();
+}
+
+void Run::branch(const Step& step) {
+  const Branch& one = program_.branches[static_cast<size_t>(step.a)];
+  bool taken = read_bool(tensor(step.b));
+  const Program& inner = taken ? *one.if_true : *one.if_false;
+  auto place = static_cast<size_t>(step.a) * 2 + (taken ? 0 : 1);
+  if (frame_.branches.size() <= place) frame_.branches.resize(program_.branches.size() * 2);
+  if (!frame_.branches[place]) frame_.branches[place] = std::make_unique<Frame>(inner);
+  std::vector<Value> inputs(one.args.size());
+  std::vector<Value> outputs(one.outs.size());
+  for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[one.args[n]].share());
+  Run nested(inner, constants_, *frame_.branches[place], false);
+  nested.enter(inputs.data());
+  nested.steps();
+  nested.results(outputs.data());
+  for (size_t n = 0; n < outputs.size(); n++) {
+    if (one.outs[n] != kNone) slots_[one.outs[n]] = std::move(outputs[n]);
+  }
+}
+
+TensorPtr Run::alias(const Output& one, const Value& base) {
+  TORCH_CHECK(base.is_tensor(), "an output of the plan is a view of something that is no tensor");
+  const Layout& planned = layout(one.layout);
+  return over_storage(*base.tensor(), planned, ints_,
+                      base.tensor()->storage_offset() + ints_[one.shift]);
+}
+
+void Run::output(const Output& one, Value* outputs, Value& result) {
+  switch (one.kind) {
+    case OutputKind::kNone:
+      return;
+    case OutputKind::kInt:
+      return result.set_int(ints_[one.operand]);
+    case OutputKind::kBool:
+      return result.set_bool(ints_[one.operand] != 0);
+    case OutputKind::kFloat:
+      return result.set_float(floats_[one.operand]);
+    case OutputKind::kSlot:
+    case OutputKind::kInput:
+    case OutputKind::kOutput:
+      break;
+  }
+  const Value& base = one.kind == OutputKind::kOutput ? outputs[one.operand] : slots_[one.operand];
+  if (one.layout != kNone) return result.set_tensor(alias(one, base));
+  switch (base.tag()) {
+    case Value::Tag::kTensor:
+      return result.set_tensor(base.share());
+    case Value::Tag::kInt:
+      return result.set_int(base.integer());
+    case Value::Tag::kBool:
+      return result.set_bool(base.integer() != 0);
+    case Value::Tag::kFloat:
+      return result.set_float(base.real());
+    default:
+      return;
+  }
+}
+
+void Run::results(Value* outputs) {
+  for (size_t n = 0; n < program_.outputs.size(); n++) {
+    outputs[n].clear();
+    output(program_.outputs[n], outputs, outputs[n]);
+  }
+}
+
+void connect(Program& program) {
+  for (const CallSpec& call : program.calls) program.resolved.push_back(resolve(call));
+  for (Branch& branch : program.branches) {
+    connect(*branch.if_true);
+    connect(*branch.if_false);
+  }
+}
+
+}  // namespace
+
+Frame::Frame(const Program& program)
+    : slots(static_cast<size_t>(program.num_slots)), ints(program.ints), floats(program.floats) {}
+
+Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants)
+    : program_(std::move(program)), constants_(std::move(constants)) {
+  connect(*program_);
+}
+
+Executor::~Executor() { delete idle_.load(); }
+
+std::unique_ptr<Frame> Executor::take_frame() const {
+  std::unique_ptr<Frame> frame(idle_.exchange(nullptr, std::memory_order_acquire));
+  return frame ? std::move(frame) : std::make_unique<Frame>(*program_);
+}
+
+void Executor::give_back(std::unique_ptr<Frame> frame) const {
+  Frame* expected = nullptr;
+  if (idle_.compare_exchange_strong(expected, frame.get(), std::memory_order_release)) {
+    frame.release();
+  }
+}
+
+void Executor::run(Value* inputs, Value* outputs, bool donate) const {
+  std::unique_ptr<Frame> frame = take_frame();
+  {
+    Run run(*program_, constants_, *frame, donate);
+    run.enter(inputs);
+    run.steps();
+    run.results(outputs);
+  }
+  give_back(std::move(frame));
+}
+
+void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {
+  for (size_t n = 0; n < program.outputs.size(); n++) {
+    const Output& one = program.outputs[n];
+    if (one.layout == kNone) continue;
+    const Value& base = one.kind == OutputKind::kOutput ? outputs[one.operand] : inputs[one.operand];
+    const c10::TensorImpl& plain = *outputs[n].tensor();
+    outputs[n].set_tensor(view_of(*base.tensor(), plain.sizes(), plain.strides(),
+                                  plain.storage_offset()));
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,49 @@
+// Runs a decoded plan. Thread-safe and re-entrant: all state of a call is in its frame.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "executor/arena.h"
+#include "executor/program.h"
+#include "executor/value.h"
+
+namespace kiln {
+
+// State of one call; kept between calls, so that a call allocates nothing but results.
+struct Frame {
+  explicit Frame(const Program& program);
+
+  std::vector<Value> slots;
+  std::vector<int64_t> ints;
+  std::vector<double> floats;
+  Placement placement;
+  std::vector<std::unique_ptr<Frame>> branches;  // of nested plans: two per branch, made on demand
+};
+
+// Makes the outputs that are views into views of `inputs` and `outputs` in the eyes of autograd.
+void rebuild_views(const Program& program, const Value* inputs, Value* outputs);
+
+class Executor {
+ public:
+  // `constants` in the order of the plan. Throws PlanError.
+  Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants);
+  ~Executor();
+
+  const Program& program() const { return *program_; }
+
+  // Runs below autograd and autocast. Takes over the tensors that `inputs` own and leaves
+  // the results in `outputs`; a result that is a view of an input or of another output is one that autograd
+  // does not know, see `rebuild_views`. Without `donate` the memory of inputs is never reused.
+  void run(Value* inputs, Value* outputs, bool donate) const;
+
+ private:
+  std::unique_ptr<Frame> take_frame() const;
+  void give_back(std::unique_ptr<Frame> frame) const;
+
+  std::unique_ptr<Program> program_;
+  std::vector<TensorPtr> constants_;
+  mutable std::atomic<Frame*> idle_{nullptr};
+};
+
+}  // namespace kiln

@@ -1,0 +1,104 @@
+#include "executor/tensors.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <sstream>
+
+namespace kiln {
+
+namespace {
+
+// Tensors whose memory is not what their sizes and strides say.
+constexpr c10::DispatchKeySet kOpaque({
+    c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,
+    c10::DispatchKey::ZeroTensor,
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::NestedTensor,
+});
+
+bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef actual, const int64_t* planned) {
+  for (size_t dim = 0; dim < sizes.size(); dim++) {
+    if (sizes[dim] == 0) return true;
+  }
+  for (size_t dim = 0; dim < sizes.size(); dim++) {
+    if (sizes[dim] != 1 && actual[dim] != planned[dim]) return false;
+  }
+  return true;
+}
+
+std::string describe(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  std::ostringstream out;
+  out << dtype << sizes << " strides " << strides;
+  return out.str();
+}
+
+// Bytes from the start of the storage to the end of the last element.
+int64_t reach(const Layout& layout, const int64_t* ints, int64_t offset) {
+  int64_t last = offset;
+  for (int32_t dim = 0; dim < layout.rank; dim++) {
+    if (ints[layout.sizes + dim] == 0) return 0;
+    last += (ints[layout.sizes + dim] - 1) * ints[layout.strides + dim];
+  }
+  return (last + 1) * layout.itemsize;
+}
+
+}  // namespace
+
+c10::IntArrayRef sizes_of(const Layout& layout, const int64_t* ints) {
+  return {ints + layout.sizes, static_cast<size_t>(layout.rank)};
+}
+
+c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints) {
+  return {ints + layout.strides, static_cast<size_t>(layout.rank)};
+}
+
+TensorPtr empty_cpu(const Layout& layout, const int64_t* ints) {
+  c10::Allocator* allocator = c10::GetCPUAllocator();
+  size_t bytes = static_cast<size_t>(std::max<int64_t>(ints[layout.bytes], 0));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
+  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), layout.meta);
+  made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints),
+                              ints[layout.offset]);
+  return made;
+}
+
+TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const int64_t* ints,
+                       int64_t offset) {
+  const c10::Storage& storage = base.storage();
+  TORCH_CHECK(offset >= 0 && reach(layout, ints, offset) <= static_cast<int64_t>(storage.nbytes()),
+              "a view of the plan does not fit into its storage of ", storage.nbytes(), " bytes");
+  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
+      c10::Storage(storage), base.key_set(), layout.meta);
+  made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints), offset);
+  return made;
+}
+
+bool fits(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints) {
+  if (tensor.dtype() != layout.meta || tensor.key_set().has_any(kOpaque)) return false;
+  if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) return false;
+  c10::Device device = tensor.device();
+  if (static_cast<int8_t>(device.type()) != layout.device_type) return false;
+  if (layout.device_index >= 0 && device.index() != layout.device_index) return false;
+  c10::IntArrayRef sizes = tensor.sizes();
+  if (sizes != sizes_of(layout, ints)) return false;
+  return same_strides(sizes, tensor.strides(), ints + layout.strides);
+}
+
+std::string describe(const c10::TensorImpl& tensor) {
+  if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) {
+    return "a tensor that is not strided memory";
+  }
+  return describe(c10::typeMetaToScalarType(tensor.dtype()), tensor.sizes(), tensor.strides());
+}
+
+std::string describe(const Layout& layout, const int64_t* ints) {
+  return describe(layout.dtype, sizes_of(layout, ints), strides_of(layout, ints));
+}
+
+}  // namespace kiln

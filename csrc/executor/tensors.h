@@ -1,0 +1,28 @@
+// Tensors by layout: made, compared, viewed. Needs c10 only.
+#pragma once
+
+#include "executor/program.h"
+#include "executor/value.h"
+
+namespace kiln {
+
+c10::IntArrayRef sizes_of(const Layout& layout, const int64_t* ints);
+c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints);
+
+// Fresh CPU memory in the layout.
+TensorPtr empty_cpu(const Layout& layout, const int64_t* ints);
+
+// A tensor over the storage of `base`, starting at `offset` elements of the layout's dtype.
+// Throws where it would reach beyond the storage.
+TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const int64_t* ints,
+                       int64_t offset);
+
+// Is this plain strided memory of the planned dtype, device, sizes and strides? A stride of a dimension
+// of size 1 is never used and may differ.
+bool fits(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints);
+
+// "f32[2, 3 | 3, 1]", for messages.
+std::string describe(const c10::TensorImpl& tensor);
+std::string describe(const Layout& layout, const int64_t* ints);
+
+}  // namespace kiln

@@ -1,0 +1,128 @@
+"""Size expressions of a plan as a program over numbered registers.
+
+    symbols: s0 = %0.size(0)        register 0 = s0, registers 1, 2, 3 = 8, 1, 0 (constants)
+    sizes (s0, 8), units 8*s0       mul r4 = r0 r1;  mov r5 = r0   (5 and 6 hold the vector s0, 8)
+
+Constants stand in the register file from the start; what depends on inputs is computed once at the entry of a call,
+what depends on a number read from data right after its `HostRead`. A vector (sizes, strides, kernel arguments) is a
+run of neighbouring registers, so a step names it by its first register and nothing is copied at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
+
+ADD, MUL, FLOORDIV, MOD, MIN, MAX, MOV, INT_TO_FLOAT, FLOAT_MOV = range(9)
+OPERATION_OF = {FloorDiv: FLOORDIV, Mod: MOD, Min: MIN, Max: MAX}
+
+FloatSource = float | int  # a constant, or the float register that holds the value
+
+
+@final
+@dataclass
+class Segment:
+    """Operations (op, target, a, b) done together: at the entry, or after one HostRead."""
+
+    operations: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+@final
+class RegisterFile:
+    """Hands out registers and writes the operations that fill them."""
+
+    def __init__(self) -> None:
+        self.ints: list[int] = []  # what the register holds before the call
+        self.floats: list[float] = []
+        self.segments = [Segment()]
+        self._scalars: dict[Int, tuple[int, int]] = {}  # value to (register, segment that defines it)
+        self._vectors: dict[tuple[Int, ...], int] = {}
+        self._float_vectors: dict[tuple[str, ...], int] = {}
+
+    def new_int(self, start: int = 0) -> int:
+        self.ints.append(start)
+        return len(self.ints) - 1
+
+    def new_float(self, start: float = 0.0) -> int:
+        self.floats.append(start)
+        return len(self.floats) - 1
+
+    def bind(self, symbol: Symbol, register: int) -> None:
+        """`symbol` is in `register` from the newest segment on."""
+        self._scalars[symbol] = (register, len(self.segments) - 1)
+
+    def start_segment(self) -> int:
+        """What depends on symbols bound from now on is computed in a new segment; its number."""
+        self.segments.append(Segment())
+        return len(self.segments) - 1
+
+    def scalar(self, value: Int) -> int:
+        """The register of `value`."""
+        return self._place(value)[0]
+
+    def vector(self, values: Sequence[Int]) -> int:
+        """The first of the registers that hold `values` side by side."""
+        key = tuple(values)
+        if key in self._vectors:
+            return self._vectors[key]
+        sources = [None if isinstance(value, int) else self._place(value) for value in key]
+        start = len(self.ints)
+        for value, source in zip(key, sources, strict=True):
+            register = self.new_int(value if isinstance(value, int) else 0)
+            if source is not None:
+                self.segments[source[1]].operations.append((MOV, register, source[0], 0))
+        self._vectors[key] = start
+        return start
+
+    def float_vector(self, values: Sequence[tuple[str, float | int]]) -> int:
+        """Floats side by side; each is ("constant", number), ("float", register) or ("int", int register)."""
+        key = tuple(f"{kind}:{value!r}" for kind, value in values)
+        if key in self._float_vectors:
+            return self._float_vectors[key]
+        start = len(self.floats)
+        for kind, value in values:
+            register = self.new_float(float(value) if kind == "constant" else 0.0)
+            if kind != "constant":
+                operation = FLOAT_MOV if kind == "float" else INT_TO_FLOAT
+                self.segments[-1].operations.append((operation, register, int(value), 0))
+        self._float_vectors[key] = start
+        return start
+
+    def _place(self, value: Int) -> tuple[int, int]:
+        found = self._scalars.get(value)
+        if found is None:
+            if isinstance(value, int):
+                found = (self.new_int(value), 0)
+            else:
+                found = self._compute(value)
+            self._scalars[value] = found
+        return found
+
+    def _compute(self, value: Expr) -> tuple[int, int]:
+        if isinstance(value, FloorDiv | Mod):
+            return self._apply(OPERATION_OF[type(value)], [value.dividend, value.divisor])
+        if isinstance(value, Min | Max):
+            return self._apply(OPERATION_OF[type(value)], value.args)
+        if isinstance(value, Symbol):
+            raise KeyError(value.name)
+        products = []
+        for monomial, coefficient in value.terms:
+            factors: list[Int] = [*monomial] if coefficient == 1 else [*monomial, coefficient]
+            products.append(self._apply(MUL, factors) if factors else self._place(1))
+        return self._fold(ADD, products)
+
+    def _apply(self, operation: int, operands: Sequence[Int]) -> tuple[int, int]:
+        return self._fold(operation, [self._place(operand) for operand in operands])
+
+    def _fold(self, operation: int, operands: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """`operation` over the operands from left to right, each result in a register of its own."""
+        result = operands[0]
+        for operand in operands[1:]:
+            segment = max(result[1], operand[1])
+            register = self.new_int()
+            self.segments[segment].operations.append((operation, register, result[0], operand[0]))
+            result = (register, segment)
+        return result
