@@ -28,7 +28,11 @@ FLAGS = [
 ABI = [("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI)))]
 
 
-def native(name: str, folder: str, libraries: list[str]) -> Extension | None:
+# Only the pragmas: GOMP's functions are those of the library that torch has loaded, so there is one team of threads.
+PARALLEL = ["-fopenmp"]
+
+
+def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Extension | None:
     sources = sorted(str(path) for path in Path("csrc", folder).glob("*.cpp"))
     if not sources:
         return None
@@ -41,10 +45,13 @@ def native(name: str, folder: str, libraries: list[str]) -> Extension | None:
         runtime_library_dirs=[str(TORCH / "lib")],
         libraries=libraries,
         define_macros=ABI,
-        extra_compile_args=FLAGS,
+        extra_compile_args=FLAGS + flags,
         language="c++",
     )
 
 
-modules = [native("_frames", "frames", ["c10"]), native("_executor", "executor", ["c10", "torch_cpu", "torch_python"])]
+modules = [
+    native("_frames", "frames", ["c10"], []),
+    native("_executor", "executor", ["c10", "torch_cpu", "torch_python"], PARALLEL),
+]
 setup(ext_modules=[module for module in modules if module is not None])

@@ -17,7 +17,8 @@ struct Placement {
   std::vector<int64_t> offsets;
   int64_t total = 0;
 
-  // Recomputes where the sizes differ from the last call's; buffers whose lives meet do not overlap.
+  // Recomputes where the sizes differ from the last call's; buffers whose lives meet do not
+  // overlap.
   void update(const Program& program, const int64_t* ints);
 };
 
@@ -28,8 +29,8 @@ struct Block {
   char* data() const { return static_cast<char*>(memory.get()); }
 };
 
-// Blocks that are not in use, shared by all plans of the process: what is kept is what the largest calls
-// running at the same time needed.
+// Blocks that are not in use, shared by all plans of the process: what is kept is what the largest
+// calls running at the same time needed.
 class ArenaPool {
  public:
   static ArenaPool& instance();

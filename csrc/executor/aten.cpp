@@ -1,6 +1,7 @@
 // The only file that includes the dispatcher: every other one talks to ATen through aten.h.
 #include "executor/aten.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,6 +35,8 @@ enum class Source : uint8_t { kConstant, kSlot, kInt, kFloat, kBool, kInts, kTen
 
 struct Feed {
   Source source = Source::kConstant;
+  bool as_tensor = false;    // a number where the schema has a tensor
+  bool tensor_slot = false;  // a slot, number or not, where the schema has a tensor
   int32_t at = 0;
   int32_t count = 0;
   std::vector<Slot> slots;  // of a list of tensors; kNone where there is none
@@ -90,6 +93,24 @@ IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypeP
   }
 }
 
+// A Python number as torch's argument parser makes a tensor of it: it does not take part in type
+// promotion.
+IValue wrapped_number(const IValue& number) {
+  c10::ScalarType dtype = number.isInt()    ? c10::ScalarType::Long
+                          : number.isBool() ? c10::ScalarType::Bool
+                                            : c10::ScalarType::Double;
+  auto made = at::detail::empty_cpu({}, dtype, false, std::nullopt);
+  if (number.isInt()) {
+    *made.mutable_data_ptr<int64_t>() = number.toInt();
+  } else if (number.isBool()) {
+    *made.mutable_data_ptr<bool>() = number.toBool();
+  } else {
+    *made.mutable_data_ptr<double>() = number.toDouble();
+  }
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return IValue(at::Tensor(made));
+}
+
 bool has_slots(const Argument& value) {
   for (const Argument& item : value.items) {
     if (item.kind == ArgumentKind::kSlot) return true;
@@ -116,6 +137,9 @@ Feed feed_of(const CallSpec& spec, const Argument& value, const c10::Argument& d
   c10::TypePtr type = inner_of(declared.type());
   Feed feed;
   feed.at = static_cast<int32_t>(value.value);
+  feed.tensor_slot = is_tensor_like(type);
+  feed.as_tensor = is_tensor_like(type) && value.kind != ArgumentKind::kSlot &&
+                   value.kind != ArgumentKind::kNone;
   switch (value.kind) {
     case ArgumentKind::kSlot:
       feed.source = Source::kSlot;
@@ -169,18 +193,26 @@ IValue number_of(const Value& value) {
   }
 }
 
-IValue fed(const Feed& feed, const CallView& call) {
+IValue number_fed(const Feed& feed, const CallView& call) {
   switch (feed.source) {
-    case Source::kConstant:
-      return feed.constant;
-    case Source::kSlot:
-      return number_of(call.slots[feed.at]);
     case Source::kInt:
       return IValue(call.ints[feed.at]);
     case Source::kBool:
       return IValue(call.ints[feed.at] != 0);
     case Source::kFloat:
       return IValue(call.floats[feed.at]);
+    default:
+      return feed.constant;
+  }
+}
+
+IValue fed(const Feed& feed, const CallView& call) {
+  if (feed.as_tensor) return wrapped_number(number_fed(feed, call));
+  switch (feed.source) {
+    case Source::kSlot: {
+      IValue value = number_of(call.slots[feed.at]);
+      return feed.tensor_slot && value.isScalar() ? wrapped_number(value) : value;
+    }
     case Source::kInts:
       return IValue(c10::IntArrayRef(call.ints + feed.at, static_cast<size_t>(feed.count)));
     case Source::kTensors: {
@@ -200,8 +232,9 @@ IValue fed(const Feed& feed, const CallView& call) {
       }
       return IValue(std::move(items));
     }
+    default:
+      return number_fed(feed, call);
   }
-  return IValue();
 }
 
 // The result in the planned layout: itself where the prediction was right, else a copy.
@@ -226,8 +259,8 @@ void put(Value& slot, IValue result, int32_t layout, const CallView& call) {
   if (result.isInt()) return slot.set_int(result.toInt());
   if (result.isBool()) return slot.set_bool(result.toBool());
   if (result.isDouble()) return slot.set_float(result.toDouble());
-  TORCH_CHECK(result.isNone(), "an ATen step returned a value that a plan cannot hold: ",
-              result.tagKind());
+  TORCH_CHECK(result.isNone(),
+              "an ATen step returned a value that a plan cannot hold: ", result.tagKind());
   slot.clear();
 }
 
@@ -285,7 +318,8 @@ std::shared_ptr<const AtenCall> resolve(const CallSpec& spec) {
   size_t first = spec.target.find('.');
   size_t last = spec.target.rfind('.');
   if (first == std::string::npos || first == last) bad_call(spec, "the name is not ns.op.overload");
-  std::string name = spec.target.substr(0, first) + "::" + spec.target.substr(first + 1, last - first - 1);
+  std::string name =
+      spec.target.substr(0, first) + "::" + spec.target.substr(first + 1, last - first - 1);
   std::string overload = spec.target.substr(last + 1);
   if (overload == "default") overload.clear();
   auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
@@ -315,9 +349,9 @@ void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source) {
 
 TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                   int64_t offset) {
-  static const auto op = operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef,
-                                                c10::SymIntArrayRef, std::optional<c10::SymInt>)>(
-      "aten::as_strided", "");
+  static const auto op =
+      operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef,
+                             std::optional<c10::SymInt>)>("aten::as_strided", "");
   return op
       .call(wrap(base), c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides),
             c10::SymInt(offset))
@@ -343,21 +377,21 @@ TensorPtr draw_seed(int32_t device_type, int32_t device_index, int64_t increment
   auto* numbers = made.mutable_data_ptr<int64_t>();
   numbers[1] = 0;
   if (device_type == 0) {
-    static const auto op = operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>(
-        "aten::random_", "");
+    static const auto op =
+        operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>("aten::random_", "");
     auto drawn = at::detail::empty_cpu({}, c10::ScalarType::Long, false, std::nullopt);
     at::Tensor target(drawn);
     op.call(target, std::nullopt);
     numbers[0] = *drawn.const_data_ptr<int64_t>();
   } else {
     auto index = static_cast<c10::DeviceIndex>(device_index);
-    const at::Generator& generator =
-        at::globalContext().defaultGenerator(c10::Device(static_cast<c10::DeviceType>(device_type), index));
+    c10::Device device(static_cast<c10::DeviceType>(device_type), index);
+    at::Generator generator = at::globalContext().defaultGenerator(device);
     std::lock_guard<std::mutex> lock(generator.mutex());
     uint64_t offset = generator.get_offset();
     numbers[0] = static_cast<int64_t>(generator.current_seed());
     numbers[1] = static_cast<int64_t>(offset);
-    const_cast<at::Generator&>(generator).set_offset(offset + (increment + 3) / 4 * 4);
+    generator.set_offset(offset + static_cast<uint64_t>((increment + 3) / 4 * 4));
   }
   return made.unsafeReleaseIntrusivePtr();
 }

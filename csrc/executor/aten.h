@@ -1,4 +1,5 @@
-// The dispatcher, behind types that need no ATen header: aten.cpp is the one file that includes them.
+// The dispatcher, behind types that need no ATen header: aten.cpp is the one file that includes
+// them.
 #pragma once
 
 #include <memory>

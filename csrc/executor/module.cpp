@@ -1,4 +1,5 @@
-// The Python face: `Executor(program, addresses, constants, explain)` is a callable without a Python frame.
+// The Python face: `Executor(program, addresses, constants, explain)` is a callable without a
+// Python frame.
 #include <ATen/core/TensorBase.h>
 #include <Python.h>
 #include <structmember.h>
@@ -22,8 +23,7 @@ using kiln::TensorPtr;
 using kiln::Value;
 
 struct ExecutorObject {
-  PyObject_HEAD
-  vectorcallfunc call;
+  PyObject_HEAD vectorcallfunc call;
   std::shared_ptr<const Executor> executor;
   PyObject* explain;  // (kind, value, origin, detail) -> exception
 };
@@ -76,8 +76,7 @@ PyObject* results_to_python(const Program& program, std::vector<Value>& outputs,
                     (one.kind == kiln::OutputKind::kInput ||
                      (one.kind == kiln::OutputKind::kSlot &&
                       static_cast<size_t>(one.operand) < program.inputs.size()));
-    PyObject* made =
-        is_input ? Py_NewRef(args[one.operand]) : kiln::value_to_python(outputs[n]);
+    PyObject* made = is_input ? Py_NewRef(args[one.operand]) : kiln::value_to_python(outputs[n]);
     if (!made) {
       Py_DECREF(tuple);
       return nullptr;
@@ -156,8 +155,8 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   PyObject* self = nullptr;
   try {
-    auto program = kiln::decode_program(static_cast<const char*>(bytes.buf),
-                                        static_cast<size_t>(bytes.len));
+    auto program =
+        kiln::decode_program(static_cast<const char*>(bytes.buf), static_cast<size_t>(bytes.len));
     std::vector<TensorPtr> tensors;
     if (link(*program, addresses) && read_constants(constants, tensors)) {
       auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors));
@@ -238,7 +237,14 @@ PyMethodDef methods[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_executor", "Runs plans.", -1, methods, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT,
+    "_executor",
+    "Runs plans.",
+    -1,
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
     nullptr,
 };
 

@@ -16,7 +16,8 @@ namespace kiln {
 
 namespace {
 
-// Bytes from a tensor object to its pointer; the layout of the object differs between torch versions.
+// Bytes from a tensor object to its pointer; the layout of the object differs between torch
+// versions.
 Py_ssize_t tensor_field = 0;
 
 bool find_in(PyObject* tensor) {

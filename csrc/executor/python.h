@@ -9,7 +9,8 @@
 
 namespace kiln {
 
-// Finds where a Python tensor keeps its C++ tensor; to be called once, at import. False: a Python error is set.
+// Finds where a Python tensor keeps its C++ tensor; to be called once, at import. False: a Python
+// error is set.
 bool find_tensor_field();
 
 // Borrowed; nullptr without a Python error where `object` is no tensor.

@@ -1,7 +1,6 @@
 #include "executor/run.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstring>
 
@@ -283,15 +282,14 @@ void Run::view(const Step& step) {
 void Run::raw_view(const Step& step) {
   const Value& base = slots_[step.b];
   if (base.is_tensor()) return view(step);
-  slots_[step.a].set_raw(static_cast<char*>(base.raw()) +
-                         ints_[step.d] * layout(step.c).itemsize);
+  slots_[step.a].set_raw(static_cast<char*>(base.raw()) + ints_[step.d] * layout(step.c).itemsize);
 }
 
 void Run::launch(const Step& step) {
   const Launch& one = program_.launches[static_cast<size_t>(step.a)];
   const KernelEntry& kernel = program_.kernels[static_cast<size_t>(one.kernel)];
-  c10::SmallVector<void*, 16> tensors(one.tensors.size());
-  for (size_t n = 0; n < tensors.size(); n++) {
+  void** tensors = frame_.pointers.data();
+  for (size_t n = 0; n < one.tensors.size(); n++) {
     const Value& value = slots_[one.tensors[n]];
     if (value.tag() == Value::Tag::kRaw) {
       tensors[n] = value.raw();
@@ -303,7 +301,7 @@ void Run::launch(const Step& step) {
   int64_t units = ints_[one.units];
   if (units <= 0) return;
   LaunchArguments launch{kernel.function,
-                         tensors.data(),
+                         tensors,
                          ints_ + one.ints,
                          floats_ + one.floats,
                          static_cast<size_t>(ints_[one.scratch]),
@@ -425,7 +423,11 @@ void connect(Program& program) {
 }  // namespace
 
 Frame::Frame(const Program& program)
-    : slots(static_cast<size_t>(program.num_slots)), ints(program.ints), floats(program.floats) {}
+    : slots(static_cast<size_t>(program.num_slots)), ints(program.ints), floats(program.floats) {
+  size_t widest = 0;
+  for (const Launch& launch : program.launches) widest = std::max(widest, launch.tensors.size());
+  pointers.resize(widest);
+}
 
 Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants)
     : program_(std::move(program)), constants_(std::move(constants)) {
@@ -461,10 +463,11 @@ void rebuild_views(const Program& program, const Value* inputs, Value* outputs) 
   for (size_t n = 0; n < program.outputs.size(); n++) {
     const Output& one = program.outputs[n];
     if (one.layout == kNone) continue;
-    const Value& base = one.kind == OutputKind::kOutput ? outputs[one.operand] : inputs[one.operand];
+    const Value& base =
+        one.kind == OutputKind::kOutput ? outputs[one.operand] : inputs[one.operand];
     const c10::TensorImpl& plain = *outputs[n].tensor();
-    outputs[n].set_tensor(view_of(*base.tensor(), plain.sizes(), plain.strides(),
-                                  plain.storage_offset()));
+    outputs[n].set_tensor(
+        view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
   }
 }
 

@@ -17,6 +17,7 @@ struct Frame {
   std::vector<Value> slots;
   std::vector<int64_t> ints;
   std::vector<double> floats;
+  std::vector<void*> pointers;  // tensor arguments of the launch at hand
   Placement placement;
   std::vector<std::unique_ptr<Frame>> branches;  // of nested plans: two per branch, made on demand
 };
@@ -33,8 +34,9 @@ class Executor {
   const Program& program() const { return *program_; }
 
   // Runs below autograd and autocast. Takes over the tensors that `inputs` own and leaves
-  // the results in `outputs`; a result that is a view of an input or of another output is one that autograd
-  // does not know, see `rebuild_views`. Without `donate` the memory of inputs is never reused.
+  // the results in `outputs`; a result that is a view of an input or of another output is one that
+  // autograd does not know, see `rebuild_views`. Without `donate` the memory of inputs is never
+  // reused.
   void run(Value* inputs, Value* outputs, bool donate) const;
 
  private:

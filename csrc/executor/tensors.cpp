@@ -59,8 +59,8 @@ c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints) {
 TensorPtr empty_cpu(const Layout& layout, const int64_t* ints) {
   c10::Allocator* allocator = c10::GetCPUAllocator();
   size_t bytes = static_cast<size_t>(std::max<int64_t>(ints[layout.bytes], 0));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       allocator->allocate(bytes), allocator, true);
   auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), layout.meta);
   made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints),

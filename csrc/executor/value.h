@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace kiln {

@@ -47,6 +47,13 @@ class UnknownOperator(KilnError, RuntimeError):
     try_ = ("import the library that registers the operator before the plan is loaded",)
 
 
+class InvalidProgram(KilnError, ValueError):
+    code = "KILN4007"
+    what = "the compiled program of plan `{plan}` cannot be read"
+    why = "{problem}"
+    try_ = ("compile it again with this version",)
+
+
 STATUS_ERRORS: dict[int, type[KilnError]] = {1: IndexOutOfRange, 2: IntegerDivisionByZero}
 """Meaning of the number that a kernel leaves in its status slot."""
 

@@ -108,6 +108,9 @@ class Libraries:
         """Where the function is, for the native executor."""
         return ctypes.cast(self.function(symbol), ctypes.c_void_p).value or 0
 
+    def addresses(self) -> dict[str, int]:
+        return {symbol: self.address(symbol) for symbol in self._functions}
+
     def scratch_bytes(self, symbol: str) -> int:
         """Static part of the scratch memory of a call."""
         return self._scratch.get(symbol, 0)

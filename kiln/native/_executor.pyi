@@ -1,0 +1,32 @@
+"""Types of the native plan executor (csrc/executor)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+@final
+class Executor:
+    """A decoded plan, ready to be called with the plan's arguments.
+
+    `addresses` maps kernel symbols to functions; `explain(kind, value, origin, detail)` makes the exception.
+    """
+
+    def __init__(
+        self,
+        program: bytes,
+        addresses: Mapping[str, int],
+        constants: Sequence[torch.Tensor],
+        explain: Callable[[int, int, str, str], BaseException],
+    ) -> None: ...
+    def __call__(self, *args: Any) -> tuple[Any, ...]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_steps(self) -> int: ...
+
+def release_memory() -> int:
+    """Free the arenas that are not in use; returns their bytes."""
+
+def held_memory() -> int:
+    """Bytes of the arenas that are not in use."""

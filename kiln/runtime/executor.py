@@ -1,0 +1,60 @@
+"""The native executor of a plan.
+
+    run = make_executor(plan, libraries)
+    outs = run(x, weight)                  # a tuple; no Python frame, the interpreter lock is released
+
+Below autograd and autocast, whatever the caller's modes: `autograd.py` builds the differentiable region on top.
+Thread-safe and re-entrant. Differences from `python_executor.py`, the reference, are faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from kiln.native._executor import Executor
+from kiln.runtime.errors import CheckFailed, InputMismatch, InvalidProgram, UnknownOperator, status_error
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.plan import Plan
+from kiln.runtime.program import encode_program
+
+# ErrorKind of csrc/executor/program.h
+STATUS, INPUT, CHECK, OPERATOR, PROGRAM = range(5)
+
+
+def make_executor(plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = ()) -> Executor:
+    """Raises InvalidPlan, UnknownOperator, MissingKernel."""
+    names = [one.name for one in plan.inputs]
+    return load_executor(encode_program(plan), libraries, constants, Explain(plan.name, names))
+
+
+def load_executor(
+    program: bytes, libraries: Libraries, constants: Sequence[torch.Tensor], explain: Explain
+) -> Executor:
+    """An executor of encoded plans; needs no `Plan`."""
+    return Executor(program, libraries.addresses(), list(constants), explain)
+
+
+@final
+class Explain:
+    """Turns what the native executor reports into a coded error."""
+
+    def __init__(self, plan: str, inputs: Sequence[str]) -> None:
+        self.plan = plan
+        self.inputs = list(inputs)
+
+    def __call__(self, kind: int, value: int, origin: str, detail: str) -> BaseException:
+        where = origin or detail or f"plan {self.plan}"
+        if kind == STATUS:
+            return status_error(value, where)
+        if kind == INPUT:
+            name = self.inputs[value] if 0 <= value < len(self.inputs) else "list"
+            return InputMismatch(name=name, plan=self.plan, problem=detail)
+        if kind == CHECK:
+            return CheckFailed(where=detail)
+        if kind == OPERATOR:
+            target, _, problem = detail.partition(": ")
+            return UnknownOperator(target=target, problem=problem)
+        return InvalidProgram(plan=self.plan, problem=detail)
