@@ -1,0 +1,1 @@
+"""Guards of a capture: collection with implication (`collector`), explanation."""

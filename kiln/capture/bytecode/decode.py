@@ -1,0 +1,140 @@
+"""Reading a code object into a flat list of normal instructions.
+
+    def f(a): return a + 1     =>     0  RESUME 0
+                                      1  LOAD_FAST 'a'
+                                      2  LOAD_CONST 1
+                                      3  BINARY_OP <add>
+                                      4  RETURN_VALUE 0
+
+Inline caches and EXTENDED_ARG are gone; jump targets are indices into the list. Raw and normal instructions
+correspond one to one, so an index also names the instruction when the code is edited.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import opcode
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, final
+
+from kiln.capture.bytecode import v311, v312
+from kiln.capture.bytecode.exceptions import ExceptionRange, exception_ranges
+from kiln.capture.bytecode.table import Jump, RawInstruction, VersionTable
+
+TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE)}
+"""The table of each CPython version that Kiln knows."""
+
+JUMPS = frozenset(
+    "JUMP FOR_ITER SEND JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE "
+    "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split()
+)
+ENDS = frozenset("JUMP RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE".split())
+"""Instructions after which the next one is not reached."""
+
+_CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A normal instruction. `arg` is what the version table made of it; for jumps an index."""
+
+    name: str
+    arg: Any
+    unit: int
+    line: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Where a frame goes on when the instruction raises."""
+
+    target: int
+    depth: int
+    lasti: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DecodedCode:
+    """`handlers[i]` guards instruction `i`, or is None."""
+
+    code: CodeType
+    instructions: tuple[Instruction, ...]
+    handlers: tuple[Handler | None, ...]
+
+
+def raw_instructions(code: CodeType) -> Iterator[RawInstruction]:
+    """The instructions as stored, without caches and EXTENDED_ARG."""
+    data = code.co_code
+    unit, extended, units = 0, 0, len(data) // 2
+    opname = dis.opname
+    while unit < units:
+        op, arg = data[2 * unit], data[2 * unit + 1] | extended
+        following = unit + 1 + _CACHES[op]
+        if op == dis.EXTENDED_ARG:
+            extended = arg << 8
+        else:
+            yield RawInstruction(opname[op], arg, unit, following, code)
+            extended = 0
+        unit = following
+
+
+def decode(code: CodeType, table: VersionTable | None = None) -> DecodedCode:
+    """Read `code` with the table of the running Python, unless another is given.
+
+    An opcode without a row gets the name `UNKNOWN` and its raw name as argument: whoever executes it says so.
+    """
+    rows = (table or TABLES[sys.version_info[:2]]).rows
+    raws = list(raw_instructions(code))
+    # A jump may go to the EXTENDED_ARG in front of its target: the first unit of an instruction counts.
+    starts = [0, *(raw.next_unit for raw in raws[:-1])]
+    lines = _lines(code)
+    instructions = []
+    for raw in raws:
+        row = rows.get(raw.opname)
+        name, arg = row(raw) if row else ("UNKNOWN", raw.opname)
+        if type(arg) is Jump:
+            arg = _index(starts, arg.unit)
+        instructions.append(Instruction(name, arg, raw.unit, lines[raw.unit]))
+    return DecodedCode(code, tuple(instructions), _handlers(instructions, starts, exception_ranges(code)))
+
+
+def _index(starts: list[int], unit: int) -> int:
+    return bisect.bisect_right(starts, unit) - 1
+
+
+def _lines(code: CodeType) -> list[int]:
+    lines = [code.co_firstlineno] * (len(code.co_code) // 2)
+    for start, end, line in code.co_lines():
+        if line is not None:
+            lines[start // 2 : end // 2] = [line] * (end // 2 - start // 2)
+    return lines
+
+
+def _handlers(
+    instructions: list[Instruction], starts: list[int], ranges: tuple[ExceptionRange, ...]
+) -> tuple[Handler | None, ...]:
+    handlers: list[Handler | None] = [None] * len(instructions)
+    for one in ranges:
+        handler = Handler(_index(starts, one.target), one.depth, one.lasti)
+        for index in range(_index(starts, one.start), len(instructions)):
+            if instructions[index].unit >= one.end:
+                break
+            handlers[index] = handler
+    return tuple(handlers)
+
+
+def text(decoded: DecodedCode) -> str:
+    """One line per instruction."""
+    rows = []
+    for index, one in enumerate(decoded.instructions):
+        arg = getattr(one.arg, "__name__", repr(one.arg))
+        handler = decoded.handlers[index]
+        rows.append(f"{index:4} {one.name} {arg}" + (f"   # except -> {handler.target}" if handler else ""))
+    return "\n".join(rows)

@@ -1,0 +1,43 @@
+"""Which local variables may still be read at an instruction.
+
+    x = f(a)          # before: a
+    if c: return x    # before: x, c, b
+    return b
+
+A backward fixed point over the instructions; an exception may leave any guarded instruction for its handler.
+"""
+
+from __future__ import annotations
+
+from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
+
+_READS = frozenset("LOAD_FAST DELETE_FAST LOAD_FAST_AND_CLEAR LOAD_CLOSURE LOAD_DEREF LOAD_CLASSDEREF DELETE_DEREF".split())
+_WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
+
+
+def live_locals(decoded: DecodedCode) -> list[frozenset[str]]:
+    """For each instruction the names that are read before they are written, from there on."""
+    count = len(decoded.instructions)
+    live: list[frozenset[str]] = [frozenset()] * (count + 1)
+    changed = True
+    while changed:
+        changed = False
+        for index in range(count - 1, -1, -1):
+            one = _before(decoded, index, live)
+            if one != live[index]:
+                live[index] = one
+                changed = True
+    return live[:count]
+
+
+def _before(decoded: DecodedCode, index: int, live: list[frozenset[str]]) -> frozenset[str]:
+    inst = decoded.instructions[index]
+    after: frozenset[str] = frozenset() if inst.name in ENDS else live[index + 1]
+    if inst.name in JUMPS:
+        after |= live[inst.arg]
+    if inst.name in _WRITES:
+        after -= {inst.arg}
+    if inst.name in _READS:
+        after |= {inst.arg}
+    handler = decoded.handlers[index]
+    return after | live[handler.target] if handler else after

@@ -1,0 +1,164 @@
+"""What a version file says of each opcode: the normal name and how its argument is read.
+
+CPython renames and packs opcodes in every version. A version file maps each raw opcode to a *normal*
+one with a decoded argument, so that the interpreter has one handler per meaning:
+
+    3.11  POP_JUMP_FORWARD_IF_FALSE 12     =>  POP_JUMP_IF_FALSE  instruction 31
+    3.11  LOAD_METHOD 3                    =>  LOAD_METHOD        "append"
+    3.12  LOAD_ATTR 7                      =>  LOAD_METHOD        "append"
+
+A new CPython version is a new file with a `VersionTable`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RawInstruction:
+    """One instruction of a code object with its argument as stored. `unit` is its offset in code units."""
+
+    opname: str
+    arg: int
+    unit: int
+    next_unit: int
+    code: CodeType
+
+
+Decoded = tuple[str, Any]
+Decoder = Callable[[RawInstruction], Decoded]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """The argument of a jump before units are turned into instruction indices."""
+
+    unit: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class VersionTable:
+    """`rows` maps raw opcode names to decoders; raw names without a row are not modelled in this version."""
+
+    version: tuple[int, int]
+    rows: Mapping[str, Decoder]
+
+
+def plain(raw: RawInstruction) -> Decoded:
+    """Same name, integer argument."""
+    return raw.opname, raw.arg
+
+
+def renamed(name: str, arg: object = None) -> Decoder:
+    """Another name; the argument stays, unless one is given."""
+    if arg is None:
+        return lambda raw: (name, raw.arg)
+    return lambda raw: (name, arg)
+
+
+def const(raw: RawInstruction) -> Decoded:
+    """The argument indexes `co_consts`."""
+    return raw.opname, raw.code.co_consts[raw.arg]
+
+
+def name(raw: RawInstruction) -> Decoded:
+    """The argument indexes `co_names`."""
+    return raw.opname, raw.code.co_names[raw.arg]
+
+
+def slot_name(code: CodeType, index: int) -> str:
+    """The name of a fast local: arguments and locals, then cells that are no arguments, then free variables."""
+    names = code.co_varnames
+    if index < len(names):
+        return names[index]
+    cells = tuple(cell for cell in code.co_cellvars if cell not in names)
+    return (names + cells + code.co_freevars)[index]
+
+
+def local(raw: RawInstruction) -> Decoded:
+    """The argument is a slot of the fast locals: by name."""
+    return raw.opname, slot_name(raw.code, raw.arg)
+
+
+def forward(name: str) -> Decoder:
+    """A jump relative to the next instruction."""
+    return lambda raw: (name, Jump(raw.next_unit + raw.arg))
+
+
+def backward(name: str) -> Decoder:
+    return lambda raw: (name, Jump(raw.next_unit - raw.arg))
+
+
+def is_op(raw: RawInstruction) -> Decoded:
+    return "IS_OP", bool(raw.arg)
+
+
+def contains_op(raw: RawInstruction) -> Decoded:
+    return "CONTAINS_OP", bool(raw.arg)
+
+
+COMPARES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+_BINARY = (
+    *("add", "and_", "floordiv", "lshift", "matmul", "mul", "mod", "or_", "pow", "rshift", "sub", "truediv", "xor"),
+    *("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imul", "imod", "ior", "ipow", "irshift", "isub"),
+    *("itruediv", "ixor"),
+)
+BINARY_OPERATORS: tuple[Callable[[Any, Any], Any], ...] = tuple(getattr(operator, one) for one in _BINARY)
+"""In the order of BINARY_OP's argument (3.11 to 3.13)."""
+
+
+def binary_op(raw: RawInstruction) -> Decoded:
+    return "BINARY_OP", BINARY_OPERATORS[raw.arg]
+
+
+def rows(decoder: Decoder, names: str) -> dict[str, Decoder]:
+    """One decoder for many opcodes."""
+    return dict.fromkeys(names.split(), decoder)
+
+
+COMMON: Mapping[str, Decoder] = {
+    **rows(
+        plain,
+        "NOP RESUME POP_TOP PUSH_NULL COPY SWAP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT BINARY_SUBSCR STORE_SUBSCR "
+        "DELETE_SUBSCR GET_ITER RETURN_VALUE BUILD_TUPLE BUILD_LIST BUILD_SET BUILD_MAP BUILD_CONST_KEY_MAP "
+        "BUILD_STRING BUILD_SLICE LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE LIST_APPEND SET_ADD MAP_ADD "
+        "UNPACK_SEQUENCE UNPACK_EX FORMAT_VALUE CALL CALL_FUNCTION_EX MAKE_FUNCTION RAISE_VARARGS RERAISE PUSH_EXC_INFO "
+        "POP_EXCEPT CHECK_EXC_MATCH WITH_EXCEPT_START BEFORE_WITH YIELD_VALUE RETURN_GENERATOR GET_YIELD_FROM_ITER "
+        "LOAD_BUILD_CLASS LOAD_ASSERTION_ERROR COPY_FREE_VARS GET_LEN MATCH_MAPPING MATCH_SEQUENCE MATCH_KEYS "
+        "MATCH_CLASS SETUP_ANNOTATIONS CHECK_EG_MATCH GET_AWAITABLE GET_AITER GET_ANEXT END_ASYNC_FOR "
+        "BEFORE_ASYNC_WITH LOAD_LOCALS",
+    ),
+    **rows(const, "LOAD_CONST KW_NAMES RETURN_CONST"),
+    **rows(name, "LOAD_NAME STORE_NAME DELETE_NAME STORE_GLOBAL DELETE_GLOBAL STORE_ATTR DELETE_ATTR IMPORT_NAME IMPORT_FROM"),
+    **rows(local, "LOAD_FAST STORE_FAST DELETE_FAST LOAD_CLOSURE LOAD_DEREF STORE_DEREF DELETE_DEREF LOAD_CLASSDEREF MAKE_CELL"),
+    "BINARY_OP": binary_op,
+    "IS_OP": is_op,
+    "CONTAINS_OP": contains_op,
+    "JUMP_FORWARD": forward("JUMP"),
+    "JUMP_BACKWARD": backward("JUMP"),
+    "JUMP_BACKWARD_NO_INTERRUPT": backward("JUMP"),
+    "FOR_ITER": forward("FOR_ITER"),
+    "SEND": forward("SEND"),
+}
+"""Rows that 3.11 and 3.12 share."""
+
+
+def load_global(raw: RawInstruction) -> Decoded:
+    """The low bit asks for a NULL below the value."""
+    return ("LOAD_GLOBAL_CALL" if raw.arg & 1 else "LOAD_GLOBAL"), raw.code.co_names[raw.arg >> 1]

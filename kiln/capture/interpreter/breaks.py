@@ -1,0 +1,152 @@
+"""All reasons to break the graph or to leave a frame to eager Python, with their stable codes.
+
+    raise DataDependentBranch(at=location, statement="if")
+
+A graph break compiles the graph so far, runs one instruction in Python and goes on in a resume function.
+A skipped frame runs eager as a whole. `Restart` and `Raised` are no user errors: they steer the interpreter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.support.errors import KilnError
+
+
+class GraphBreak(KilnError):
+    """Base of all graph breaks. The interpreter notes the frames it passes through in `frames`, innermost first."""
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(**details)
+        self.frames: list[Any] = []
+        self.resumable = True
+
+
+class UnsupportedOpcode(GraphBreak):
+    code = "KILN1001"
+    what = "the instruction {opcode} is not modelled"
+    why = "{why}"
+    try_ = ("move the statement out of the compiled function",)
+
+
+class UnsupportedCall(GraphBreak):
+    code = "KILN1002"
+    what = "a call of `{function}`"
+    why = "{why}"
+    try_ = ("move the call out of the compiled function", "register the function as a custom op")
+
+
+class UnsupportedAttribute(GraphBreak):
+    code = "KILN1003"
+    what = "the attribute `{name}` of a {type}"
+    why = "{why}"
+    try_ = ("read the attribute outside and pass its value",)
+
+
+class UnsupportedOperation(GraphBreak):
+    code = "KILN1004"
+    what = "`{operation}` on a {type}"
+    why = "{why}"
+    try_ = ("use built-in containers and numbers",)
+
+
+class UnsupportedValue(GraphBreak):
+    code = "KILN1005"
+    what = "a {type} cannot be rebuilt after a graph break or as a result"
+    why = "{why}"
+    try_ = ("create it outside of the compiled function",)
+
+
+class TorchCallFailed(GraphBreak):
+    code = "KILN1006"
+    what = "`{function}` cannot be traced"
+    why = "{why}"
+    try_ = ("check the shapes and dtypes of its arguments",)
+
+
+class DataDependentBranch(GraphBreak):
+    code = "KILN1007"
+    what = "`{statement}` asks for the value of a tensor"
+    why = "while tracing, a tensor has a shape and a dtype but no values"
+    try_ = (
+        "keep both sides in the graph with `torch.where`",
+        "move the test out of the compiled function",
+    )
+
+
+class DataDependentValue(GraphBreak):
+    code = "KILN1008"
+    what = "`{operation}` turns a tensor into a Python value"
+    why = "while tracing, a tensor has a shape and a dtype but no values"
+    try_ = ("keep the value as a tensor",)
+
+
+class DisabledCall(GraphBreak):
+    code = "KILN1009"
+    what = "`{function}` is marked to run in Python"
+    why = "it carries the mark of `disable`"
+    try_ = ("remove the mark",)
+
+
+class SideEffectCall(GraphBreak):
+    code = "KILN1010"
+    what = "`{function}` acts on the world outside of the program"
+    why = "{why}"
+    try_ = ("move the call out of the compiled function",)
+
+
+class UnsupportedContext(GraphBreak):
+    code = "KILN1011"
+    what = "the context manager {type}"
+    why = "{why}"
+    try_ = ("enter it outside of the compiled function",)
+
+
+class NotResumable(GraphBreak):
+    code = "KILN1012"
+    what = "{reason}"
+    why = "it happens where Python cannot resume (inside `{place}`)"
+    try_ = ("move the statement to the body of a plain function",)
+
+
+class SkippedFrame(KilnError):
+    """Base of the reasons to leave a frame to eager Python as a whole."""
+
+
+class SkippedCode(SkippedFrame):
+    code = "KILN1101"
+    what = "`{function}` runs eager"
+    why = "{why}"
+    try_ = ()
+
+
+class RaisesException(SkippedFrame):
+    code = "KILN1102"
+    what = "`{function}` raises {exception}"
+    why = "the exception leaves the compiled function"
+    try_ = ("raise it outside of the compiled function",)
+
+
+class EmptyFrame(SkippedFrame):
+    code = "KILN1103"
+    what = "`{function}` calls no torch function before the first graph break"
+    why = "{why}"
+    try_ = ()
+
+
+class Restart(Exception):
+    """Interpret again from the start, with a graph break in front of instruction `at` of frame number `frame`."""
+
+    def __init__(self, frame: int, at: int, reason: GraphBreak) -> None:
+        super().__init__(reason)
+        self.frame = frame
+        self.at = at
+        self.reason = reason
+
+
+class Raised(Exception):
+    """The user's program raises `value` here."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value

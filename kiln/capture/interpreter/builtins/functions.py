@@ -1,0 +1,463 @@
+"""Python's builtin functions and types on values."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kiln.capture.interpreter.breaks import Raised, SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.operations import (
+    all_items,
+    binary,
+    compare,
+    equal,
+    fold,
+    format_value,
+    same,
+    truth_value,
+)
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Partial
+from kiln.capture.interpreter.variables.iterators import (
+    called_until,
+    chained,
+    enumerated,
+    filtered,
+    mapped,
+    zipped,
+)
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+
+
+@handles(len)
+def len_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Tensor) and value.fake.dim():
+        return s.wrap(value.fake.shape[0], None)
+    return s.const(value.length(s))
+
+
+@handles(isinstance)
+def isinstance_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    value, classes = args
+    kind = s.guard_type(value) if not value.is_torch else value.python_type()
+    return Constant(any(instance_of(value, kind, one) for one in flat_classes(s, classes)))
+
+
+def flat_classes(s: Session, classes: Value) -> list[Any]:
+    if isinstance(classes, Sequence):
+        return [one for item in classes.items(s) for one in flat_classes(s, item)]
+    if isinstance(classes, Object):
+        return list(getattr(classes.constant(s), "__args__", ()))
+    return [classes.constant(s)]
+
+
+def instance_of(value: Value, kind: type, cls: Any) -> bool:
+    """`isinstance` from the class alone; a metaclass may ask the object itself."""
+    if hasattr(cls, "__args__"):
+        return any(instance_of(value, kind, one) for one in cls.__args__)
+    check = type(cls).__instancecheck__
+    if check is type.__instancecheck__ or value.real() is MISSING:
+        if isinstance(value, Tensor) and cls is torch.nn.Parameter:
+            return kind is torch.nn.Parameter or issubclass(kind, cls)
+        return issubclass(kind, cls)
+    return isinstance(value.real(), cls)
+
+
+@handles(issubclass)
+def issubclass_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], Class):
+        raise s.error(TypeError, "issubclass() arg 1 must be a class")
+    return Constant(issubclass(args[0].constant(s), tuple(flat_classes(s, args[1]))))
+
+
+@handles(getattr)
+def getattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    name = args[1].constant(s)
+    if len(args) == 2:
+        return args[0].get_attr(s, name)
+    try:
+        return args[0].get_attr(s, name)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        return args[2]
+
+
+@handles(hasattr)
+def hasattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    try:
+        args[0].get_attr(s, args[1].constant(s))
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        return Constant(False)
+    return Constant(True)
+
+
+@handles(setattr)
+def setattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].set_attr(s, args[1].constant(s), args[2])
+    return Constant(None)
+
+
+@handles(delattr)
+def delattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].set_attr(s, args[1].constant(s), None)
+    return Constant(None)
+
+
+@handles(type)
+def type_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        raise UnsupportedCall(function="type", why="classes are not made while tracing")
+    return s.wrap(s.guard_type(args[0]) if not args[0].is_torch else args[0].python_type(), None)
+
+
+@handles(callable)
+def callable_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(s.lookup(s.guard_type(args[0]), "__call__") is not None)
+
+
+@handles(id)
+def id_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    raise UnsupportedCall(function="id", why="an address is not known before the code runs")
+
+
+@handles(print)
+def print_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    raise SideEffectCall(function="print", why="its output must appear in order")
+
+
+@handles(bool)
+def bool_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], Symbolic):
+        return s.wrap(args[0].node != 0, None)
+    return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
+
+
+def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwargs], Value]:
+    def convert(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        if not args:
+            return Constant(kind())
+        value = args[0]
+        if isinstance(value, Symbolic):
+            return value if kind is int and value.python_type() is int else s.wrap(torch.sym_float(value.node), None)
+        if isinstance(value, Tensor):
+            return value.get_attr(s, "item").call(s, [], {})
+        if isinstance(value, Object):
+            for name in special:
+                if s.lookup(value.cls, name) is not None:
+                    return s.call_special(value, name, [], {})
+        return fold(s, kind, *(arg.constant(s) for arg in args))
+
+    return convert
+
+
+handles(int)(number(int, ("__int__", "__index__")))
+handles(float)(number(float, ("__float__", "__index__")))
+
+
+@handles(str)
+def str_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(format_value(s, args[0], "s", "") if args else "")
+
+
+@handles(repr)
+def repr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if s.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
+        return s.call_special(args[0], "__repr__", [], {})
+    return Constant(repr(args[0].constant(s)))
+
+
+@handles(list)
+def list_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return List(all_items(s, args[0]) if args else [])
+
+
+@handles(tuple)
+def tuple_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Tuple(all_items(s, args[0]) if args else [])
+
+
+@handles(torch.Size)
+def size_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Tuple(all_items(s, args[0]) if args else [], torch.Size)
+
+
+@handles(set)
+def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Set({item.key(s): item for item in all_items(s, args[0])} if args else {})
+
+
+@handles(frozenset)
+def frozenset_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Set({item.key(s): item for item in all_items(s, args[0])} if args else {}, frozenset)
+
+
+def fill(s: Session, target: Dict, args: Args, kwargs: Kwargs) -> None:
+    """What `dict.update` does."""
+    for arg in args:
+        native = getattr(arg, "native", None) or arg
+        if isinstance(native, Dict):
+            target.change(s).update(native.items(s))
+        elif s.lookup(arg.python_type(), "keys") is not None:
+            for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
+                target.set_item(s, key, arg.get_item(s, key))
+        else:
+            for pair in all_items(s, arg):
+                key, value = all_items(s, pair)
+                target.set_item(s, key, value)
+    for name, value in kwargs.items():
+        target.set_item(s, s.const(name), value)
+
+
+@handles(dict)
+def dict_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    made = Dict({})
+    fill(s, made, args, kwargs)
+    return made
+
+
+@handles(OrderedDict)
+def ordered_dict(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    made = Dict({}, OrderedDict)
+    fill(s, made, args, kwargs)
+    return made
+
+
+@handles(defaultdict)
+def default_dict(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    made = Dict({}, defaultdict)
+    if args and not (args[0].is_constant and args[0].constant(s) is None):
+        made.factory = args[0]
+    fill(s, made, args[1:], kwargs)
+    return made
+
+
+@handles(range)
+def range_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return fold(s, range, *(arg.constant(s) for arg in args))
+
+
+@handles(slice)
+def slice_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Slice([s.const(None), *args] if len(args) == 1 else list(args))
+
+
+@handles(iter)
+def iter_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].iterate(s) if len(args) == 1 else called_until(args[0], args[1], equal)
+
+
+@handles(next)
+def next_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    item = args[0].next(s)
+    if item is not None:
+        return item
+    if len(args) > 1:
+        return args[1]
+    raise s.error(StopIteration)
+
+
+@handles(zip)
+def zip_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    strict = "strict" in kwargs and kwargs["strict"].truth(s)
+    return zipped([arg.iterate(s) for arg in args], strict)
+
+
+@handles(enumerate)
+def enumerate_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    return enumerated(args[0].iterate(s), start.constant(s))
+
+
+@handles(map)
+def map_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return mapped(args[0], [arg.iterate(s) for arg in args[1:]])
+
+
+@handles(filter)
+def filter_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    function = None if args[0].is_constant else args[0]
+    return filtered(function, args[1].iterate(s))
+
+
+@handles(itertools.chain)
+def chain(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return chained(List(list(args)).iterate(s))
+
+
+@handles(itertools.chain.from_iterable)
+def chain_from_iterable(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return chained(args[0].iterate(s))
+
+
+@handles(itertools.islice)
+def islice(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    picked = slice(*(arg.constant(s) for arg in args[1:]))
+    return List(all_items(s, args[0])[picked]).iterate(s)
+
+
+@handles(itertools.product)
+def product(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    repeat = kwargs["repeat"].constant(s) if "repeat" in kwargs else 1
+    rows = itertools.product(*(all_items(s, arg) for arg in args), repeat=repeat)
+    return List([Tuple(list(row)) for row in rows]).iterate(s)
+
+
+@handles(reversed)
+def reversed_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Object) and s.lookup(args[0].cls, "__reversed__") is not None:
+        return s.call_special(args[0], "__reversed__", [], {})
+    return List(all_items(s, args[0])[::-1]).iterate(s)
+
+
+@handles(sorted)
+def sorted_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return List(sort(s, all_items(s, args[0]), kwargs))
+
+
+def sort(s: Session, items: list[Value], kwargs: Kwargs) -> list[Value]:
+    key = kwargs.get("key")
+    keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
+    order = functools.cmp_to_key(lambda a, b: -1 if compare(s, operator.lt, a[0], b[0]).truth(s) else int(compare(s, operator.lt, b[0], a[0]).truth(s)))
+    reverse = "reverse" in kwargs and kwargs["reverse"].truth(s)
+    return [item for _, item in sorted(keyed, key=order, reverse=reverse)]
+
+
+@handles(sum)
+def sum_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    for item in all_items(s, args[0]):
+        total = binary(s, operator.add, total, item)
+    return total
+
+
+def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Session, Args, Kwargs], Value]:
+    def choose(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        items = all_items(s, args[0]) if len(args) == 1 else list(args)
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            raise s.error(ValueError, "arg is an empty sequence")
+        key = kwargs.get("key")
+        if any(isinstance(item, Symbolic) for item in items) and key is None:
+            pick = torch.sym_max if function is operator.gt else torch.sym_min
+            return s.wrap(functools.reduce(pick, [item.torch_arg(s) for item in items]), None)
+        best = items[0]
+        rank = key.call(s, [best], {}) if key is not None else best
+        for item in items[1:]:
+            other = key.call(s, [item], {}) if key is not None else item
+            if compare(s, function, other, rank).truth(s):
+                best, rank = item, other
+        return best
+
+    return choose
+
+
+handles(max)(extreme(operator.gt))
+handles(min)(extreme(operator.lt))
+
+
+@handles(any)
+def any_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    iterator = args[0].iterate(s)
+    while (item := iterator.next(s)) is not None:
+        if truth_value(s, item, "any()"):
+            return Constant(True)
+    return Constant(False)
+
+
+@handles(all)
+def all_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    iterator = args[0].iterate(s)
+    while (item := iterator.next(s)) is not None:
+        if not truth_value(s, item, "all()"):
+            return Constant(False)
+    return Constant(True)
+
+
+@handles(abs)
+def abs_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Tensor):
+        return s.record("abs", args, {})
+    if isinstance(args[0], Symbolic):
+        return s.wrap(abs(args[0].node), None)
+    return s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
+
+
+@handles(divmod)
+def divmod_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Tuple([binary(s, operator.floordiv, *args), binary(s, operator.mod, *args)])
+
+
+@handles(pow)
+def pow_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return binary(s, operator.pow, args[0], args[1])
+
+
+@handles(round)
+def round_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Tensor):
+        return s.record("round", args, kwargs)
+    return fold(s, round, *(arg.constant(s) for arg in args))
+
+
+@handles(functools.partial)
+def partial(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Partial(args[0], list(args[1:]), kwargs)
+
+
+@handles(functools.reduce)
+def reduce(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = all_items(s, args[1])
+    total = args[2] if len(args) > 2 else items.pop(0)
+    for item in items:
+        total = args[0].call(s, [total, item], {})
+    return total
+
+
+@handles(vars)
+def vars_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].get_attr(s, "__dict__")
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift iadd isub imul itruediv".split():
+
+    @handles(getattr(operator, _name))
+    def _operator(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
+        return binary(s, function, args[0], args[1])
+
+
+for _name in "lt le eq ne gt ge".split():
+
+    @handles(getattr(operator, _name))
+    def _comparison(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
+        return compare(s, function, args[0], args[1])
+
+
+@handles(operator.getitem)
+def getitem(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].get_item(s, args[1])
+
+
+@handles(operator.is_)
+def is_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(same(s, args[0], args[1]))
+
+
+@handles(operator.is_not)
+def is_not(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(not same(s, args[0], args[1]))

@@ -1,0 +1,410 @@
+"""Methods of built-in containers, strings, generators and `object`."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.builtins.functions import fill, sort
+from kiln.capture.interpreter.core import Args, Handler, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.operations import all_items, contains, equal
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.iterators import Generator
+from kiln.capture.interpreter.variables.mapping import Dict, Set, View
+from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+
+NONE = Constant(None)
+DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
+
+
+def native(value: Value) -> Any:
+    """The container inside an object of a derived class, else the value."""
+    inner = getattr(value, "native", None)
+    return inner if inner is not None else value
+
+
+def method(types_: tuple[type, ...], *names: str) -> Callable[[Handler], Handler]:
+    """Register a handler for a method of several types; `args[0]` is the container itself."""
+
+    def register(handler: Handler) -> Handler:
+        def on_native(s: Session, args: Args, kwargs: Kwargs) -> Value:
+            return handler(s, [native(args[0]), *args[1:]], kwargs)
+
+        for one in types_:
+            for name in names:
+                if hasattr(one, name):
+                    handles(getattr(one, name))(on_native)
+        return handler
+
+    return register
+
+
+@method((list,), "append")
+def list_append(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).append(args[1])  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "extend", "__iadd__")
+def list_extend(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = all_items(s, args[1])
+    args[0].change(s).extend(items)  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "insert")
+def list_insert(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).insert(args[1].constant(s), args[2])  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "pop")
+def list_pop(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    index = args[1].constant(s) if len(args) > 1 else -1
+    try:
+        popped: Value = args[0].change(s).pop(index)  # type: ignore[attr-defined]
+        return popped
+    except IndexError as error:
+        raise s.error(IndexError, *error.args) from None
+
+
+@method((list,), "remove")
+def list_remove(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    index = position(s, args[0], args[1])
+    del args[0].change(s)[index]  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "clear")
+def list_clear(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).clear()  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "reverse")
+def list_reverse(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).reverse()  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((list,), "sort")
+def list_sort(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = args[0].change(s)  # type: ignore[attr-defined]
+    items[:] = sort(s, list(items), kwargs)
+    return NONE
+
+
+@method((list,), "copy")
+def list_copy(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return List(all_items(s, args[0]))
+
+
+@method((list, tuple), "index")
+def sequence_index(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(position(s, args[0], args[1]))
+
+
+def position(s: Session, container: Value, item: Value) -> int:
+    for index, one in enumerate(all_items(s, container)):
+        if equal(s, one, item):
+            return index
+    raise s.error(ValueError, "x is not in the sequence")
+
+
+@method((list, tuple), "count")
+def sequence_count(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(sum(equal(s, one, args[1]) for one in all_items(s, args[0])))
+
+
+@method((list, tuple, *DICTS), "__getitem__")
+def get_item(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].get_item(s, args[1])
+
+
+@method((list, *DICTS), "__setitem__")
+def set_item(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].set_item(s, args[1], args[2])
+    return NONE
+
+
+@method((list, *DICTS), "__delitem__")
+def del_item(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].del_item(s, args[1])
+    return NONE
+
+
+@method((list, tuple, set, frozenset, range, *DICTS), "__len__")
+def length(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(args[0].length(s))
+
+
+@method((list, tuple, set, frozenset, *DICTS), "__iter__")
+def iterate(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].iterate(s)
+
+
+@method((list, tuple, set, frozenset, *DICTS), "__contains__")
+def contains_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(contains(s, args[0], args[1]))
+
+
+@method((list, tuple, set, frozenset, *DICTS), "__eq__")
+def equal_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(equal(s, args[0], native(args[1])))
+
+
+@handles(range.__iter__, str.__iter__, bytes.__iter__)
+def iterate_constant(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return List([s.wrap(item, None) for item in args[0].constant(s)]).iterate(s)
+
+
+@method(DICTS, "get")
+def dict_get(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    found = args[0].find(s, args[1].key(s))  # type: ignore[attr-defined]
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    return args[2] if len(args) > 2 else kwargs.get("default", NONE)
+
+
+@method(DICTS, "keys")
+def dict_keys(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return View(native(args[0]), "keys")
+
+
+@method(DICTS, "values")
+def dict_values(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return View(native(args[0]), "values")
+
+
+@method(DICTS, "items")
+def dict_items(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return View(native(args[0]), "items")
+
+
+@method(DICTS, "update", "__init__", "__ior__")
+def dict_update(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    fill(s, native(args[0]), list(args[1:]), kwargs)
+    return NONE
+
+
+@method(DICTS, "copy")
+def dict_copy(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    source = native(args[0])
+    made = Dict(dict(source.items(s)), source.cls if source.cls in DICTS[:3] else dict)
+    made.factory = source.factory
+    return made
+
+
+@method(DICTS, "pop")
+def dict_pop(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    token = args[1].key(s)
+    found = args[0].find(s, token)  # type: ignore[attr-defined]
+    if found is not None:
+        del args[0].change(s)[token]  # type: ignore[attr-defined]
+        return found  # type: ignore[no-any-return]
+    default = args[2] if len(args) > 2 else kwargs.get("default")
+    if default is None:
+        raise s.error(KeyError, token)
+    return default
+
+
+@method(DICTS, "popitem")
+def dict_popitem(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = args[0].change(s)  # type: ignore[attr-defined]
+    if not items:
+        raise s.error(KeyError, "popitem(): dictionary is empty")
+    return Tuple(list(items.popitem()[1]))
+
+
+@method(DICTS, "setdefault")
+def dict_setdefault(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    found = args[0].find(s, args[1].key(s))  # type: ignore[attr-defined]
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    value = args[2] if len(args) > 2 else NONE
+    args[0].set_item(s, args[1], value)
+    return value
+
+
+@method(DICTS, "clear")
+def dict_clear(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).clear()  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((OrderedDict,), "move_to_end")
+def move_to_end(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = args[0].change(s)  # type: ignore[attr-defined]
+    token = args[1].key(s)
+    items[token] = items.pop(token)
+    return NONE
+
+
+@handles(dict.fromkeys)
+def dict_fromkeys(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    value = args[1] if len(args) > 1 else NONE
+    return Dict({key.key(s): (key, value) for key in all_items(s, args[0])})
+
+
+@method((set,), "add")
+def set_add(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).setdefault(args[1].key(s), args[1])  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((set,), "discard", "remove")
+def set_discard(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).pop(args[1].key(s), None)  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((set,), "update")
+def set_update(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    for arg in args[1:]:
+        args[0].change(s).update({item.key(s): item for item in all_items(s, arg)})  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((set, frozenset), "union", "copy")
+def set_union(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = {item.key(s): item for arg in args for item in all_items(s, arg)}
+    return Set(items, native(args[0]).cls)
+
+
+@method((set, frozenset), "intersection")
+def set_intersection(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    keys = [{item.key(s) for item in all_items(s, arg)} for arg in args[1:]]
+    kept = {k: v for k, v in native(args[0]).items(s).items() if all(k in one for one in keys)}
+    return Set(kept, native(args[0]).cls)
+
+
+@method((set, frozenset), "difference")
+def set_difference(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    keys = {item.key(s) for arg in args[1:] for item in all_items(s, arg)}
+    return Set({k: v for k, v in native(args[0]).items(s).items() if k not in keys}, native(args[0]).cls)
+
+
+@method((set, frozenset), "issubset")
+def set_issubset(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(native(args[0]).items(s).keys() <= {item.key(s) for item in all_items(s, args[1])})
+
+
+@method((list, set), "__init__")
+def container_init(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 1:
+        items = all_items(s, args[1])
+        container = args[0]
+        if isinstance(container, Set):
+            container.change(s).update({item.key(s): item for item in items})
+        else:
+            container.change(s).extend(items)  # type: ignore[attr-defined]
+    return NONE
+
+
+@handles(tuple.__new__)
+def tuple_new(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Tuple(all_items(s, args[1]) if len(args) > 1 else [], args[0].constant(s))
+
+
+@handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__, BaseException.__new__)
+def object_new(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return new_object(s, args[0].constant(s))
+
+
+@handles(object.__init__, object.__init_subclass__)
+def object_init(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return NONE
+
+
+@handles(BaseException.__init__, Exception.__init__)
+def exception_init(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Object):
+        args[0].attrs["args"] = Tuple(list(args[1:]))
+    return NONE
+
+
+@handles(object.__getattribute__)
+def object_getattribute(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    name = args[1].constant(s)
+    found = find_attr(s, args[0], name)
+    if found is None:
+        raise s.error(AttributeError, f"'{args[0].type_name()}' object has no attribute '{name}'")
+    return found
+
+
+@handles(object.__setattr__)
+def object_setattr(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].store_attr(s, args[1].constant(s), args[2])  # type: ignore[attr-defined]
+    return NONE
+
+
+@handles(object.__delattr__)
+def object_delattr(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].store_attr(s, args[1].constant(s), None)  # type: ignore[attr-defined]
+    return NONE
+
+
+@handles(object.__eq__)
+def object_eq(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(True if args[0] is args[1] else NotImplemented)
+
+
+@handles(str.join)
+def str_join(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(args[0].constant(s).join([item.constant(s) for item in all_items(s, args[1])]))
+
+
+@handles(type.mro)
+def class_list(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    assert isinstance(args[0], Class)
+    return List([s.wrap(one, None) for one in args[0].constant(s).__mro__])
+
+
+@handles(types.GeneratorType.send)
+def generator_send(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    assert isinstance(args[0], Generator)
+    item = args[0].send(s, args[1])
+    if item is None:
+        raise s.error(StopIteration)
+    return item
+
+
+@handles(types.GeneratorType.throw)
+def generator_throw(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    assert isinstance(args[0], Generator)
+    error = args[1] if len(args) == 2 or args[2].is_constant else args[2]
+    item = args[0].throw(s, error.call(s, [], {}) if isinstance(error, Class) else error)
+    if item is None:
+        raise s.error(StopIteration)
+    return item
+
+
+@handles(types.GeneratorType.close)
+def generator_close(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    assert isinstance(args[0], Generator)
+    try:
+        args[0].throw(s, s.error(GeneratorExit).value)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
+            raise
+    return NONE
+
+
+@handles(types.GeneratorType.__next__)
+def generator_next(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    item = args[0].next(s)
+    if item is None:
+        raise s.error(StopIteration)
+    return item
+
+
+@handles(types.FunctionType.__get__)
+def function_get(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
+
+

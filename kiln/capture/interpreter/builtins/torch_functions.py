@@ -1,0 +1,152 @@
+"""Torch's Python functions: recorded as one call, answered by policy, or changes of torch's modes.
+
+    F.layer_norm(x, ...)              recorded as one torch call, its Python body is not interpreted
+    torch.compiler.is_compiling()     what `capture_frame` was told to answer
+    torch._C._set_grad_enabled(x)     a mode: set now, logged, set again by the transformed code
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from kiln.capture.interpreter.core import HANDLERS, Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.effects import StateEffect
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.tensor import Tensor
+
+NONE = Constant(None)
+INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch"))
+
+
+def recorded(function: Any) -> Any:
+    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return s.record(function, args, kwargs)
+
+    return handler
+
+
+def register_recorded(module: types.ModuleType) -> None:
+    """Every public Python function of a torch module that takes tensors is one call in the graph."""
+    for name, function in vars(module).items():
+        if isinstance(function, types.FunctionType) and not name.startswith("__") and name not in INTERPRETED:
+            HANDLERS.setdefault(function, recorded(function))
+
+
+for _module in (torch.nn.functional, torch.functional):
+    register_recorded(_module)
+
+
+def answer(value: bool) -> Any:
+    return lambda s, args, kwargs: Constant(value)
+
+
+for _function, _value in (
+    (torch.jit.is_scripting, False),
+    (torch.jit.is_tracing, False),
+    (torch._C._get_tracing_state, None),
+    (torch.compiler.is_exporting, False),
+    (torch.overrides.has_torch_function, False),
+    (torch.overrides.has_torch_function_unary, False),
+    (torch.overrides.has_torch_function_variadic, False),
+    (torch._C._is_tracing, False),
+):
+    handles(_function)(answer(_value))  # type: ignore[arg-type]
+
+
+@handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def is_compiling(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    s.state["asked_is_compiling"] = True
+    return Constant(s.is_compiling)
+
+
+@handles(torch.is_tensor)
+def is_tensor(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], Tensor):
+        s.guard_type(args[0])
+    return Constant(isinstance(args[0], Tensor))
+
+
+QUERIES = (
+    *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype, torch._C._get_cudnn_enabled),
+    *(torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads),
+    *(torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled),
+    *(torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available),
+    *(torch.get_default_device, torch._C._len_torch_function_stack),
+)
+"""Questions about torch's global state, which the guard on the global state covers."""
+
+
+def query(function: Any) -> Any:
+    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return s.wrap(function(*(arg.constant(s) for arg in args)), None)
+
+    return handler
+
+
+for _function in QUERIES:
+    handles(_function)(query(_function))
+
+
+SETTERS = {
+    torch._C._set_grad_enabled: ("grad_enabled", torch.is_grad_enabled),
+    torch.set_autocast_enabled: ("autocast", torch.is_autocast_enabled),
+    torch.set_autocast_dtype: ("autocast_dtype", torch.get_autocast_dtype),
+    torch.set_autocast_cache_enabled: ("autocast_cache", torch.is_autocast_cache_enabled),
+}
+"""Setters of modes -> (name in the log, getter with the same leading arguments)."""
+
+
+def setter(function: Any, name: str, getter: Any) -> Any:
+    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        plain = [arg.constant(s) for arg in args]
+        scope = tuple(plain[:-1])
+        before = getter(*scope)
+        # The state at the entry of the frame, for the end of the capture.
+        s.state.setdefault("modes", {}).setdefault((function, scope), before)
+        function(*plain)
+        if before != plain[-1]:
+            s.recorder.set_state(name, plain[-1] if not scope else tuple(plain), stack=s.frame.locations())
+            s.effects[("mode", name, scope)] = StateEffect(function, tuple(plain))
+        return NONE
+
+    return handler
+
+
+for _function, (_name, _getter) in SETTERS.items():
+    handles(_function)(setter(_function, _name, _getter))
+
+
+def drop_unchanged_modes(s: Session) -> None:
+    """Modes that are as they were at the entry need no effect."""
+    for (function, scope), before in s.state.get("modes", {}).items():
+        name, getter = SETTERS[function]
+        if getter(*scope) == before:
+            s.effects.pop(("mode", name, scope), None)
+
+
+def restore_modes(s: Session) -> None:
+    """Set torch's modes back to what they were when the capture began."""
+    for (function, scope), before in s.state.get("modes", {}).items():
+        function(*scope, before)
+
+
+@handles(torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache)
+def autocast_nesting(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """The cache of eager's autocast is not used by the region."""
+    return Constant(1)
+
+
+@handles(inspect.signature)
+def signature(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """A function of the callable's code and defaults only."""
+    function = args[0]
+    bound = getattr(function, "function", None)
+    target = (bound if bound is not None else function).constant(s)
+    found = inspect.signature(target)
+    if bound is not None:
+        found = found.replace(parameters=list(found.parameters.values())[1:])
+    return s.wrap(found, None)

@@ -1,0 +1,334 @@
+"""What the interpreter computes with (`Value`) and the state of one capture (`Session`).
+
+    x + 1           Tensor(fake f32[8], source=x)   Constant(1)
+    self.layer      Object(<Linear>, source=self.__dict__['_modules']['layer'])
+
+A value knows its `source` (where it was found before the frame ran) or None (it was made in the frame, or is
+a constant of the program). Each kind of value is a class in `variables/`. A question that a kind does not
+answer means "not supported": the defaults here break the graph with a reason, never silently.
+
+Tables that kinds and handlers register in:
+    WRAPPERS   exact type of an object -> value       (`@wraps(list)`)
+    SUBCLASS_WRAPPERS  the same for subclasses, first match wins
+    HANDLERS   builtin or torch callable -> handler   (`@handles(len)`)
+    OPERATORS  (operator, type of the left operand) -> handler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from kiln.capture.guards.collector import GuardCollector
+from kiln.capture.interpreter.breaks import (
+    GraphBreak,
+    Raised,
+    UnsupportedAttribute,
+    UnsupportedOperation,
+    UnsupportedValue,
+)
+from kiln.runtime.guards.constant import reference
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source, TypeSource
+from kiln.support.events import EventSink
+from kiln.support.location import Location
+
+Args = list["Value"]
+Kwargs = dict[str, "Value"]
+MISSING: Any = object()
+"""No such attribute, key or item."""
+
+
+class Codegen(Protocol):
+    """What `Value.emit` may use to build itself when the transformed code runs; see `codegen.py`."""
+
+    def emit(self, value: Value) -> None: ...
+    def const(self, value: object) -> None: ...
+    def op(self, name: str, arg: Any = ...) -> None: ...
+    def call(self, count: int) -> None: ...
+    def tensor(self, value: Value) -> None: ...
+    def remember(self, value: Value) -> None: ...
+    def cell(self, value: Value) -> None: ...
+    def constant(self, value: object) -> Value: ...
+    def call_keywords(self, count: int, names: tuple[str, ...]) -> None: ...
+
+
+class Value:
+    """Base of all values. Methods take the session first: answering may guard, record or inline."""
+
+    __slots__ = ("source",)
+
+    is_torch: ClassVar[bool] = False
+    """An operation on it is a torch call (tensors, symbolic numbers)."""
+    is_constant: ClassVar[bool] = False
+    inlines: ClassVar[bool] = False
+    """`call` runs user code whose result is the result of the call: a break inside can be resumed."""
+
+    source: Source | None
+
+    def python_type(self) -> type:
+        """The class, without a guard."""
+        raise NotImplementedError
+
+    def real(self) -> Any:
+        """The object as it was before the frame ran; MISSING for one that was made in the frame."""
+        return MISSING
+
+    def constant(self, s: Session) -> Any:
+        """Its Python value, guarded."""
+        raise self.unsupported("use as a constant", "its value is not known while tracing")
+
+    def torch_arg(self, s: Session) -> Any:
+        """What a torch call gets for it: a fake, or a plain Python object."""
+        return self.constant(s)
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        return s.hooks.get_attr(s, self, name)
+
+    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+        """None deletes."""
+        raise UnsupportedAttribute(name=name, type=self.type_name(), why="it cannot be written")
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return s.call_special(self, "__call__", args, kwargs)
+
+    def get_item(self, s: Session, key: Value) -> Value:
+        return s.call_special(self, "__getitem__", [key], {})
+
+    def set_item(self, s: Session, key: Value, value: Value) -> None:
+        s.call_special(self, "__setitem__", [key, value], {})
+
+    def del_item(self, s: Session, key: Value) -> None:
+        s.call_special(self, "__delitem__", [key], {})
+
+    def iterate(self, s: Session) -> Value:
+        """An iterator: a value with `next`."""
+        return s.call_special(self, "__iter__", [], {})
+
+    def next(self, s: Session) -> Value | None:
+        """The next item of an iterator, None at its end."""
+        try:
+            return s.call_special(self, "__next__", [], {})
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), StopIteration):
+                return None
+            raise
+
+    def length(self, s: Session) -> int:
+        return int(s.call_special(self, "__len__", [], {}).constant(s))
+
+    def truth(self, s: Session) -> bool:
+        for name in ("__bool__", "__len__"):
+            if s.lookup(self.python_type(), name) is not None:
+                return bool(s.call_special(self, name, [], {}).constant(s))
+        s.guard_type(self)
+        return True
+
+    def key(self, s: Session) -> Any:
+        """What stands for it among the keys of a dict: equal tokens are equal keys."""
+        raise self.unsupported("hash", "its hash is not known while tracing")
+
+    def emit(self, g: Codegen) -> None:
+        """Push it when the transformed code runs."""
+        raise UnsupportedValue(type=self.type_name(), why="no rule builds one")
+
+    def type_name(self) -> str:
+        return self.python_type().__qualname__
+
+    def unsupported(self, operation: str, why: str) -> UnsupportedOperation:
+        return UnsupportedOperation(operation=operation, type=self.type_name(), why=why)
+
+    def __repr__(self) -> str:
+        where = f" at {self.source.text()}" if self.source else ""
+        return f"<{type(self).__name__} {self.type_name()}{where}>"
+
+
+Wrapper = Callable[["Session", Any, "Source | None"], Value]
+Handler = Callable[["Session", Args, Kwargs], Value]
+Operator = Callable[["Session", Value, Value], "Value | None"]
+
+WRAPPERS: dict[type, Wrapper] = {}
+SUBCLASS_WRAPPERS: list[tuple[type, Wrapper]] = []
+HANDLERS: dict[Any, Handler] = {}
+OPERATORS: dict[tuple[Any, type[Value]], Operator] = {}
+
+
+def wraps(*types: type, subclasses: bool = False) -> Callable[[Wrapper], Wrapper]:
+    """Register how objects of `types` become values."""
+
+    def register(wrapper: Wrapper) -> Wrapper:
+        for one in types:
+            WRAPPERS[one] = wrapper
+            if subclasses:
+                SUBCLASS_WRAPPERS.append((one, wrapper))
+        return wrapper
+
+    return register
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Register the handler of builtin callables (functions, types, unbound methods such as `list.append`)."""
+
+    def register(handler: Handler) -> Handler:
+        for one in functions:
+            HANDLERS[one] = handler
+        return handler
+
+    return register
+
+
+class Effect(Protocol):
+    """A change of the world that the transformed code makes after the region: see `effects.py`."""
+
+    def emit(self, g: Codegen) -> None: ...
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions of higher modules that values need; handed in so that imports point downward."""
+
+    get_attr: Callable[[Session, Value, str], Value]
+    record: Callable[[Session, Any, Args, Kwargs], Value]
+    new_exception: Callable[[Session, type, tuple[Any, ...]], Value]
+    make_constant: Callable[[Any, Source | None], Value]
+    make_list: Callable[[list[Value]], Value]
+    make_tuple: Callable[[list[Value]], Value]
+    sealed: Wrapper
+    make_generator: Callable[[Any], Value]
+    plain_setattr: Callable[[Value, str, Value | None], bool]
+    """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
+    native_getattr: Callable[[Session, Value, str, Any], Value | None]
+    """A `__getattr__` that is modelled here (nn.Module's), None for others."""
+    native_get: Callable[[Session, Value, str, Any], Value | None]
+    """A descriptor of CPython that is modelled here, None for others."""
+
+
+@dataclass(eq=False)
+class Session:
+    """The state of one capture: what was asked (guards), recorded (recorder) and changed (effects)."""
+
+    hooks: Hooks
+    recorder: Any
+    events: EventSink
+    globals: dict[str, Any]
+    dims: Callable[[Any, Source], Any] = lambda real, source: None
+    """Which sizes of a new input become symbols (the recorder's `dims`)."""
+    is_compiling: bool = False
+    guards: GuardCollector = field(default_factory=GuardCollector)
+    frame: Any = None
+    """The symbolic frame that runs now."""
+    frames: int = 0
+    steps: int = 0
+    stop_at: dict[tuple[int, int], GraphBreak] = field(default_factory=dict)
+    """(number of a frame, step in it) -> the break to raise there."""
+    effects: dict[Any, Effect] = field(default_factory=dict)
+    """In order of the first change of each thing."""
+    state: dict[Any, Any] = field(default_factory=dict)
+    """Torch's modes that the program changed, and caches of kinds of values."""
+    _objects: dict[int, Value] = field(default_factory=dict)
+    _aliases: dict[int, list[Source]] = field(default_factory=dict)
+    _wrappers: dict[type, Wrapper] = field(default_factory=lambda: dict(WRAPPERS))
+    _lookups: dict[tuple[type, str], tuple[type, Any] | None] = field(default_factory=dict)
+    _class_attrs: dict[tuple[type, str], Value] = field(default_factory=dict)
+
+    def wrap(self, real: Any, source: Source | None) -> Value:
+        """The value of an object that exists outside of the frame."""
+        kind = type(real)
+        wrapper = self._wrappers.get(kind)
+        if wrapper is None:
+            wrapper = self._wrappers[kind] = self._wrapper_of(kind)
+        return wrapper(self, real, source)
+
+    def _wrapper_of(self, kind: type) -> Wrapper:
+        for base, wrapper in SUBCLASS_WRAPPERS:
+            if issubclass(kind, base):
+                return wrapper
+        return self.hooks.sealed
+
+    def same_object(self, real: Any, source: Source | None, make: Callable[[], Value]) -> Value:
+        """One value per mutable object; other paths to it are guarded to lead to the same object."""
+        known = self._objects.get(id(real))
+        if known is None:
+            known = self._objects[id(real)] = make()
+        elif source is not None and known.source is not None and source is not known.source:
+            self._aliases.setdefault(id(real), []).append(source)
+        return known
+
+    def aliases(self) -> list[tuple[Value, list[Source]]]:
+        """Objects that were reached on several paths, with the other paths."""
+        return [(self._objects[number], sources) for number, sources in self._aliases.items()]
+
+    def const(self, value: Any) -> Value:
+        return self.hooks.make_constant(value, None)
+
+    def guard(self, source: Source | None, kind: GuardKind, expected: Any = None, why: str = "") -> None:
+        """Nothing to ask of what has no source: it was made here."""
+        if source is not None:
+            self.guards.add(source, kind, expected, self.location(), why)
+
+    def guard_type(self, value: Value) -> type:
+        kind = value.python_type()
+        if value.source is not None:
+            self.guards.add(value.source, GuardKind.TYPE_IS, self.class_reference(kind), self.location())
+        return kind
+
+    def class_reference(self, kind: Any) -> Any:
+        """`reference`, once per object."""
+        cache = self.state.setdefault("references", {})
+        found = cache.get(id(kind))
+        if found is None:
+            found = cache[id(kind)] = reference(kind)
+        return found
+
+    def lookup(self, cls: type, name: str) -> tuple[type, Any] | None:
+        """Where on the method resolution order of `cls` the name is, and what stands there."""
+        key = (cls, name)
+        try:
+            return self._lookups[key]
+        except KeyError:
+            found = None
+            for base in cls.__mro__:
+                if name in base.__dict__:
+                    found = (base, base.__dict__[name])
+                    break
+            self._lookups[key] = found
+            return found
+
+    def class_attr(self, value: Value, name: str, raw: Any) -> Value:
+        """What stands on the class of `value` under `name`, as a value with a source through the class."""
+        cls = value.python_type()
+        found = self._class_attrs.get((cls, name))
+        if found is None:
+            source: Source | None = None
+            if value.source is not None and cls.__flags__ & (1 << 9):
+                source = AttrSource(TypeSource(value.source), name)
+            found = self._class_attrs[cls, name] = self.wrap(raw, source)
+        return found
+
+    def hides_nothing(self, value: Value, name: str) -> None:
+        """Guard that the instance's dict does not shadow the class attribute `name`."""
+        if value.source is not None and value.python_type().__dictoffset__ != 0:
+            self.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
+
+    def call_special(self, value: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+        """Call a special method, looked up on the class as Python does."""
+        found = self.lookup(value.python_type(), name)
+        if found is None:
+            raise self.error(TypeError, f"'{value.type_name()}' object has no {name}")
+        self.guard_type(value)
+        function = self.class_attr(value, name, found[1])
+        if name in ("__new__", "__class_getitem__"):
+            return function.call(self, args, kwargs)
+        return function.call(self, [value, *args], kwargs)
+
+    def error(self, kind: type, *args: Any) -> Raised:
+        """An exception of the user's program, to be raised."""
+        return Raised(self.hooks.new_exception(self, kind, args))
+
+    def record(self, target: Any, args: Args, kwargs: Kwargs) -> Value:
+        """Run a torch call on fakes and log it."""
+        return self.hooks.record(self, target, args, kwargs)
+
+    def location(self) -> Location | None:
+        return self.frame.location() if self.frame is not None else None

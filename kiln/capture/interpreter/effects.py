@@ -1,0 +1,122 @@
+"""Side effects: what the program changed that existed before, replayed in order when the region is done.
+
+    self.count += 1        AttributeEffect(self, "count")   LOAD <new value>; LOAD self; STORE_ATTR count
+    cache.append(y)        ContentsEffect(cache)            cache[:] = [..., y]
+
+An effect is noted at the first change of a thing and writes its last contents. Things made in the frame need no
+effect: they are built as they are at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.capture.interpreter.core import Codegen, Session, Value
+
+
+@final
+@dataclass(frozen=True)
+class ContentsEffect:
+    """A container from outside has new contents: emptied and filled again, the object stays."""
+
+    value: Any
+
+    def emit(self, g: Codegen) -> None:
+        self.value.emit_contents(g)
+
+
+@final
+@dataclass(frozen=True)
+class AttributeEffect:
+    """An object's attribute was set or deleted; `attrs[name]` of the value is what stands there now."""
+
+    value: Any
+    name: str
+
+    def emit(self, g: Codegen) -> None:
+        new = self.value.attrs.get(self.name)
+        if new is None:
+            g.emit(self.value)
+            g.op("DELETE_ATTR", self.name)
+            return
+        g.const(object.__setattr__)
+        g.emit(self.value)
+        g.const(self.name)
+        g.emit(new)
+        g.call(3)
+        g.op("POP_TOP")
+
+
+@final
+@dataclass(frozen=True)
+class GlobalEffect:
+    """A global variable was set."""
+
+    namespace: Any
+    name: str
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.namespace.values[self.name])
+        g.const(self.namespace.dictionary)
+        g.const(self.name)
+        g.op("STORE_SUBSCR")
+
+
+@final
+@dataclass(frozen=True)
+class CellEffect:
+    """A cell from outside has new contents."""
+
+    cell: Any
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.cell.content)
+        g.emit(self.cell)
+        g.op("STORE_ATTR", "cell_contents")
+
+
+@final
+@dataclass(frozen=True)
+class StateEffect:
+    """A mode of torch has a new value: `setter(value)`."""
+
+    setter: Any
+    arguments: tuple[Any, ...]
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.setter)
+        for argument in self.arguments:
+            g.const(argument)
+        g.call(len(self.arguments))
+        g.op("POP_TOP")
+
+
+@final
+@dataclass(frozen=True)
+class CallEffect:
+    """A call whose result nobody needs (`print`, logging) is made when the region is done."""
+
+    function: Value
+    args: tuple[Value, ...]
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.function)
+        for argument in self.args:
+            g.emit(argument)
+        g.call(len(self.args))
+        g.op("POP_TOP")
+
+
+def mutated(s: Session, value: Value) -> None:
+    """Note that a container from outside is about to change."""
+    if value.source is not None:
+        s.effects.setdefault(("contents", id(value)), ContentsEffect(value))
+    elif getattr(value, "original", None) is not None:
+        raise value.unsupported("change", "it has no path from the arguments of the frame")
+
+
+def attribute_set(s: Session, value: Value, name: str) -> None:
+    """Note that an attribute of an object from outside was set."""
+    if value.source is not None:
+        s.effects.setdefault(("attribute", id(value), name), AttributeEffect(value, name))

@@ -1,0 +1,228 @@
+"""One frame of the user's program, executed symbolically.
+
+A frame holds locals, cells and a value stack like CPython's, but of `Value`s. Its code is decoded once per code
+object into rows `(handler, argument, may_break)`, so a step is a lookup and a call. Handlers are registered by
+normal opcode name:
+
+    @opcode("POP_TOP")
+    def pop_top(frame, arg):
+        frame.stack.pop()
+
+`saved` is the stack as it was in front of an instruction that may break the graph: what a resume function restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, final
+from weakref import WeakKeyDictionary
+
+from kiln.capture.bytecode.decode import DecodedCode, decode
+from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
+from kiln.capture.interpreter.core import Session, Value
+from kiln.support.location import Location
+
+OpcodeHandler = Callable[["SymbolicFrame", Any], None]
+Row = tuple[OpcodeHandler, Any, bool]
+
+Prepare = Callable[[Any], Any]
+
+OPCODES: dict[str, tuple[OpcodeHandler, bool, Prepare | None]] = {}
+"""Normal opcode name -> (handler, may break the graph, what is done to the argument once per code object)."""
+
+
+def opcode(
+    *names: str, breaks: bool = False, prepare: Prepare | None = None
+) -> Callable[[OpcodeHandler], OpcodeHandler]:
+    """Register the handler of opcodes."""
+
+    def register(handler: OpcodeHandler) -> OpcodeHandler:
+        for name in names:
+            OPCODES[name] = (handler, breaks, prepare)
+        return handler
+
+    return register
+
+
+def unknown_opcode(frame: SymbolicFrame, arg: Any) -> None:
+    raise UnsupportedOpcode(opcode=arg, why="the interpreter has no handler for it")
+
+
+@final
+class CodeTable:
+    """Decoded code objects with handlers bound; a registered cache, entries die with their code."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[CodeType, tuple[DecodedCode, list[Row]]] = WeakKeyDictionary()
+
+    def rows(self, code: CodeType) -> tuple[DecodedCode, list[Row]]:
+        found = self._known.get(code)
+        if found is None:
+            decoded = decode(code)
+            found = self._known[code] = (decoded, [self._row(one.name, one.arg) for one in decoded.instructions])
+        return found
+
+    @staticmethod
+    def _row(name: str, arg: Any) -> Row:
+        entry = OPCODES.get(name)
+        if entry is None:
+            return unknown_opcode, arg if name == "UNKNOWN" else name, True
+        handler, breaks, prepare = entry
+        return handler, prepare(arg) if prepare else arg, breaks
+
+
+CODES = CodeTable()
+
+PUSH = "push"
+"""The result of an inlined call is pushed onto the caller's stack."""
+
+
+@final
+class Discard:
+    """The result of an inlined call is dropped and `value` pushed instead (`__init__`, `__setattr__`)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value | None) -> None:
+        self.value = value
+
+
+Continuation = str | Discard | None
+"""How a caller goes on after an inlined call; None: it cannot be resumed there."""
+
+
+@final
+class SymbolicFrame:
+    """The frame of one call."""
+
+    __slots__ = (
+        *("session", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "ip", "at", "kwnames", "parent"),
+        *("number", "step", "continuation", "direct", "globals", "function", "result", "running", "handled", "outer"),
+        *("is_generator", "finished"),
+    )
+
+    def __init__(self, session: Session, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None) -> None:
+        self.session = session
+        self.code = code
+        self.decoded, self.rows = CODES.rows(code)
+        self.locals: dict[str, Value] = {}
+        self.cells: dict[str, Any] = {}
+        self.stack: list[Value | None] = []
+        self.saved: list[Value | None] = []
+        self.ip = 0
+        self.at = 0
+        self.kwnames: tuple[str, ...] = ()
+        self.parent = parent
+        session.frames += 1
+        self.number = session.frames
+        self.step = 0
+        self.continuation: Continuation = None
+        self.direct: Continuation = None
+        self.globals = globals_
+        self.function = function
+        self.result: Value | None = None
+        self.running = True
+        self.finished = False
+        self.handled: list[Value | None] = []
+        self.outer: tuple[Location, ...] | None = None
+        self.is_generator = bool(code.co_flags & 0x20)
+
+    def run(self) -> Value | None:
+        """Execute until the frame returns or yields; the result is that value."""
+        session = self.session
+        caller, session.frame = session.frame, self
+        start = self.step
+        try:
+            while True:
+                try:
+                    if session.stop_at:
+                        self._checked_steps()
+                    else:
+                        self._steps()
+                    return self.result
+                except Raised as raised:
+                    self.unwind(raised)
+                except GraphBreak as stop:
+                    self._note(stop)
+                    raise
+        finally:
+            session.frame = caller
+            session.steps += self.step - start
+
+    def _steps(self) -> None:
+        rows = self.rows
+        while self.running:
+            at = self.at = self.ip
+            handler, arg, breaks = rows[at]
+            if breaks:
+                self.saved = self.stack.copy()
+            self.ip = at + 1
+            self.step += 1
+            handler(self, arg)
+
+    def _checked_steps(self) -> None:
+        rows = self.rows
+        stops = self.session.stop_at
+        while self.running:
+            at = self.at = self.ip
+            handler, arg, breaks = rows[at]
+            if breaks:
+                self.saved = self.stack.copy()
+            self.step += 1
+            stop = stops.get((self.number, self.step))
+            if stop is not None:
+                stop.frames, stop.resumable, stop.at = [], True, self.location()
+                raise stop
+            self.ip = at + 1
+            handler(self, arg)
+
+    def _note(self, stop: GraphBreak) -> None:
+        """Add this frame to the chain of a break, or make it the innermost one where the chain is broken."""
+        if stop.at is None:
+            stop.at = self.location()
+        if stop.frames and (stop.frames[-1].continuation is None or stop.frames[-1].is_generator):
+            stop.frames = []
+            stop.resumable = False
+        stop.frames.append(self)
+
+    def unwind(self, raised: Raised) -> None:
+        """Go to the handler of the current instruction, or let the exception leave the frame."""
+        handler = self.decoded.handlers[self.at]
+        if handler is None:
+            self.running = False
+            self.finished = True
+            raise raised
+        del self.stack[handler.depth :]
+        if handler.lasti:
+            self.stack.append(self.session.const(self.decoded.instructions[self.at].unit))
+        self.stack.append(raised.value)
+        self.ip = handler.target
+        self.kwnames = ()
+
+    def location(self) -> Location:
+        """The user's line that runs now."""
+        line = self.decoded.instructions[self.at].line
+        return Location(self.code.co_filename, line, self.code.co_qualname)
+
+    def locations(self) -> tuple[Location, ...]:
+        """The stack of lines, innermost last."""
+        if self.outer is None:
+            self.outer = self.parent.locations() if self.parent is not None else ()
+        return (*self.outer, self.location())
+
+    def pop(self) -> Value:
+        value = self.stack.pop()
+        assert value is not None, "NULL on the stack"
+        return value
+
+    def pop_many(self, count: int) -> list[Any]:
+        """The top `count` values, the deepest first."""
+        if not count:
+            return []
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def push(self, value: Value | None) -> None:
+        self.stack.append(value)

@@ -1,0 +1,171 @@
+"""Building containers, strings, slices and functions; unpacking."""
+
+from __future__ import annotations
+
+import operator
+
+from kiln.capture.interpreter.breaks import UnsupportedOpcode
+from kiln.capture.interpreter.core import Value
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.operations import all_items, format_value, unary
+from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
+
+
+
+@opcode("BUILD_TUPLE")
+def build_tuple(frame: SymbolicFrame, count: int) -> None:
+    frame.push(Tuple(frame.pop_many(count)))
+
+
+@opcode("BUILD_LIST")
+def build_list(frame: SymbolicFrame, count: int) -> None:
+    frame.push(List(frame.pop_many(count)))
+
+
+@opcode("BUILD_SET", breaks=True)
+def build_set(frame: SymbolicFrame, count: int) -> None:
+    frame.push(Set({item.key(frame.session): item for item in frame.pop_many(count)}))
+
+
+@opcode("BUILD_MAP", breaks=True)
+def build_map(frame: SymbolicFrame, count: int) -> None:
+    flat = frame.pop_many(2 * count)
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    frame.push(Dict({key.key(frame.session): (key, value) for key, value in pairs}))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
+    keys = frame.pop()
+    assert isinstance(keys, Tuple)
+    pairs = zip(keys.items(frame.session), frame.pop_many(count), strict=True)
+    frame.push(Dict({key.key(frame.session): (key, value) for key, value in pairs}))
+
+
+@opcode("BUILD_STRING", breaks=True)
+def build_string(frame: SymbolicFrame, count: int) -> None:
+    frame.push(frame.session.const("".join(part.constant(frame.session) for part in frame.pop_many(count))))
+
+
+@opcode("BUILD_SLICE", breaks=True)
+def build_slice(frame: SymbolicFrame, count: int) -> None:
+    frame.push(Slice(frame.pop_many(count)))
+
+
+@opcode("FORMAT_VALUE", breaks=True)
+def format_value_op(frame: SymbolicFrame, flags: int) -> None:
+    spec = frame.pop().constant(frame.session) if flags & 4 else ""
+    frame.push(frame.session.const(format_value(frame.session, frame.pop(), ("", "s", "r", "a")[flags & 3], spec)))
+
+
+@opcode("LIST_EXTEND", breaks=True)
+def list_extend(frame: SymbolicFrame, depth: int) -> None:
+    items = all_items(frame.session, frame.pop())
+    target = frame.stack[-depth]
+    assert isinstance(target, List)
+    target.change(frame.session).extend(items)
+
+
+@opcode("SET_UPDATE", breaks=True)
+def set_update(frame: SymbolicFrame, depth: int) -> None:
+    items = all_items(frame.session, frame.pop())
+    target = frame.stack[-depth]
+    assert isinstance(target, Set)
+    target.change(frame.session).update({item.key(frame.session): item for item in items})
+
+
+@opcode("DICT_UPDATE", "DICT_MERGE", breaks=True)
+def dict_update(frame: SymbolicFrame, depth: int) -> None:
+    source = frame.pop()
+    target = frame.stack[-depth]
+    assert isinstance(target, Dict)
+    merge(frame, target, source)
+
+
+def merge(frame: SymbolicFrame, target: Dict, source: Value) -> None:
+    native = getattr(source, "native", None) or source
+    if isinstance(native, Dict):
+        target.change(frame.session).update(native.items(frame.session))
+        return
+    for key in all_items(frame.session, source.get_attr(frame.session, "keys").call(frame.session, [], {})):
+        target.set_item(frame.session, key, source.get_item(frame.session, key))
+
+
+@opcode("LIST_APPEND")
+def list_append(frame: SymbolicFrame, depth: int) -> None:
+    value = frame.pop()
+    target = frame.stack[-depth]
+    assert isinstance(target, List)
+    target.items(frame.session).append(value)
+
+
+@opcode("SET_ADD", breaks=True)
+def set_add(frame: SymbolicFrame, depth: int) -> None:
+    value = frame.pop()
+    target = frame.stack[-depth]
+    assert isinstance(target, Set)
+    target.items(frame.session).setdefault(value.key(frame.session), value)
+
+
+@opcode("MAP_ADD", breaks=True)
+def map_add(frame: SymbolicFrame, depth: int) -> None:
+    key, value = frame.pop_many(2)
+    target = frame.stack[-depth]
+    assert isinstance(target, Dict)
+    target.set_item(frame.session, key, value)
+
+
+@opcode("UNPACK_SEQUENCE", breaks=True)
+def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
+    value = frame.pop()
+    items = all_items(frame.session, value)
+    if len(items) != count:
+        few = f"not enough values to unpack (expected {count}, got {len(items)})"
+        message = few if len(items) < count else f"too many values to unpack (expected {count})"
+        raise frame.session.error(ValueError, message)
+    frame.stack.extend(reversed(items))
+
+
+@opcode("UNPACK_EX", breaks=True)
+def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
+    before, after = arg & 0xFF, arg >> 8
+    items = all_items(frame.session, frame.pop())
+    if len(items) < before + after:
+        message = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        raise frame.session.error(ValueError, message)
+    end = len(items) - after
+    parts = [*items[:before], List(items[before:end]), *items[end:]]
+    frame.stack.extend(reversed(parts))
+
+
+@opcode("MAKE_FUNCTION", breaks=True)
+def make_function(frame: SymbolicFrame, flags: int) -> None:
+    code = frame.pop().constant(frame.session)
+    function = Function(code, frame.globals)
+    if flags & 8:
+        closure = frame.pop()
+        assert isinstance(closure, Sequence)
+        function.cells = list(closure.items(frame.session))  # type: ignore[arg-type]
+    if flags & 4:
+        function.annotations = frame.pop()
+    if flags & 2:
+        defaults = frame.pop()
+        assert isinstance(defaults, Dict)
+        function.kwdefaults = {name: value for name, (_, value) in defaults.items(frame.session).items()}
+    if flags & 1:
+        function.defaults = list(all_items(frame.session, frame.pop()))
+    frame.push(function)
+
+
+@opcode("INTRINSIC", breaks=True)
+def intrinsic(frame: SymbolicFrame, name: str) -> None:
+    if name == "LIST_TO_TUPLE":
+        frame.push(Tuple(all_items(frame.session, frame.pop())))
+    elif name == "UNARY_POSITIVE":
+        frame.push(unary(frame.session, operator.pos, frame.pop()))
+    elif name == "STOPITERATION_ERROR":
+        return
+    else:
+        raise UnsupportedOpcode(opcode=name, why="this intrinsic is not modelled")

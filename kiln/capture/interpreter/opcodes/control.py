@@ -1,0 +1,278 @@
+"""Jumps, loops, calls, returns, generators, exceptions and `with`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.frame import PUSH, SymbolicFrame, opcode
+from kiln.capture.interpreter.operations import (
+    all_items,
+    exception_matches,
+    same,
+    truth_value,
+)
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.iterators import Generator
+from kiln.capture.interpreter.variables.mapping import Dict
+
+NONE = Constant(None)
+
+
+@opcode("JUMP")
+def jump(frame: SymbolicFrame, target: int) -> None:
+    frame.ip = target
+
+
+@opcode("POP_JUMP_IF_TRUE", breaks=True)
+def pop_jump_if_true(frame: SymbolicFrame, target: int) -> None:
+    if truth_value(frame.session, frame.pop(), "if"):
+        frame.ip = target
+
+
+@opcode("POP_JUMP_IF_FALSE", breaks=True)
+def pop_jump_if_false(frame: SymbolicFrame, target: int) -> None:
+    if not truth_value(frame.session, frame.pop(), "if"):
+        frame.ip = target
+
+
+@opcode("POP_JUMP_IF_NONE", breaks=True)
+def pop_jump_if_none(frame: SymbolicFrame, target: int) -> None:
+    if same(frame.session, frame.pop(), NONE):
+        frame.ip = target
+
+
+@opcode("POP_JUMP_IF_NOT_NONE", breaks=True)
+def pop_jump_if_not_none(frame: SymbolicFrame, target: int) -> None:
+    if not same(frame.session, frame.pop(), NONE):
+        frame.ip = target
+
+
+@opcode("JUMP_IF_TRUE_OR_POP", breaks=True)
+def jump_if_true_or_pop(frame: SymbolicFrame, target: int) -> None:
+    jump_or_pop(frame, target, True)
+
+
+@opcode("JUMP_IF_FALSE_OR_POP", breaks=True)
+def jump_if_false_or_pop(frame: SymbolicFrame, target: int) -> None:
+    jump_or_pop(frame, target, False)
+
+
+def jump_or_pop(frame: SymbolicFrame, target: int, when: bool) -> None:
+    value = frame.stack[-1]
+    assert value is not None
+    if truth_value(frame.session, value, "and/or") is when:
+        frame.ip = target
+    else:
+        frame.stack.pop()
+
+
+@opcode("GET_ITER", breaks=True)
+def get_iter(frame: SymbolicFrame, arg: int) -> None:
+    frame.direct = PUSH
+    value = frame.pop().iterate(frame.session)
+    frame.direct = None
+    frame.stack.append(value)
+
+
+@opcode("FOR_ITER", breaks=True)
+def for_iter(frame: SymbolicFrame, target: int) -> None:
+    iterator = frame.stack[-1]
+    assert iterator is not None
+    item = iterator.next(frame.session)
+    if item is not None:
+        frame.stack.append(item)
+        return
+    frame.stack.pop()
+    # 3.12 puts an END_FOR at the target, for the specialised forms; here the iterator is gone already.
+    frame.ip = target + (frame.decoded.instructions[target].name == "END_FOR")
+
+
+@opcode("RETURN_VALUE")
+def return_value(frame: SymbolicFrame, arg: int) -> None:
+    frame.result = frame.stack.pop()
+    frame.running = False
+    frame.finished = True
+
+
+@opcode("RETURN_CONST", prepare=Constant)
+def return_const(frame: SymbolicFrame, value: Value) -> None:
+    frame.result = value
+    frame.running = False
+    frame.finished = True
+
+
+@opcode("YIELD_VALUE")
+def yield_value(frame: SymbolicFrame, arg: int) -> None:
+    frame.result = frame.stack.pop()
+    frame.running = False
+
+
+@opcode("GET_YIELD_FROM_ITER", breaks=True)
+def get_yield_from_iter(frame: SymbolicFrame, arg: int) -> None:
+    value = frame.pop()
+    frame.push(value if isinstance(value, Generator) else value.iterate(frame.session))
+
+
+@opcode("SEND", breaks=True)
+def send(frame: SymbolicFrame, target: int) -> None:
+    """`yield from`: one item of the inner iterator, or its return value and on to the target."""
+    sent = frame.pop()
+    inner = frame.stack[-1]
+    assert inner is not None
+    item = inner.send(frame.session, sent) if isinstance(inner, Generator) else inner.next(frame.session)
+    if item is not None:
+        frame.push(item)
+        return
+    result = inner.frame.result if isinstance(inner, Generator) else NONE
+    frame.ip = target
+    if frame.decoded.instructions[target].name == "END_SEND":
+        frame.push(result)
+    else:
+        frame.stack[-1] = result
+
+
+@opcode("END_SEND")
+def end_send(frame: SymbolicFrame, arg: int) -> None:
+    del frame.stack[-2]
+
+
+@opcode("KW_NAMES")
+def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
+    frame.kwnames = names
+
+
+@opcode("CALL", breaks=True)
+def call(frame: SymbolicFrame, count: int) -> None:
+    args: list[Any] = frame.pop_many(count)
+    function = frame.stack.pop()
+    below = frame.stack.pop()
+    if below is not None:
+        args.insert(0, function)
+        function = below
+    names = frame.kwnames
+    kwargs: dict[str, Value] = {}
+    if names:
+        frame.kwnames = ()
+        kwargs = dict(zip(names, args[-len(names) :], strict=True))
+        del args[-len(names) :]
+    call_value(frame, function, args, kwargs)
+
+
+def call_value(frame: SymbolicFrame, function: Any, args: list[Value], kwargs: dict[str, Value]) -> None:
+    frame.direct = PUSH if function.inlines else None
+    result = function.call(frame.session, args, kwargs)
+    frame.direct = None
+    frame.stack.append(result)
+
+
+@opcode("CALL_FUNCTION_EX", breaks=True)
+def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
+    kwargs: dict[str, Value] = {}
+    if flags & 1:
+        mapping = frame.pop()
+        mapping = getattr(mapping, "native", None) or mapping
+        assert isinstance(mapping, Dict)
+        kwargs = {key: value for key, (_, value) in mapping.items(frame.session).items()}
+    args = all_items(frame.session, frame.pop())
+    function = frame.stack.pop()
+    frame.stack.pop()
+    call_value(frame, function, args, kwargs)
+
+
+@opcode("RAISE_VARARGS", breaks=True)
+def raise_varargs(frame: SymbolicFrame, count: int) -> None:
+    s = frame.session
+    cause = instantiate(s, frame.pop()) if count == 2 else None
+    if count == 0:
+        current = current_exception(frame)
+        if current is None:
+            raise s.error(RuntimeError, "No active exception to reraise")
+        raise Raised(current)
+    value = instantiate(s, frame.pop())
+    if cause is not None:
+        value.attrs["__cause__"] = cause  # type: ignore[attr-defined]
+    raise Raised(value)
+
+
+def instantiate(s: Session, value: Value) -> Value:
+    return value.call(s, [], {}) if isinstance(value, Class) else value
+
+
+def current_exception(frame: SymbolicFrame | None) -> Value | None:
+    """What `raise` without arguments and `sys.exc_info` see."""
+    while frame is not None:
+        for value in reversed(frame.handled):
+            if value is not None:
+                return value
+        frame = frame.parent
+    return None
+
+
+@opcode("PUSH_EXC_INFO")
+def push_exc_info(frame: SymbolicFrame, arg: int) -> None:
+    error = frame.stack.pop()
+    frame.stack.append(NONE)
+    frame.stack.append(error)
+    frame.handled.append(error)
+
+
+@opcode("POP_EXCEPT")
+def pop_except(frame: SymbolicFrame, arg: int) -> None:
+    frame.stack.pop()
+    if frame.handled:
+        frame.handled.pop()
+
+
+@opcode("CHECK_EXC_MATCH", breaks=True)
+def check_exc_match(frame: SymbolicFrame, arg: int) -> None:
+    kinds = frame.pop()
+    error = frame.stack[-1]
+    assert error is not None
+    frame.push(Constant(exception_matches(frame.session, error, kinds)))
+
+
+@opcode("RERAISE")
+def reraise(frame: SymbolicFrame, arg: int) -> None:
+    raise Raised(frame.pop())
+
+
+@opcode("BEFORE_WITH", breaks=True)
+def before_with(frame: SymbolicFrame, arg: int) -> None:
+    s = frame.session
+    manager = frame.pop()
+    leave = special_method(s, manager, "__exit__")
+    entered = special_method(s, manager, "__enter__")
+    result = entered.call(s, [], {})
+    frame.push(leave)
+    frame.push(result)
+
+
+def special_method(s: Session, value: Value, name: str) -> Value:
+    if s.lookup(value.python_type(), name) is None:
+        raise s.error(TypeError, f"'{value.type_name()}' object does not support the context manager protocol")
+    return value.get_attr(s, name)
+
+
+@opcode("WITH_EXCEPT_START", breaks=True)
+def with_except_start(frame: SymbolicFrame, arg: int) -> None:
+    """exit, lasti, previous exception, exception  ->  ..., exit(type, exception, traceback)"""
+    s = frame.session
+    leave, error = frame.stack[-4], frame.stack[-1]
+    assert leave is not None and error is not None
+    frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, NONE], {}))
+
+
+@opcode(
+    *("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"),
+    *("CHECK_EG_MATCH", "INTRINSIC_2", "CLEANUP_THROW", "MATCH_CLASS", "MATCH_KEYS", "MATCH_MAPPING", "MATCH_SEQUENCE"),
+    *("GET_LEN", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
+    breaks=True,
+)
+def not_modelled(frame: SymbolicFrame, arg: Any) -> None:
+    name = frame.decoded.instructions[frame.at].name
+    raise UnsupportedOpcode(opcode=name, why="asynchronous code, pattern matching and class bodies are not modelled")
+
+

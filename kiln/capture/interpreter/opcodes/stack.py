@@ -1,0 +1,181 @@
+"""Stack, locals, cells, globals and imports."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+from kiln.capture.interpreter.breaks import UnsupportedCall, UnsupportedOpcode
+from kiln.capture.interpreter.core import MISSING, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
+from kiln.capture.interpreter.variables.function import Cell
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.runtime.guards.source import ImportSource
+
+
+def prepare_const(value: Any) -> Value:
+    """The value of a constant of the code, shared by all captures."""
+    if type(value) is tuple:
+        return Tuple([prepare_const(item) for item in value])
+    return Constant(value)
+
+
+@opcode("NOP", "RESUME", "COPY_FREE_VARS")
+def nop(frame: SymbolicFrame, arg: int) -> None:
+    pass
+
+
+@opcode("RETURN_GENERATOR")
+def return_generator(frame: SymbolicFrame, arg: int) -> None:
+    """The caller made the generator; the POP_TOP that follows drops what `send` would push."""
+    frame.stack.append(None)
+
+
+@opcode("LOAD_CONST", prepare=prepare_const)
+def load_const(frame: SymbolicFrame, value: Value) -> None:
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST")
+def load_fast(frame: SymbolicFrame, name: str) -> None:
+    try:
+        frame.stack.append(frame.locals[name])
+    except KeyError:
+        message = f"cannot access local variable '{name}' where it is not associated with a value"
+        raise frame.session.error(UnboundLocalError, message) from None
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def load_fast_and_clear(frame: SymbolicFrame, name: str) -> None:
+    """3.12, around an inlined comprehension: the value, or NULL."""
+    frame.stack.append(frame.locals.pop(name, None))
+
+
+@opcode("STORE_FAST")
+def store_fast(frame: SymbolicFrame, name: str) -> None:
+    value = frame.stack.pop()
+    if value is None:
+        frame.locals.pop(name, None)
+    else:
+        frame.locals[name] = value
+
+
+@opcode("DELETE_FAST")
+def delete_fast(frame: SymbolicFrame, name: str) -> None:
+    if frame.locals.pop(name, None) is None:
+        message = f"cannot access local variable '{name}' where it is not associated with a value"
+        raise frame.session.error(UnboundLocalError, message)
+
+
+@opcode("POP_TOP")
+def pop_top(frame: SymbolicFrame, arg: int) -> None:
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def push_null(frame: SymbolicFrame, arg: int) -> None:
+    frame.stack.append(None)
+
+
+@opcode("COPY")
+def copy(frame: SymbolicFrame, depth: int) -> None:
+    frame.stack.append(frame.stack[-depth])
+
+
+@opcode("SWAP")
+def swap(frame: SymbolicFrame, depth: int) -> None:
+    stack = frame.stack
+    stack[-1], stack[-depth] = stack[-depth], stack[-1]
+
+
+@opcode("END_FOR")
+def end_for(frame: SymbolicFrame, arg: int) -> None:
+    """Jumped over by FOR_ITER here."""
+    raise AssertionError("END_FOR is never reached")
+
+
+@opcode("MAKE_CELL")
+def make_cell(frame: SymbolicFrame, name: str) -> None:
+    if name not in frame.cells:
+        frame.cells[name] = Cell(frame.locals.pop(name, None), None, name)
+
+
+@opcode("LOAD_CLOSURE")
+def load_closure(frame: SymbolicFrame, name: str) -> None:
+    frame.stack.append(frame.cells[name])
+
+
+@opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
+def load_deref(frame: SymbolicFrame, name: str) -> None:
+    value = frame.cells[name].load(frame.session)
+    if value is None:
+        kind = NameError if name in frame.code.co_freevars else UnboundLocalError
+        raise frame.session.error(kind, f"cannot access variable '{name}' where it is not associated with a value")
+    frame.stack.append(value)
+
+
+@opcode("STORE_DEREF")
+def store_deref(frame: SymbolicFrame, name: str) -> None:
+    frame.cells[name].store(frame.session, frame.pop())
+
+
+@opcode("DELETE_DEREF")
+def delete_deref(frame: SymbolicFrame, name: str) -> None:
+    frame.cells[name].store(frame.session, None)
+
+
+@opcode("LOAD_GLOBAL", breaks=True)
+def load_global(frame: SymbolicFrame, name: str) -> None:
+    frame.stack.append(frame.globals.load(frame.session, name))
+
+
+@opcode("LOAD_GLOBAL_CALL", breaks=True)
+def load_global_call(frame: SymbolicFrame, name: str) -> None:
+    stack = frame.stack
+    stack.append(None)
+    stack.append(frame.globals.load(frame.session, name))
+
+
+@opcode("STORE_GLOBAL", breaks=True)
+def store_global(frame: SymbolicFrame, name: str) -> None:
+    frame.globals.store(frame.session, name, frame.pop())
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def load_assertion_error(frame: SymbolicFrame, arg: int) -> None:
+    frame.push(frame.session.wrap(AssertionError, None))
+
+
+@opcode("IMPORT_NAME", breaks=True)
+def import_name(frame: SymbolicFrame, name: str) -> None:
+    """A module that is loaded already; loading one is a break."""
+    level = frame.stack[-2]
+    fromlist = frame.stack[-1]
+    assert level is not None and fromlist is not None
+    package = frame.globals.dictionary.get("__package__") or ""
+    depth = level.constant(frame.session)
+    full = importlib.util.resolve_name("." * depth + name, package) if depth else name
+    if full not in sys.modules:
+        raise UnsupportedCall(function=f"import {full}", why="the module is not loaded yet")
+    target = full if fromlist.truth(frame.session) else full.split(".")[0]
+    frame.pop_many(2)
+    frame.push(frame.session.wrap(sys.modules[target], ImportSource(target)))
+
+
+@opcode("IMPORT_FROM", breaks=True)
+def import_from(frame: SymbolicFrame, name: str) -> None:
+    module = frame.stack[-1]
+    assert module is not None
+    real = module.real()
+    full = f"{real.__name__}.{name}" if real is not MISSING else ""
+    if not hasattr(real, name) and full in sys.modules:
+        frame.push(frame.session.wrap(sys.modules[full], ImportSource(full)))
+        return
+    frame.push(module.get_attr(frame.session, name))
+
+
+@opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", "LOAD_BUILD_CLASS", breaks=True)
+def class_body(frame: SymbolicFrame, arg: Any) -> None:
+    raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not traced")

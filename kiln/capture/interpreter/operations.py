@@ -1,0 +1,332 @@
+"""Operators on values: constants are computed, tensors recorded, containers and user classes dispatched.
+
+    binary(s, operator.add, Constant(1), Constant(2))     Constant(3), operands guarded
+    binary(s, operator.add, Tensor, Constant(1))          a recorded call of operator.add
+    binary(s, operator.add, List, List)                   a row of OPERATORS
+    binary(s, operator.add, Object, ...)                  its `__add__`, then the other's `__radd__`
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from kiln.capture.interpreter.breaks import DataDependentBranch
+from kiln.capture.interpreter.core import MISSING, OPERATORS, Session, Value
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.mapping import Dict, Set, View
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.runtime.guards.guard import GuardKind
+
+__all__ = ["all_items", "binary", "compare", "contains", "exception_matches", "format_value", "same", "truth_value", "unary"]
+
+Function2 = Callable[[Any, Any], Any]
+
+NAMES = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+SPECIAL: dict[Any, tuple[str, ...]] = {}
+"""Operator -> the special methods of the left operand, then that of the right one."""
+for _name in NAMES:
+    _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
+    SPECIAL[_plain] = (f"__{_name}__", f"__r{_name}__")
+    SPECIAL[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
+REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
+for _name, _other in REFLECTED.items():
+    SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
+UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
+ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
+
+
+def fold(s: Session, function: Callable[..., Any], *args: Any) -> Value:
+    """Compute on constants."""
+    try:
+        return s.wrap(function(*args), None)
+    except ERRORS as error:
+        raise s.error(type(error), *error.args) from None
+
+
+def binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
+    if left.is_constant and right.is_constant:
+        return fold(s, function, left.constant(s), right.constant(s))
+    if left.is_torch or right.is_torch:
+        return torch_binary(s, function, left, right)
+    handler = OPERATORS.get((function, type(left)))
+    if handler is not None:
+        result = handler(s, left, right)
+        if result is not None:
+            return result
+    return dispatch(s, function, left, right)
+
+
+def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
+    """A tensor is involved: recorded; only symbolic numbers: computed by their own operators."""
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return s.record(function, [left, right], {})
+    if isinstance(left, Sequence) or isinstance(right, Sequence):
+        return dispatch(s, function, left, right)
+    return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+
+
+def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Value:
+    """Special methods, the left operand's first."""
+    names = SPECIAL[function]
+    attempts = [(left, name, right) for name in names[:-1]] + [(right, names[-1], left)]
+    for owner, name, other in attempts:
+        found = s.lookup(owner.python_type(), name)
+        if found is None or found[0] is object:
+            continue
+        if s.frame.direct is not None:
+            s.frame.direct = None
+        result = s.call_special(owner, name, [other], {})
+        if not (result.is_constant and result.real() is NotImplemented):
+            return result
+    if function in (operator.eq, operator.ne):
+        return Constant(same(s, left, right) is (function is operator.eq))
+    kinds = f"'{left.type_name()}' and '{right.type_name()}'"
+    raise s.error(TypeError, f"unsupported operand type(s) for {function.__name__}: {kinds}")
+
+
+def compare(s: Session, function: Function2, left: Value, right: Value) -> Value:
+    if left.is_constant and right.is_constant:
+        return fold(s, function, left.constant(s), right.constant(s))
+    if left.is_torch or right.is_torch:
+        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
+            number = (Symbolic, Constant)
+            if not isinstance(left, (*number, Tensor)) or not isinstance(right, (*number, Tensor)):
+                return dispatch(s, function, left, right)
+        return torch_binary(s, function, left, right)
+    if function in (operator.eq, operator.ne):
+        known = equal_containers(s, left, right)
+        if known is not None:
+            return Constant(known is (function is operator.eq))
+    handler = OPERATORS.get((function, type(left)))
+    if handler is not None:
+        result = handler(s, left, right)
+        if result is not None:
+            return result
+    return dispatch(s, function, left, right)
+
+
+def equal(s: Session, left: Value, right: Value) -> bool:
+    """`left == right` as a Python truth value; identical values are equal, as in containers."""
+    return left is right or compare(s, operator.eq, left, right).truth(s)
+
+
+def equal_containers(s: Session, left: Value, right: Value) -> bool | None:
+    """Equality of built-in containers and classes; None for other values."""
+    if isinstance(left, Sequence) and isinstance(right, Sequence):
+        if issubclass(left.cls, list) != issubclass(right.cls, list):
+            return False
+        a, b = left.items(s), right.items(s)
+        return len(a) == len(b) and all(equal(s, x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(left, Dict) and isinstance(right, Dict):
+        c, d = left.items(s), right.items(s)
+        return c.keys() == d.keys() and all(equal(s, c[k][1], d[k][1]) for k in c)
+    if isinstance(left, Set) and isinstance(right, Set):
+        return left.items(s).keys() == right.items(s).keys()
+    if isinstance(left, Class) and isinstance(right, Class):
+        return left.constant(s) is right.constant(s)
+    plain = (Sequence, Dict, Set, Class)
+    if (left.is_constant and isinstance(right, plain)) or (right.is_constant and isinstance(left, plain)):
+        left.constant(s) if left.is_constant else right.constant(s)
+        return False
+    return None
+
+
+def same(s: Session, left: Value, right: Value) -> bool:
+    """`left is right`."""
+    if left is right:
+        return True
+    if left.is_constant and right.is_constant:
+        if right.real() is None and left.real() is not None and left.source is not None:
+            s.guard_type(left)
+            return False
+        return left.constant(s) is right.constant(s)
+    if left.is_constant or right.is_constant:
+        constant, other = (left, right) if left.is_constant else (right, left)
+        constant.constant(s)
+        s.guard_type(other)
+        return False
+    a, b = left.real(), right.real()
+    if a is not MISSING and b is not MISSING and a is b:
+        for value in (left, right):
+            if value.source is not None and not isinstance(value, (Tensor, Class)):
+                s.guard(value.source, GuardKind.IS, s.class_reference(a))
+        return True
+    if isinstance(left, Class) and isinstance(right, Class):
+        return left.constant(s) is right.constant(s)
+    s.guard_type(left)
+    s.guard_type(right)
+    return False
+
+
+def truth_value(s: Session, value: Value, statement: str) -> bool:
+    """`bool(value)` for a branch."""
+    if isinstance(value, Tensor):
+        raise DataDependentBranch(statement=statement)
+    s.frame.direct = None
+    return value.truth(s)
+
+
+def unary(s: Session, function: Callable[[Any], Any], value: Value) -> Value:
+    if value.is_constant:
+        return fold(s, function, value.constant(s))
+    if isinstance(value, Symbolic):
+        return s.wrap(function(value.node), None)
+    if isinstance(value, Tensor):
+        return s.record(function, [value], {})
+    return s.call_special(value, UNARY[function], [], {})
+
+
+def contains(s: Session, container: Value, item: Value) -> bool:
+    """`item in container`."""
+    native = container.native if isinstance(container, Object) and container.native is not None else container
+    if isinstance(container, Object):
+        found = s.lookup(container.cls, "__contains__")
+        if found is not None and hasattr(found[1], "__code__"):
+            return s.call_special(container, "__contains__", [item], {}).truth(s)
+    if isinstance(native, View) and native.what == "keys":
+        native = native.mapping
+    if isinstance(native, Dict):
+        return native.find(s, item.key(s)) is not None
+    if isinstance(native, Set):
+        return item.key(s) in native.items(s)
+    if native.is_constant and item.is_constant:
+        return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
+    if isinstance(native, Tensor):
+        return s.record("__contains__", [native, item], {}).truth(s)
+    if isinstance(native, (Sequence, View)) or s.lookup(native.python_type(), "__contains__") is None:
+        return any(equal(s, item, one) for one in all_items(s, native))
+    return s.call_special(native, "__contains__", [item], {}).truth(s)
+
+
+def format_value(s: Session, value: Value, conversion: str, spec: str) -> str:
+    """One field of an f-string."""
+    if not conversion or conversion == "s":
+        custom = s.lookup(value.python_type(), "__format__" if spec else "__str__")
+        if isinstance(value, Object) and custom is not None and hasattr(custom[1], "__code__"):
+            args = [s.const(spec)] if spec else []
+            return str(s.call_special(value, "__format__" if spec else "__str__", args, {}).constant(s))
+    if isinstance(value, Object) and issubclass(value.cls, BaseException):
+        args = all_items(s, value.get_attr(s, "args"))
+        return str(args[0].constant(s)) if len(args) == 1 else str(tuple(a.constant(s) for a in args))
+    plain = value.constant(s)
+    converted = {"": lambda x: x, "s": str, "r": repr, "a": ascii}[conversion](plain)
+    return format(converted, spec)
+
+
+def exception_matches(s: Session, error: Value, kinds: Value) -> bool:
+    """Whether `except kinds` catches `error`."""
+    options = all_items(s, kinds) if isinstance(kinds, Sequence) else [kinds]
+    return any(issubclass(error.python_type(), one.constant(s)) for one in options)
+
+
+def _row(function: Any, *kinds: type[Value]) -> Callable[[Any], Any]:
+    def register(handler: Any) -> Any:
+        for kind in kinds:
+            OPERATORS[function, kind] = handler
+        return handler
+
+    return register
+
+
+@_row(operator.add, List, Tuple)
+def concatenate(s: Session, left: Value, right: Value) -> Value | None:
+    assert isinstance(left, Sequence)
+    if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
+        return None
+    return left.sibling([*left.items(s), *right.items(s)])
+
+
+@_row(operator.mul, List, Tuple)
+@_row(operator.imul, Tuple)
+def repeat(s: Session, left: Value, right: Value) -> Value | None:
+    assert isinstance(left, Sequence)
+    return left.sibling(left.items(s) * right.constant(s)) if right.is_constant else None
+
+
+@_row(operator.mul, Constant)
+def repeat_reflected(s: Session, left: Value, right: Value) -> Value | None:
+    return repeat(s, right, left) if isinstance(right, Sequence) else None
+
+
+@_row(operator.iadd, List)
+def extend_in_place(s: Session, left: Value, right: Value) -> Value | None:
+    assert isinstance(left, List)
+    items = all_items(s, right)
+    left.change(s).extend(items)
+    return left
+
+
+@_row(operator.iadd, Tuple)
+def concatenate_in_place(s: Session, left: Value, right: Value) -> Value | None:
+    return concatenate(s, left, right)
+
+
+@_row(operator.mod, Constant)
+def format_percent(s: Session, left: Value, right: Value) -> Value | None:
+    if not isinstance(left.real(), str):
+        return None
+    return fold(s, operator.mod, left.constant(s), right.constant(s))
+
+
+@_row(operator.or_, Dict)
+def merged(s: Session, left: Value, right: Value) -> Value | None:
+    assert isinstance(left, Dict)
+    return Dict({**left.items(s), **right.items(s)}) if isinstance(right, Dict) else None
+
+
+@_row(operator.ior, Dict)
+def merge_in_place(s: Session, left: Value, right: Value) -> Value | None:
+    assert isinstance(left, Dict)
+    if isinstance(right, Dict):
+        left.change(s).update(right.items(s))
+        return left
+    return None
+
+
+def _keys(s: Session, value: Value) -> dict[Any, Value] | None:
+    if isinstance(value, Set):
+        return value.items(s)
+    if isinstance(value, View) and value.what == "keys":
+        return {token: key for token, (key, _) in value.mapping.items(s).items()}
+    return None
+
+
+def _set_operator(function: Any, choose: Callable[[dict[Any, Value], dict[Any, Value]], dict[Any, Value]]) -> None:
+    @_row(function, Set, View)
+    def handler(s: Session, left: Value, right: Value) -> Value | None:
+        a, b = _keys(s, left), _keys(s, right)
+        if a is None or b is None:
+            return None
+        return Set(choose(a, b), left.cls if isinstance(left, Set) else set)
+
+
+_set_operator(operator.or_, lambda a, b: {**b, **a})
+_set_operator(operator.and_, lambda a, b: {key: a[key] for key in a if key in b})
+_set_operator(operator.sub, lambda a, b: {key: a[key] for key in a if key not in b})
+_set_operator(
+    operator.xor,
+    lambda a, b: {**{key: a[key] for key in a if key not in b}, **{key: b[key] for key in b if key not in a}},
+)
+for _function in (operator.le, operator.lt, operator.ge, operator.gt):
+
+    @_row(_function, Set, View)
+    def _compare_sets(s: Session, left: Value, right: Value, function: Any = _function) -> Value | None:
+        a, b = _keys(s, left), _keys(s, right)
+        return None if a is None or b is None else Constant(function(a.keys(), b.keys()))
+
+    @_row(_function, Tuple, List)
+    def _compare_sequences(s: Session, left: Value, right: Value, function: Any = _function) -> Value | None:
+        assert isinstance(left, Sequence)
+        if not isinstance(right, Sequence):
+            return None
+        for x, y in zip(left.items(s), right.items(s), strict=False):
+            if not equal(s, x, y):
+                return compare(s, function, x, y)
+        return Constant(function(left.length(s), right.length(s)))
+
+

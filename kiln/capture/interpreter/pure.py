@@ -1,0 +1,74 @@
+"""Which callables written in C may be executed while tracing, and which are torch calls.
+
+A pure function depends on its arguments only and changes nothing; called with constants it is executed and its
+arguments are guarded. What acts on the world (files, clocks, random numbers) is never executed while tracing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import types
+from typing import Any
+
+import torch
+
+PURE_TYPES = (
+    *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+)
+"""Types whose methods are pure: their instances cannot change."""
+
+PURE_MODULES = frozenset(("math", "_operator", "cmath", "unicodedata", "_struct"))
+PURE_FUNCTIONS: tuple[Any, ...] = (
+    *(abs, ascii, bin, chr, divmod, format, hash, hex, len, max, min, oct, ord, pow, repr, round, sum, callable),
+    *(torch.promote_types, torch.result_type, torch.can_cast, torch.finfo, torch.iinfo, torch.get_default_dtype),
+    *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
+    *(math.sqrt, operator.index, itertools.count),
+)
+WORLD_MODULES = frozenset("time posix _random random _io sys _thread select socket _socket builtins.open signal gc".split())
+
+_PURE = frozenset(id(one) for one in PURE_FUNCTIONS)
+TORCH_MODULES = (
+    *("torch._C", "torch._VF", "torch.functional", "torch.nn.functional", "torch._ops", "torch.special"),
+    *("torch.linalg", "torch.fft", "torch._tensor", "torch.overrides"),
+)
+TORCH_OWNERS = frozenset(
+    ("_VariableFunctionsClass", "_VariableFunctions", "TensorBase", "_TensorBase", "Tensor", "OpOverload")
+)
+
+
+def is_pure(function: Any) -> bool:
+    """Whether a builtin may be executed on constants."""
+    if id(function) in _PURE:
+        return True
+    owner = getattr(function, "__objclass__", None)
+    if owner is None:
+        bound = getattr(function, "__self__", None)
+        if isinstance(bound, types.ModuleType):
+            return bound.__name__ in PURE_MODULES
+        owner = bound if isinstance(bound, type) else type(bound)
+    if owner in PURE_TYPES:
+        return True
+    return getattr(function, "__module__", None) in PURE_MODULES
+
+
+def is_world(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    return module in WORLD_MODULES
+
+
+def is_torch_call(function: Any) -> bool:
+    """Whether a callable written in C is a torch operation that belongs in the graph."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        name = getattr(owner, "__name__", type(owner).__name__)
+        if name in TORCH_OWNERS or name in ("torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"):
+            return True
+    holder = getattr(function, "__objclass__", None)
+    return holder is not None and holder.__name__ in TORCH_OWNERS
+
+

@@ -1,0 +1,173 @@
+"""Callables written in C, torch's functions, and Python modules.
+
+    len(x)               a handler of HANDLERS
+    torch.abs(x)         recorded
+    math.sqrt(2.0)       in the table of pure functions: computed
+    "a b".split()        a method of an immutable built-in type, on constants: computed
+    time.time()          none of these: graph break
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, final
+
+import torch
+
+from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.variables.function import handler_of
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import ImportSource, ModuleGlobalSource, Source
+
+ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError, StopIteration)
+
+
+@final
+class Builtin(Value):
+    """A callable that is not Python code."""
+
+    __slots__ = ("callable", "_checked")
+
+    def __init__(self, callable_: Any, source: Source | None = None) -> None:
+        self.callable = callable_
+        self.source = source
+        self._checked = source is None
+
+    def python_type(self) -> type:
+        return type(self.callable)
+
+    def real(self) -> Any:
+        return self.callable
+
+    def constant(self, s: Session) -> Any:
+        if not self._checked:
+            self._checked = True
+            s.guard(self.source, GuardKind.IS, s.class_reference(self.callable))
+        return self.callable
+
+    def key(self, s: Session) -> Any:
+        return self.constant(s)
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        function = self.constant(s)
+        s.frame.direct = None
+        handler = handler_of(function)
+        if handler is not None:
+            return handler(s, args, kwargs)
+        if is_torch_call(function):
+            return s.record(function, args, kwargs)
+        return call_unknown(s, function, args, kwargs)
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.callable)
+
+
+def call_unknown(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value:
+    """Pure functions of constants are computed; anything else breaks."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
+        getattr(arg, "fake", None) is not None for arg in (*args, *kwargs.values())
+    ):
+        raise UnsupportedCall(function=name, why="it is written in C, is not a torch function and gets a tensor")
+    if is_world(function):
+        raise SideEffectCall(function=name, why="its result or its effect depends on more than its arguments")
+    if not is_pure(function):
+        raise UnsupportedCall(function=name, why="it is written in C and does not stand in the table of pure functions")
+    plain = [arg.constant(s) for arg in args]
+    named = {key: arg.constant(s) for key, arg in kwargs.items()}
+    try:
+        return s.wrap(function(*plain, **named), None)
+    except ERRORS as error:
+        raise s.error(type(error), *error.args) from None
+
+
+@final
+class PythonModule(Value):
+    """A Python module; its names are read like globals."""
+
+    __slots__ = ("module", "_found", "_checked")
+
+    def __init__(self, module: types.ModuleType, source: Source | None) -> None:
+        self.module = module
+        self.source = source
+        self._found: dict[str, Value] = {}
+        self._checked = source is None
+
+    def python_type(self) -> type:
+        return type(self.module)
+
+    def real(self) -> Any:
+        return self.module
+
+    def constant(self, s: Session) -> Any:
+        if not self._checked:
+            self._checked = True
+            s.guard(self.source, GuardKind.IS, s.class_reference(self.module))
+        return self.module
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def key(self, s: Session) -> Any:
+        return self.constant(s)
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        found = self._found.get(name)
+        if found is None:
+            self.constant(s)
+            space = self.module.__dict__
+            if name in space:
+                found = s.wrap(space[name], ModuleGlobalSource(self.module.__name__, name))
+            else:
+                found = self._computed(s, name)
+            self._found[name] = found
+        return found
+
+    def _computed(self, s: Session, name: str) -> Value:
+        """Through a module-level `__getattr__` (or one on its class): torch's lazy names."""
+        try:
+            return s.wrap(getattr(self.module, name), None)
+        except AttributeError as error:
+            raise s.error(AttributeError, *error.args) from None
+
+    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+        raise UnsupportedCall(function=f"setattr({self.module.__name__}, {name!r})", why="modules are not written")
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.module)
+
+
+BUILTIN_TYPES = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
+    *(types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), type(torch.manual_seed), functools._lru_cache_wrapper),
+)
+
+
+def wrap_builtin(s: Session, real: Any, source: Source | None) -> Value:
+    return Builtin(real, source)
+
+
+for _type in BUILTIN_TYPES:
+    if _type is not types.FunctionType:
+        wraps(_type)(wrap_builtin)
+
+
+@wraps(types.ModuleType, subclasses=True)
+def wrap_python_module(s: Session, real: Any, source: Source | None) -> Value:
+    """One value per module, whatever path led there; each path is guarded."""
+    known: dict[int, PythonModule] = s.state.setdefault("modules", {})
+    found = known.get(id(real))
+    if found is None:
+        found = known[id(real)] = PythonModule(real, source)
+    elif source is not None and not isinstance(source, ImportSource):
+        s.guard(source, GuardKind.IS, s.class_reference(real))
+    return found
+
+

@@ -1,0 +1,220 @@
+"""Classes, `super()`, and making instances.
+
+    Output(last=x)       a bare instance, then `__init__` inlined
+    Mode("a")            an enum member: looked up now
+    super().forward(x)   the next `forward` on the method resolution order
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import types
+from collections import OrderedDict
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import (
+    Args,
+    Codegen,
+    Kwargs,
+    Session,
+    Value,
+    handles,
+    wraps,
+)
+from kiln.capture.interpreter.frame import Discard
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.object import Object, from_class, from_descriptor, is_data_descriptor, new_object
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, Source
+
+
+@final
+class Class(Value):
+    """A class from outside."""
+
+    __slots__ = ("cls", "_checked")
+
+    inlines = True
+
+    def __init__(self, cls: type, source: Source | None = None) -> None:
+        self.cls = cls
+        self.source = source
+        self._checked = source is None
+
+    def python_type(self) -> type:
+        return type(self.cls)
+
+    def real(self) -> Any:
+        return self.cls
+
+    def constant(self, s: Session) -> Any:
+        if not self._checked:
+            self._checked = True
+            s.guard(self.source, GuardKind.IS, s.class_reference(self.cls))
+        return self.cls
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def key(self, s: Session) -> Any:
+        return self.constant(s)
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        cls = self.constant(s)
+        meta = s.lookup(type(cls), name)
+        if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
+            return self._meta_attr(s, name, meta[1])
+        found = s.lookup(cls, name)
+        if found is not None:
+            return self._own_attr(s, name, found[1])
+        if meta is None:
+            raise s.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
+        return from_class(s, self, name, meta[1])
+
+    def _meta_attr(self, s: Session, name: str, raw: Any) -> Value:
+        if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            return s.wrap(getattr(self.cls, name), None)
+        value = from_descriptor(s, self, name, raw)
+        if value is None:
+            raise s.error(AttributeError, name)
+        return value
+
+    def _own_attr(self, s: Session, name: str, raw: Any) -> Value:
+        kind = type(raw)
+        if name == "__dict__":
+            return s.wrap(self.cls.__dict__, None)
+        if kind is staticmethod:
+            return s.wrap(raw.__func__, None)
+        if kind is classmethod:
+            return BoundMethod(s.wrap(raw.__func__, None), self)
+        if kind is types.ClassMethodDescriptorType or kind is types.BuiltinFunctionType:
+            return s.wrap(getattr(self.cls, name), None)
+        source = AttrSource(self.source, name) if self.source is not None and self.cls.__flags__ & (1 << 9) else None
+        cache = s.state.setdefault("class_reads", {})
+        if (self.cls, name) not in cache:
+            cache[self.cls, name] = s.wrap(raw, source)
+        value: Value = cache[self.cls, name]
+        return value
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        cls = self.constant(s)
+        handler = handler_of(cls)
+        if handler is not None:
+            s.frame.direct = None
+            return handler(s, args, kwargs)
+        meta = s.lookup(type(cls), "__call__")
+        if meta is not None and type(meta[1]) is types.FunctionType:
+            return call_metaclass(s, self, meta[1], args, kwargs)
+        return construct(s, self, args, kwargs)
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.cls)
+
+
+def call_metaclass(s: Session, value: Class, function: Any, args: Args, kwargs: Kwargs) -> Value:
+    """A metaclass with a `__call__` of its own."""
+    s.frame.direct = None
+    if issubclass(value.cls, enum.Enum):
+        try:
+            return Constant(value.cls(*[arg.constant(s) for arg in args]))
+        except ValueError as error:
+            raise s.error(ValueError, *error.args) from None
+    return s.wrap(function, None).call(s, [value, *args], kwargs)
+
+
+def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
+    """`type.__call__`: `__new__`, then `__init__` if that made an instance."""
+    cls = value.cls
+    new = s.lookup(cls, "__new__")
+    direct, s.frame.direct = s.frame.direct, None
+    made: Value
+    if new is None or new[1] is object.__new__ or handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType:
+        if not can_be_bare(cls):
+            raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")
+        made = new_object(s, cls)
+        if issubclass(cls, BaseException):
+            made.attrs["args"] = s.hooks.make_tuple(list(args))  # type: ignore[attr-defined]
+    else:
+        function = new[1].__func__ if isinstance(new[1], staticmethod) else new[1]
+        made = s.wrap(function, None).call(s, [value, *args], kwargs)
+    init = s.lookup(cls, "__init__")
+    if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
+        s.frame.direct = Discard(made) if direct is not None else None
+        s.wrap(init[1], None).call(s, [made, *args], kwargs)
+    elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
+        s.wrap(init[1], None).call(s, [made, *args], kwargs)
+    return made
+
+
+def can_be_bare(cls: type) -> bool:
+    """Whether an instance is no more than its dict and, for containers, the container's contents."""
+    for base in cls.__mro__[:-1]:
+        if base in BARE_BASES or base.__flags__ & (1 << 9):
+            continue
+        return False
+    return True
+
+
+BARE_BASES = frozenset({dict, list, set, OrderedDict}) | {
+    one for one in vars(builtins).values() if isinstance(one, type) and issubclass(one, BaseException)
+}
+"""Built-in classes whose instances `new_object` can make."""
+
+
+@final
+class Super(Value):
+    """`super(cls, self)`."""
+
+    __slots__ = ("cls", "self_")
+
+    def __init__(self, cls: type, self_: Value) -> None:
+        self.cls = cls
+        self.self_ = self_
+        self.source = None
+
+    def python_type(self) -> type:
+        return super
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        start = self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
+        order = start.__mro__
+        for base in order[order.index(self.cls) + 1 :]:
+            if name in base.__dict__:
+                return self._bind(s, base, name, base.__dict__[name])
+        raise s.error(AttributeError, f"'super' object has no attribute '{name}'")
+
+    def _bind(self, s: Session, base: type, name: str, raw: Any) -> Value:
+        cache = s.state.setdefault("super_attrs", {})
+        function = cache.get((base, name))
+        if isinstance(raw, (staticmethod, classmethod)):
+            function = s.wrap(raw.__func__, None)
+            return function if isinstance(raw, staticmethod) else BoundMethod(function, self.self_)
+        if function is None:
+            function = cache[base, name] = s.wrap(raw, None)
+        if isinstance(self.self_, Class):
+            return function
+        if type(raw) is property:
+            return s.wrap(raw.fget, None).call(s, [self.self_], {})
+        if type(raw) is types.BuiltinFunctionType or not hasattr(type(raw), "__get__"):
+            return function
+        return BoundMethod(function, self.self_)
+
+
+@handles(super)
+def make_super(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """Without arguments: the class of the function that runs, and its first argument."""
+    if args:
+        return Super(args[0].constant(s), args[1])
+    frame = s.frame
+    first = frame.code.co_varnames[0]
+    cell = frame.cells.get(first)
+    self_ = cell.load(s) if cell is not None else frame.locals[first]
+    return Super(frame.cells["__class__"].load(s).constant(s), self_)
+
+
+@wraps(type, subclasses=True)
+def wrap_class(s: Session, real: Any, source: Source | None) -> Value:
+    return Class(real, source)

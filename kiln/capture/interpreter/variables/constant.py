@@ -1,0 +1,98 @@
+"""Constants: immutable built-in values, enum members, dtypes and devices.
+
+An argument that is a number or a string is a constant with a source; it is guarded to equal its value when the
+program first looks at it, and not at all if nobody does.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import Any, final
+
+import torch
+
+from kiln.capture.interpreter.core import Codegen, Session, Value, wraps
+from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import Source
+
+PLAIN = (int, float, bool, str, type(None), bytes, complex, type(...), type(NotImplemented), range, types.CodeType)
+TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+IDENTITY = (types.CodeType, type(NotImplemented))
+"""Compared by identity in a guard."""
+
+
+@final
+class Constant(Value):
+    """A Python value that cannot change."""
+
+    __slots__ = ("value", "_guarded")
+
+    is_constant = True
+
+    def __init__(self, value: Any, source: Source | None = None) -> None:
+        self.value = value
+        self.source = source
+        self._guarded = source is None
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def real(self) -> Any:
+        return self.value
+
+    def constant(self, s: Session) -> Any:
+        if not self._guarded:
+            self._guard(s)
+        return self.value
+
+    def _guard(self, s: Session) -> None:
+        self._guarded = True
+        value = self.value
+        if value is None:
+            s.guard(self.source, GuardKind.IS_NONE)
+        elif isinstance(value, (enum.Enum, *IDENTITY)) or not is_constant(value):
+            s.guard(self.source, GuardKind.IS, s.class_reference(value))
+        else:
+            s.guard(self.source, GuardKind.EQUALS, value)
+
+    def truth(self, s: Session) -> bool:
+        return bool(self.constant(s))
+
+    def length(self, s: Session) -> int:
+        try:
+            return len(self.constant(s))
+        except TypeError as error:
+            raise s.error(TypeError, *error.args) from None
+
+    def key(self, s: Session) -> Any:
+        return self.constant(s)
+
+    def get_item(self, s: Session, key: Value) -> Value:
+        try:
+            return s.wrap(self.constant(s)[key.constant(s)], None)
+        except (TypeError, IndexError, KeyError) as error:
+            raise s.error(type(error), *error.args) from None
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.value)
+
+
+def make_constant(value: Any, source: Source | None) -> Constant:
+    return Constant(value, source)
+
+
+@wraps(*PLAIN, *TORCH)
+def wrap_constant(s: Session, real: Any, source: Source | None) -> Value:
+    return Constant(real, source)
+
+
+@wraps(enum.Enum, subclasses=True)
+def wrap_enum(s: Session, real: Any, source: Source | None) -> Value:
+    return Constant(real, source)
+
+
+@wraps(slice)
+def wrap_slice(s: Session, real: Any, source: Source | None) -> Value:
+    return Constant(real, source)

@@ -1,0 +1,423 @@
+"""Python functions, bound methods, cells and namespaces; inlining a call.
+
+    def f(x, scale=2): return x * scale
+    f(y)              a new symbolic frame with x=y, scale=Constant(2); its result is the result of the call
+
+A function from outside is guarded by its code, not by identity, so a new closure over the same code passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.effects import CellEffect, GlobalEffect
+from kiln.capture.interpreter.frame import PUSH, SymbolicFrame
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.runtime.guards.guard import GuardKind, function_expectation
+from kiln.runtime.guards.source import (
+    AttrSource,
+    BuiltinSource,
+    ClosureSource,
+    DefaultSource,
+    DictAttrSource,
+    GlobalSource,
+    ImportSource,
+    ItemSource,
+    MethodFuncSource,
+    MethodSelfSource,
+    ModuleGlobalSource,
+    Source,
+)
+
+VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
+DISABLED = "_torchdynamo_disable"
+"""The mark that `torch.compiler.disable` and `kiln.disable` leave on a function."""
+MAX_DEPTH = 120
+
+
+@final
+class Cell(Value):
+    """A cell: a variable shared between a function and those defined in it. `content` None is an empty cell."""
+
+    __slots__ = ("content", "name", "original")
+
+    def __init__(self, content: Value | None, source: Source | None = None, name: str = "", original: Any = None) -> None:
+        self.content = content
+        self.source = source
+        self.name = name
+        self.original = original
+
+    def python_type(self) -> type:
+        return types.CellType
+
+    def load(self, s: Session) -> Value | None:
+        if self.content is None and self.original is not None:
+            try:
+                self.content = s.wrap(self.original.cell_contents, self.source)
+            except ValueError:
+                return None
+        return self.content
+
+    def store(self, s: Session, value: Value | None) -> None:
+        if self.original is not None:
+            s.effects.setdefault(("cell", id(self)), CellEffect(self))
+        self.content = value
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        if name == "cell_contents":
+            content = self.load(s)
+            if content is None:
+                raise s.error(ValueError, "Cell is empty")
+            return content
+        return super().get_attr(s, name)
+
+    def emit(self, g: Codegen) -> None:
+        g.cell(self)
+
+
+@final
+class Namespace:
+    """The globals of a function: what was loaded from them and what was stored."""
+
+    __slots__ = ("dictionary", "values", "root", "module")
+
+    def __init__(self, dictionary: dict[str, Any], root: bool) -> None:
+        self.dictionary = dictionary
+        self.values: dict[str, Value] = {}
+        self.root = root
+        name = dictionary.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        self.module = name if module is not None and getattr(module, "__dict__", None) is dictionary else None
+
+    def source(self, name: str) -> Source | None:
+        if self.root:
+            return GlobalSource(name)
+        return ModuleGlobalSource(self.module, name) if self.module else None
+
+    def load(self, s: Session, name: str) -> Value:
+        found = self.values.get(name)
+        if found is None:
+            found = self.values[name] = self._load(s, name)
+        return found
+
+    def _load(self, s: Session, name: str) -> Value:
+        real = self.dictionary.get(name, MISSING)
+        if real is not MISSING:
+            return s.wrap(real, self.source(name))
+        builtins = self.dictionary.get("__builtins__", {})
+        builtins = builtins if isinstance(builtins, dict) else vars(builtins)
+        if name not in builtins:
+            raise s.error(NameError, f"name '{name}' is not defined")
+        source = self.source(name)
+        if source is not None:
+            s.guard(source, GuardKind.ABSENT)
+        return s.wrap(builtins[name], BuiltinSource(name))
+
+    def store(self, s: Session, name: str, value: Value) -> None:
+        self.values[name] = value
+        s.effects.setdefault(("global", id(self.dictionary), name), GlobalEffect(self, name))
+
+
+def namespace(s: Session, dictionary: dict[str, Any]) -> Namespace:
+    """The namespace of a globals dict, one per capture."""
+    known: dict[int, Namespace] = s.state.setdefault("namespaces", {})
+    found = known.get(id(dictionary))
+    if found is None:
+        found = known[id(dictionary)] = Namespace(dictionary, dictionary is s.globals)
+    return found
+
+
+@final
+class Function(Value):
+    """A Python function, from outside (`original`) or made in the frame."""
+
+    __slots__ = ("code", "namespace", "defaults", "kwdefaults", "cells", "original", "attrs", "_checked", "annotations")
+
+    inlines = True
+
+    def __init__(self, code: types.CodeType, space: Namespace, source: Source | None = None, original: Any = None) -> None:
+        self.code = code
+        self.namespace = space
+        self.source = source
+        self.original = original
+        self.defaults: list[Value] = []
+        self.kwdefaults: dict[str, Value] = {}
+        self.cells: list[Cell] = []
+        self.attrs: dict[str, Value | None] = {}
+        self.annotations: Value | None = None
+        self._checked = original is None or source is None
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+    def real(self) -> Any:
+        return MISSING if self.original is None else self.original
+
+    def constant(self, s: Session) -> Any:
+        if self.original is None:
+            return super().constant(s)
+        self.check(s)
+        return self.original
+
+    def check(self, s: Session) -> None:
+        """Guard the code, once."""
+        if not self._checked:
+            self._checked = True
+            cache = s.state.setdefault("function_expectations", {})
+            expected = cache.get(id(self.original))
+            if expected is None:
+                expected = cache[id(self.original)] = function_expectation(self.original)
+            s.guard(self.source, GuardKind.FUNCTION_CODE, expected)
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        original = self.original
+        if original is not None:
+            self.check(s)
+            handler = handler_of(original)
+            if handler is not None:
+                s.frame.direct = None
+                return handler(s, args, kwargs)
+            if DISABLED in original.__dict__ and original.__dict__[DISABLED]:
+                raise DisabledCall(function=original.__qualname__)
+        return inline(s, self, args, kwargs)
+
+    def key(self, s: Session) -> Any:
+        return self.original if self.original is not None else self
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def emit(self, g: Codegen) -> None:
+        if self.original is not None:
+            g.const(self.original)
+            return
+        g.const(types.FunctionType)
+        g.const(self.code)
+        g.const(self.namespace.dictionary)
+        g.const(self.code.co_name)
+        g.emit(Tuple(self.defaults))
+        for cell in self.cells:
+            g.emit(cell)
+        g.op("BUILD_TUPLE", len(self.cells))
+        g.call(5)
+        g.remember(self)
+        if self.kwdefaults:
+            g.emit(Dict({name: (g.constant(name), value) for name, value in self.kwdefaults.items()}))
+            g.op("COPY", 2)
+            g.op("STORE_ATTR", "__kwdefaults__")
+        for name, value in self.attrs.items():
+            if value is not None:
+                g.emit(value)
+                g.op("COPY", 2)
+                g.op("STORE_ATTR", name)
+
+
+def handler_of(function: Any) -> Any:
+    """The handler of a callable, None for one that has none or cannot be hashed."""
+    try:
+        return HANDLERS.get(function)
+    except TypeError:
+        return None
+
+
+@final
+class BoundMethod(Value):
+    """A method bound to its object."""
+
+    __slots__ = ("function", "self_", "original")
+
+    inlines = True
+
+    def __init__(self, function: Value, self_: Value, source: Source | None = None, original: Any = None) -> None:
+        self.function = function
+        self.self_ = self_
+        self.source = source
+        self.original = original
+
+    def python_type(self) -> type:
+        return types.MethodType if isinstance(self.function, Function) else types.BuiltinMethodType
+
+    def real(self) -> Any:
+        return MISSING if self.original is None else self.original
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return self.function.call(s, [self.self_, *args], kwargs)
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        if name == "__func__":
+            return self.function
+        if name == "__self__":
+            return self.self_
+        return self.function.get_attr(s, name)
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def emit(self, g: Codegen) -> None:
+        g.const(types.MethodType)
+        g.emit(self.function)
+        g.emit(self.self_)
+        g.call(2)
+
+
+@final
+class Partial(Value):
+    """functools.partial."""
+
+    __slots__ = ("function", "args", "kwargs")
+
+    inlines = True
+
+    def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.source = source
+
+    def python_type(self) -> type:
+        return functools.partial
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs})
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        if name == "func":
+            return self.function
+        if name == "args":
+            return Tuple(list(self.args))
+        if name == "keywords":
+            return Dict({name: (s.const(name), value) for name, value in self.kwargs.items()})
+        return super().get_attr(s, name)
+
+    def emit(self, g: Codegen) -> None:
+        g.const(functools.partial)
+        g.op("PUSH_NULL")
+        g.op("SWAP", 2)
+        g.emit(self.function)
+        for arg in (*self.args, *self.kwargs.values()):
+            g.emit(arg)
+        g.call_keywords(1 + len(self.args), tuple(self.kwargs))
+
+
+def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
+    """Execute a call of a Python function in a new frame (a generator: make it)."""
+    parent = s.frame
+    code = function.code
+    if code.co_flags & ASYNC:
+        raise UnsupportedCall(function=code.co_qualname, why="coroutines are not modelled")
+    frame = SymbolicFrame(s, code, function, function.namespace, parent)
+    frame.continuation, parent.direct = parent.direct, None
+    frame.locals = bind(s, function, args, kwargs)
+    for name, cell in zip(code.co_freevars, function.cells, strict=True):
+        frame.cells[name] = cell
+    if frame.is_generator:
+        frame.parent = None
+        return s.hooks.make_generator(frame)
+    if len(frame.locations()) > MAX_DEPTH:
+        raise UnsupportedCall(function=code.co_qualname, why=f"calls are nested more than {MAX_DEPTH} deep")
+    result = frame.run()
+    assert result is not None
+    return result
+
+
+def bind(s: Session, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:
+    """Arguments to parameters, as CPython does."""
+    code = function.code
+    count = code.co_argcount
+    names = code.co_varnames
+    bound = dict(zip(names[:count], args, strict=False))
+    flags = code.co_flags
+    if len(args) > count:
+        if not flags & VARARGS:
+            raise s.error(TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given")
+    rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
+    if len(bound) < count + code.co_kwonlyargcount:
+        _bind_defaults(s, function, bound)
+    last = count + code.co_kwonlyargcount
+    if flags & VARARGS:
+        bound[names[last]] = Tuple(list(args[count:]))
+        last += 1
+    if flags & VARKEYWORDS:
+        bound[names[last]] = Dict({name: (s.const(name), value) for name, value in rest.items()})
+    return bound
+
+
+def _bind_keywords(s: Session, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
+    code = function.code
+    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    rest = {}
+    for name, value in kwargs.items():
+        if name in names:
+            if name in bound:
+                raise s.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
+            bound[name] = value
+        elif code.co_flags & VARKEYWORDS:
+            rest[name] = value
+        else:
+            raise s.error(TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'")
+    return rest
+
+
+def _bind_defaults(s: Session, function: Function, bound: dict[str, Value]) -> None:
+    code = function.code
+    count = code.co_argcount
+    first = count - len(function.defaults)
+    for index, name in enumerate(code.co_varnames[: count + code.co_kwonlyargcount]):
+        if name in bound:
+            continue
+        if first <= index < count:
+            bound[name] = function.defaults[index - first]
+        elif index >= count and name in function.kwdefaults:
+            bound[name] = function.kwdefaults[name]
+        else:
+            raise s.error(TypeError, f"{code.co_qualname}() missing 1 required positional argument: '{name}'")
+
+
+@wraps(types.FunctionType)
+def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
+    """Not shared between paths: each path is guarded by the code it leads to."""
+    function = Function(real.__code__, namespace(s, real.__globals__), source, real)
+    function.defaults = [
+        s.wrap(value, DefaultSource(source, index) if source else None)
+        for index, value in enumerate(real.__defaults__ or ())
+    ]
+    for name, value in (real.__kwdefaults__ or {}).items():
+        function.kwdefaults[name] = s.wrap(value, DefaultSource(source, name) if source else None)
+    known: dict[int, Cell] = s.state.setdefault("cells", {})
+    for index, cell in enumerate(real.__closure__ or ()):
+        path = ClosureSource(source, index) if source else None
+        found = known.get(id(cell))
+        if found is None:
+            found = known[id(cell)] = Cell(None, path, real.__code__.co_freevars[index], cell)
+        function.cells.append(found)
+    return function
+
+
+@wraps(types.MethodType)
+def wrap_method(s: Session, real: Any, source: Source | None) -> Value:
+    function = s.wrap(real.__func__, MethodFuncSource(source) if source else None)
+    self_ = s.wrap(real.__self__, MethodSelfSource(source) if source else None)
+    value = BoundMethod(function, self_, source, real)
+    s.guard_type(value)
+    return value
+
+
+@wraps(functools.partial, subclasses=True)
+def wrap_partial(s: Session, real: Any, source: Source | None) -> Value:
+    part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
+    args_source, keywords_source = part("args"), part("keywords")
+    args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]
+    kwargs = {k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()}
+    if source is not None:
+        s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
+        s.guard(args_source, GuardKind.LENGTH, len(real.args))
+        s.guard(keywords_source, GuardKind.DICT_KEYS, tuple(real.keywords))
+    return Partial(s.wrap(real.func, part("func")), args, kwargs, source)
+
+

@@ -1,0 +1,159 @@
+"""Iterators made by builtins, and generators (whose body is a symbolic frame that is resumed by `next`)."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.sequence import Tuple
+
+
+@final
+class Lazy(Value):
+    """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...)."""
+
+    __slots__ = ("cls", "step")
+
+    def __init__(self, cls: type, step: Callable[[Session], Value | None]) -> None:
+        self.cls = cls
+        self.step = step
+        self.source = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def iterate(self, s: Session) -> Value:
+        return self
+
+    def next(self, s: Session) -> Value | None:
+        return self.step(s)
+
+
+@final
+class Generator(Value):
+    """A generator; its frame runs up to the next `yield` when asked."""
+
+    __slots__ = ("frame", "started")
+
+    def __init__(self, frame: SymbolicFrame) -> None:
+        self.frame = frame
+        self.started = False
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.GeneratorType
+
+    def iterate(self, s: Session) -> Value:
+        return self
+
+    def next(self, s: Session) -> Value | None:
+        return self.send(s, s.const(None))
+
+    def send(self, s: Session, value: Value) -> Value | None:
+        frame = self.frame
+        if not frame.running and self.started and frame.finished:
+            return None
+        if self.started:
+            frame.push(value)
+        self.started = True
+        frame.running = True
+        frame.parent, frame.outer = s.frame, None
+        item = frame.run()
+        if frame.finished:
+            frame.result = item
+            return None
+        return item
+
+    def throw(self, s: Session, error: Value) -> Value | None:
+        frame = self.frame
+        if not self.started or frame.finished:
+            frame.finished = True
+            raise Raised(error)
+        frame.running = True
+        frame.parent, frame.outer = s.frame, None
+        frame.unwind(Raised(error))
+        item = frame.run()
+        return None if frame.finished else item
+
+
+def count(start: int, step: int) -> Lazy:
+    """itertools.count."""
+    state = itertools.count(start, step)
+    return Lazy(itertools.count, lambda s: s.const(next(state)))
+
+
+def zipped(iterators: list[Value], strict: bool) -> Lazy:
+    def step(s: Session) -> Value | None:
+        items: list[Value] = []
+        for iterator in iterators:
+            item = iterator.next(s)
+            if item is None:
+                if strict and (items or any(one.next(s) is not None for one in iterators[1:])):
+                    raise s.error(ValueError, "zip() arguments have different lengths")
+                return None
+            items.append(item)
+        return Tuple(items) if items else None
+
+    return Lazy(zip, step)
+
+
+def mapped(function: Value, iterators: list[Value]) -> Lazy:
+    def step(s: Session) -> Value | None:
+        items = [iterator.next(s) for iterator in iterators]
+        present = [item for item in items if item is not None]
+        return function.call(s, present, {}) if len(present) == len(items) else None
+
+    return Lazy(map, step)
+
+
+def enumerated(iterator: Value, start: int) -> Lazy:
+    state = itertools.count(start)
+
+    def step(s: Session) -> Value | None:
+        item = iterator.next(s)
+        return Tuple([s.const(next(state)), item]) if item is not None else None
+
+    return Lazy(enumerate, step)
+
+
+def filtered(function: Value | None, iterator: Value) -> Lazy:
+    def step(s: Session) -> Value | None:
+        while (item := iterator.next(s)) is not None:
+            if (function.call(s, [item], {}) if function is not None else item).truth(s):
+                return item
+        return None
+
+    return Lazy(filter, step)
+
+
+def chained(iterables: Value) -> Lazy:
+    current: list[Value] = []
+
+    def step(s: Session) -> Value | None:
+        while True:
+            if not current:
+                following = iterables.next(s)
+                if following is None:
+                    return None
+                current.append(following.iterate(s))
+            item = current[0].next(s)
+            if item is not None:
+                return item
+            current.clear()
+
+    return Lazy(itertools.chain, step)
+
+
+def called_until(function: Value, sentinel: Value, same: Any) -> Lazy:
+    """`iter(function, sentinel)`."""
+
+    def step(s: Session) -> Value | None:
+        item = function.call(s, [], {})
+        return None if same(s, item, sentinel) else item
+
+    return Lazy(type(iter(int, 1)), step)

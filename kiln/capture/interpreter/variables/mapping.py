@@ -1,0 +1,325 @@
+"""Dicts and sets, and iteration over them.
+
+    cfg["size"]       a dict from outside: only that item is wrapped, its path says that it exists
+    "x" in cfg        present: the path; absent: a guard that the key is absent
+    for k in cfg      all keys, in order, are guarded
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, defaultdict
+from typing import Any, final
+
+from kiln.capture.interpreter.core import MISSING, Codegen, Session, Value, wraps
+from kiln.capture.interpreter.effects import mutated
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import ItemSource, KeysSource, Source
+
+
+@final
+class Dict(Value):
+    """A dict. `_items` maps key tokens to (key, value) once all of it is known; `_found` holds single items until then."""
+
+    __slots__ = ("cls", "_items", "_found", "original", "factory")
+
+    def __init__(
+        self,
+        items: dict[Any, tuple[Value, Value]] | None,
+        cls: type = dict,
+        source: Source | None = None,
+        original: Any = None,
+    ) -> None:
+        self._items = items
+        self._found: dict[Any, Value] = {}
+        self.cls = cls
+        self.source = source
+        self.original = original
+        self.factory: Value | None = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        return super().real() if self.original is None else self.original
+
+    def find(self, s: Session, token: Any) -> Value | None:
+        """The value under a key token, None where there is none; guarded."""
+        if self._items is not None:
+            pair = self._items.get(token)
+            return pair[1] if pair is not None else None
+        found = self._found.get(token)
+        if found is None:
+            found = self._found[token] = self._look_up(s, token)
+        return None if found is ABSENT else found
+
+    def _look_up(self, s: Session, token: Any) -> Value:
+        if not self._found:
+            s.guard_type(self)
+        if self.source is not None and not is_constant(token):
+            self.items(s)
+            pair = self._items.get(token) if self._items else None
+            return pair[1] if pair else ABSENT
+        item = dict_get(self.original, token)
+        source = ItemSource(self.source, token) if self.source is not None else None
+        if item is MISSING:
+            s.guard(source, GuardKind.ABSENT)
+            return ABSENT
+        return s.wrap(item, source)
+
+    def items(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+        """All items; guards all keys."""
+        if self._items is None:
+            self._items = self._load(s)
+        return self._items
+
+    def _load(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+        s.guard_type(self)
+        keys = tuple(self.original)
+        constant = all(is_constant(key) for key in keys)
+        if constant:
+            s.guard(self.source, GuardKind.DICT_KEYS, keys)
+        else:
+            s.guard(self.source, GuardKind.LENGTH, len(keys))
+        items: dict[Any, tuple[Value, Value]] = {}
+        for index, real in enumerate(keys):
+            if constant or self.source is None:
+                key = s.wrap(real, None)
+                source = ItemSource(self.source, real) if self.source is not None else None
+            else:
+                key = s.wrap(real, KeysSource(self.source, index))
+                source = ItemSource(self.source, real)
+            token = key.key(s)
+            value = self._found.get(token)
+            items[token] = (key, value if value is not None else s.wrap(self.original[real], source))
+        return items
+
+    def change(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+        items = self.items(s)
+        mutated(s, self)
+        return items
+
+    def get_item(self, s: Session, key: Value) -> Value:
+        token = key.key(s)
+        found = self.find(s, token)
+        if found is not None:
+            return found
+        if self.factory is not None:
+            made = self.factory.call(s, [], {})
+            self.set_item(s, key, made)
+            return made
+        missing = s.lookup(self.cls, "__missing__")
+        if missing is not None and self.cls is not defaultdict:
+            return s.call_special(self, "__missing__", [key], {})
+        raise s.error(KeyError, token)
+
+    def set_item(self, s: Session, key: Value, value: Value) -> None:
+        token = key.key(s)
+        items = self.change(s)
+        known = items.get(token)
+        items[token] = (known[0] if known else key, value)
+
+    def del_item(self, s: Session, key: Value) -> None:
+        token = key.key(s)
+        if self.find(s, token) is None:
+            raise s.error(KeyError, token)
+        del self.change(s)[token]
+
+    def length(self, s: Session) -> int:
+        if self._items is None and self.original is not None:
+            s.guard_type(self)
+            s.guard(self.source, GuardKind.LENGTH, len(self.original))
+            return len(self.original)
+        return len(self.items(s))
+
+    def truth(self, s: Session) -> bool:
+        return self.length(s) != 0
+
+    def iterate(self, s: Session) -> Value:
+        return List([key for key, _ in self.items(s).values()]).iterate(s)
+
+    def torch_arg(self, s: Session) -> Any:
+        return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
+
+    def constant(self, s: Session) -> Any:
+        return {key.constant(s): value.constant(s) for key, value in self.items(s).values()}
+
+    def key(self, s: Session) -> Any:
+        raise s.error(TypeError, "unhashable type: 'dict'")
+
+    def emit(self, g: Codegen) -> None:
+        if self.cls is defaultdict and self.factory is not None:
+            g.const(defaultdict)
+            g.emit(self.factory)
+            g.call(1)
+        elif self.cls is dict:
+            g.op("BUILD_MAP", 0)
+        else:
+            g.const(self.cls)
+            g.call(0)
+        g.remember(self)
+        self.emit_fill(g)
+
+    def emit_fill(self, g: Codegen) -> None:
+        """With the dict on the stack: set its items."""
+        for key, value in (self._items or {}).values():
+            g.emit(value)
+            g.op("COPY", 2)
+            g.emit(key)
+            g.op("STORE_SUBSCR")
+
+    def emit_contents(self, g: Codegen) -> None:
+        # Build the new contents aside: a value may be loaded from the dict itself.
+        fresh = Dict(self._items)
+        g.emit(fresh)
+        g.emit(self)
+        g.op("LOAD_ATTR", "clear")
+        g.call(0)
+        g.op("POP_TOP")
+        g.emit(self)
+        g.op("LOAD_ATTR", "update")
+        g.op("SWAP", 2)
+        g.call(1)
+        g.op("POP_TOP")
+
+
+ABSENT = Constant("<absent>")
+"""Marks a key that was looked for and is not there."""
+
+
+def dict_get(real: Any, token: Any) -> Any:
+    """Without running `__missing__` or a subclass's `get`."""
+    if isinstance(real, dict):
+        return dict.get(real, token, MISSING)
+    return real.get(token, MISSING)
+
+
+@final
+class Set(Value):
+    """A set or frozenset made in the frame or found outside."""
+
+    __slots__ = ("cls", "_items", "original")
+
+    def __init__(
+        self, items: dict[Any, Value] | None, cls: type = set, source: Source | None = None, original: Any = None
+    ) -> None:
+        self._items = items
+        self.cls = cls
+        self.source = source
+        self.original = original
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def items(self, s: Session) -> dict[Any, Value]:
+        if self._items is None:
+            # No path leads to one item of a set: it must consist of constants, and equal them.
+            for item in self.original:
+                if self.source is not None and not is_constant(item):
+                    raise self.unsupported("look into", "it holds objects that have no path")
+            s.guard_type(self)
+            if self.source is not None:
+                s.guard(self.source, GuardKind.EQUALS, frozenset(self.original))
+            values = [s.wrap(item, None) for item in self.original]
+            self._items = {value.key(s): value for value in values}
+        return self._items
+
+    def change(self, s: Session) -> dict[Any, Value]:
+        items = self.items(s)
+        mutated(s, self)
+        return items
+
+    def length(self, s: Session) -> int:
+        return len(self.items(s))
+
+    def truth(self, s: Session) -> bool:
+        return self.length(s) != 0
+
+    def iterate(self, s: Session) -> Value:
+        return List(list(self.items(s).values())).iterate(s)
+
+    def constant(self, s: Session) -> Any:
+        return self.cls(item.constant(s) for item in self.items(s).values())
+
+    def key(self, s: Session) -> Any:
+        if self.cls is set:
+            raise s.error(TypeError, "unhashable type: 'set'")
+        return frozenset(self.items(s))
+
+    def emit(self, g: Codegen) -> None:
+        items = self._items or {}
+        if self.cls is not set:
+            g.const(self.cls)
+        for item in items.values():
+            g.emit(item)
+        g.op("BUILD_SET", len(items))
+        if self.cls is not set:
+            g.call(1)
+
+    def emit_contents(self, g: Codegen) -> None:
+        g.emit(Set(self._items))
+        g.emit(self)
+        g.op("LOAD_ATTR", "clear")
+        g.call(0)
+        g.op("POP_TOP")
+        g.emit(self)
+        g.op("LOAD_ATTR", "update")
+        g.op("SWAP", 2)
+        g.call(1)
+        g.op("POP_TOP")
+
+
+@final
+class View(Value):
+    """`keys()`, `values()` or `items()` of a dict; lists are made when asked, so it follows changes."""
+
+    __slots__ = ("mapping", "what")
+
+    def __init__(self, mapping: Dict, what: str) -> None:
+        self.mapping = mapping
+        self.what = what
+        self.source = None
+
+    def python_type(self) -> type:
+        return type(getattr({}, self.what)())
+
+    def values(self, s: Session, pair: Any) -> list[Value]:
+        items = self.mapping.items(s).values()
+        if self.what == "keys":
+            return [key for key, _ in items]
+        if self.what == "values":
+            return [value for _, value in items]
+        return [pair([key, value]) for key, value in items]
+
+    def length(self, s: Session) -> int:
+        return self.mapping.length(s)
+
+    def truth(self, s: Session) -> bool:
+        return self.length(s) != 0
+
+    def iterate(self, s: Session) -> Value:
+        return List(self.values(s, s.hooks.make_tuple)).iterate(s)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.mapping)
+        g.op("LOAD_ATTR", self.what)
+        g.call(0)
+
+
+@wraps(dict, OrderedDict, types.MappingProxyType, defaultdict)
+def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
+    def make() -> Value:
+        value = Dict(None, type(real), source, real)
+        if type(real) is defaultdict and real.default_factory is not None:
+            value.factory = s.wrap(real.default_factory, None)
+        return value
+
+    return s.same_object(real, source, make)
+
+
+@wraps(set, frozenset)
+def wrap_set(s: Session, real: Any, source: Source | None) -> Value:
+    return s.same_object(real, source, lambda: Set(None, type(real), source, real))

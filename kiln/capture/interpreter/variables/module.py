@@ -1,0 +1,117 @@
+"""nn.Module, modelled natively: calling one and finding its parameters, buffers and sub-modules.
+
+    self.dense(x)     `dense` in `_modules`: source self.__dict__['_modules']['dense']; no hooks (guarded): its
+                      `forward` is inlined, torch's `_wrapped_call_impl` and `_call_impl` are not interpreted
+    self.weight       `weight` in `_parameters`: an input of the region
+
+With hooks torch's own `_call_impl` is interpreted as any Python function.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles, wraps
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import DictAttrSource, ModuleGlobalSource, Source
+
+MEMBERS = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+CALL = torch_module.Module.__call__
+GETATTR = torch_module.Module.__getattr__
+SETATTR = torch_module.Module.__setattr__
+
+
+def module_getattr(s: Session, value: Value, name: str, hook: Any) -> Value | None:
+    """`nn.Module.__getattr__`; None for any other `__getattr__`."""
+    if hook is not GETATTR or not isinstance(value, Object):
+        return None
+    for member in MEMBERS:
+        content = value.instance_attr(s, member)
+        if isinstance(content, Dict):
+            found = content.find(s, name)
+            if found is not None:
+                if value.source is not None and ("absent", id(value), name) not in s.state:
+                    s.state["absent", id(value), name] = True
+                    s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
+                return found
+    s.guard(value.source, GuardKind.NO_ATTR, name)
+    raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
+
+
+def module_setattr_is_plain(value: Value, name: str, new: Value | None) -> bool:
+    """Whether `nn.Module.__setattr__` only writes the instance dict: nothing but plain data is involved."""
+    if not isinstance(value, Object) or new is None:
+        return False
+    cls = value.python_type()
+    if getattr(cls, "__setattr__", None) is not SETATTR or issubclass(new.python_type(), torch.nn.Module):
+        return False
+    if value.original is MISSING or isinstance(getattr(new, "original", None), torch.nn.Parameter):
+        return False
+    content = value.original.__dict__
+    return not any(name in (content.get(member) or ()) for member in MEMBERS)
+
+
+@handles(CALL)
+def call_module(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """`module(*args)`."""
+    module, rest = args[0], args[1:]
+    assert isinstance(module, Object)
+    if not has_hooks(s, module):
+        return module.get_attr(s, "forward").call(s, rest, kwargs)
+    implementation = s.lookup(module.python_type(), "_call_impl")
+    assert implementation is not None
+    return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *rest], kwargs)
+
+
+def has_hooks(s: Session, module: Object) -> bool:
+    """Guarded; the guards of one module are made once."""
+    key = ("hooks", id(module))
+    if key not in s.state:
+        s.state[key] = _look_for_hooks(s, module)
+    return bool(s.state[key])
+
+
+def _look_for_hooks(s: Session, module: Object) -> bool:
+    content = module.original.__dict__ if module.original is not MISSING else {}
+    if module.original is MISSING or any(content.get(name) for name in HOOKS):
+        return True
+    if any(getattr(torch_module, name) for name in GLOBAL_HOOKS) or content.get("_compiled_call_impl"):
+        return True
+    s.guard_type(module)
+    if module.source is not None:
+        for name in HOOKS:
+            s.guard(DictAttrSource(module.source, name), GuardKind.EMPTY_DICT)
+    if "global_hooks" not in s.state:
+        s.state["global_hooks"] = True
+        for name in GLOBAL_HOOKS:
+            s.guard(ModuleGlobalSource(torch_module.__name__, name), GuardKind.EMPTY_DICT)
+    return False
+
+
+@final
+class Module(Object):
+    """An nn.Module; the call is a break that resumes, as `forward` is user code."""
+
+    __slots__ = ()
+
+    inlines = True
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        found = s.lookup(self.cls, "__call__")
+        if found is not None and found[1] is CALL:
+            return call_module(s, [self, *args], kwargs)
+        return s.call_special(self, "__call__", args, kwargs)
+
+
+@wraps(torch.nn.Module, subclasses=True)
+def wrap_module(s: Session, real: Any, source: Source | None) -> Value:
+    return s.same_object(real, source, lambda: Module(type(real), source, real))

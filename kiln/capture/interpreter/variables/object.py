@@ -1,0 +1,397 @@
+"""Objects of user classes, and how an attribute is found.
+
+    self.scale        instance dict of an object from outside: source self.__dict__['scale']
+    self.forward      a function on the class: a bound method, guarded once per class and name
+    self.size         a property: its getter is inlined
+
+`attrs` holds what was read from or written to the instance. An object whose class derives from a built-in
+container has that container in `native`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from typing import Any
+
+from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedValue
+from kiln.capture.interpreter.core import MISSING, Args, Codegen, Kwargs, Session, Value
+from kiln.capture.interpreter.effects import attribute_set
+from kiln.capture.interpreter.frame import Discard
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import BoundMethod
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source
+
+CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
+SLOT = types.MemberDescriptorType
+GETSET = types.GetSetDescriptorType
+METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+
+
+class Object(Value):
+    """An instance of a class; `original` is the object from outside, MISSING for one made here."""
+
+    __slots__ = ("cls", "attrs", "original", "native")
+
+    inlines = True
+
+    def __init__(self, cls: type, source: Source | None = None, original: Any = MISSING) -> None:
+        self.cls = cls
+        self.source = source
+        self.original = original
+        self.attrs: dict[str, Value | None] = {}
+        self.native: Any = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        return self.original
+
+    def constant(self, s: Session) -> Any:
+        if self.original is MISSING or self.source is not None:
+            raise self.unsupported("use as a constant", "objects are not constants")
+        return self.original
+
+    def instance_attr(self, s: Session, name: str) -> Value | None:
+        """From the instance's own dict."""
+        if name in self.attrs:
+            return self.attrs[name]
+        if self.original is MISSING:
+            return None
+        try:
+            content = object.__getattribute__(self.original, "__dict__")
+        except AttributeError:
+            return None
+        if name not in content:
+            return None
+        if not self.attrs:
+            s.guard_type(self)
+        source = DictAttrSource(self.source, name) if self.source is not None else None
+        found = self.attrs[name] = s.wrap(content[name], source)
+        return found
+
+    def instance_names(self) -> list[str]:
+        """The keys of the instance's dict as they are now."""
+        names = list(getattr(self.original, "__dict__", ())) if self.original is not MISSING else []
+        names += [name for name in self.attrs if name not in names]
+        return [name for name in names if self.attrs.get(name, True) is not None]
+
+    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+        special = "__setattr__" if value is not None else "__delattr__"
+        found = s.lookup(self.cls, special)
+        if found is not None and isinstance(found[1], types.FunctionType) and not s.hooks.plain_setattr(self, name, value):
+            if s.frame.direct is not None:
+                s.frame.direct = Discard(None)
+            s.class_attr(self, special, found[1]).call(s, [self, s.const(name), *([value] if value else [])], {})
+            return
+        self.store_attr(s, name, value)
+
+    def store_attr(self, s: Session, name: str, value: Value | None) -> None:
+        """`object.__setattr__`: data descriptors, then the instance dict."""
+        s.guard_type(self)
+        found = s.lookup(self.cls, name)
+        if found is not None:
+            raw = found[1]
+            if isinstance(raw, property):
+                accessor = raw.fset if value is not None else raw.fdel
+                if accessor is None:
+                    raise s.error(AttributeError, f"property '{name}' of '{self.type_name()}' object has no setter")
+                if s.frame.direct is not None:
+                    s.frame.direct = Discard(None)
+                accessor_value(s, self, name, accessor, "fset").call(s, [self, *([value] if value else [])], {})
+                return
+            if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and s.lookup(type(raw), "__set__")):
+                raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
+        self.attrs[name] = value
+        attribute_set(s, self, name)
+
+    def key(self, s: Session) -> Any:
+        found = s.lookup(self.cls, "__hash__")
+        if found is None or found[1] is not object.__hash__:
+            raise self.unsupported("hash", "its class defines its own hash")
+        return self if self.original is MISSING else self.original
+
+    def torch_arg(self, s: Session) -> Any:
+        if self.native is not None:
+            return self.native.torch_arg(s)
+        return super().torch_arg(s)
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return s.call_special(self, "__call__", args, kwargs)
+
+    def emit_contents(self, g: Codegen) -> None:
+        self.native.emit_contents(g)
+
+    def emit(self, g: Codegen) -> None:
+        """Built without `__new__` and `__init__` of the class: bare object, container contents, instance dict."""
+        if self.original is not MISSING:
+            g.const(self.original)
+            return
+        if issubclass(self.cls, BaseException):
+            emit_exception(self, g)
+            return
+        base = next((one for one in CONTAINERS if issubclass(self.cls, one)), object)
+        if base in (tuple, frozenset):
+            raise UnsupportedValue(type=self.type_name(), why="it derives from an immutable container")
+        g.const(base.__new__)
+        g.const(self.cls)
+        g.call(1)
+        g.remember(self)
+        if self.native is not None:
+            emit_native(self.native, base, g)
+        for name, value in self.attrs.items():
+            if value is not None:
+                g.const(object.__setattr__)
+                g.op("COPY", 2)
+                g.const(name)
+                g.emit(value)
+                g.call(3)
+                g.op("POP_TOP")
+
+
+def emit_native(native: Any, base: type, g: Codegen) -> None:
+    """With the object on the stack: fill it through the methods of the container, not of its class."""
+    if isinstance(native, Dict):
+        for key, value in (native._items or {}).values():
+            g.const(base.__setitem__)  # type: ignore[attr-defined]
+            g.op("COPY", 2)
+            g.emit(key)
+            g.emit(value)
+            g.call(3)
+            g.op("POP_TOP")
+        return
+    g.const(list.extend if isinstance(native, List) else set.update)
+    g.op("COPY", 2)
+    g.emit(native)
+    g.call(2)
+    g.op("POP_TOP")
+
+
+def emit_exception(value: Object, g: Codegen) -> None:
+    args = value.attrs.get("args")
+    g.const(value.cls)
+    items = args._items if isinstance(args, Sequence) and args._items else []
+    for item in items:
+        g.emit(item)
+    g.call(len(items))
+    g.remember(value)
+    for name in ("__cause__", "__context__"):
+        linked = value.attrs.get(name)
+        if linked is not None:
+            g.emit(linked)
+            g.op("COPY", 2)
+            g.op("STORE_ATTR", name)
+
+
+def new_object(s: Session, cls: type) -> Object:
+    """A bare instance, as `object.__new__(cls)` makes it."""
+    value = Object(cls)
+    if issubclass(cls, dict):
+        value.native = Dict({}, OrderedDict if issubclass(cls, OrderedDict) else dict)
+    elif issubclass(cls, list):
+        value.native = List([])
+    elif issubclass(cls, (set, frozenset)):
+        value.native = Set({}, set if issubclass(cls, set) else frozenset)
+    elif issubclass(cls, BaseException):
+        value.attrs["args"] = Tuple([])
+    return value
+
+
+def new_exception(s: Session, cls: type, args: tuple[Any, ...]) -> Value:
+    value = Object(cls)
+    value.attrs["args"] = Tuple([arg if isinstance(arg, Value) else s.wrap(arg, None) for arg in args])
+    return value
+
+
+def get_attr(s: Session, value: Value, name: str) -> Value:
+    """`value.name`."""
+    custom = s.lookup(value.python_type(), "__getattribute__")
+    if custom is not None and type(custom[1]) is types.FunctionType:
+        s.frame.direct = None
+        function = s.class_attr(value, "__getattribute__", custom[1])
+        return fallback(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
+    found = find_attr(s, value, name)
+    if found is not None:
+        return found
+    s.frame.direct = None if s.lookup(value.python_type(), "__getattr__") is None else s.frame.direct
+    return missing_attr(s, value, name)
+
+
+def fallback(s: Session, value: Value, name: str, first: Any) -> Value:
+    """`first()`, or `__getattr__` where that raises AttributeError."""
+    try:
+        found: Value = first()
+        return found
+    except Raised as raised:
+        has = s.lookup(value.python_type(), "__getattr__")
+        if has is None or not issubclass(raised.value.python_type(), AttributeError):
+            raise
+    return missing_attr(s, value, name)
+
+
+def missing_attr(s: Session, value: Value, name: str) -> Value:
+    """What happens where the normal way finds nothing."""
+    hook = s.lookup(value.python_type(), "__getattr__")
+    if hook is None:
+        s.guard_type(value)
+        s.guard(value.source, GuardKind.NO_ATTR, name)
+        raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
+    native = s.hooks.native_getattr(s, value, name, hook[1])
+    if native is not None:
+        return native
+    if value.source is not None:
+        s.guard(value.source, GuardKind.NO_ATTR, name)
+    return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {})
+
+
+def find_attr(s: Session, value: Value, name: str) -> Value | None:
+    """`object.__getattribute__`, None where it raises AttributeError."""
+    found = s.lookup(value.python_type(), name)
+    raw = found[1] if found is not None else MISSING
+    if raw is not MISSING and is_data_descriptor(s, raw):
+        return from_descriptor(s, value, name, raw)
+    own = value.instance_attr(s, name) if isinstance(value, Object) else None
+    if own is not None:
+        return own
+    if raw is MISSING:
+        return None
+    s.guard_type(value)
+    s.hides_nothing(value, name)
+    return from_class(s, value, name, raw)
+
+
+def is_data_descriptor(s: Session, raw: Any) -> bool:
+    kind = type(raw)
+    if kind is types.FunctionType:
+        return False
+    return kind in (property, SLOT, GETSET) or s.lookup(kind, "__set__") is not None
+
+
+def accessor_value(s: Session, value: Value, name: str, accessor: Any, part: str) -> Value:
+    """A property's function as a value, with its path through the class."""
+    cache = s.state.setdefault("accessors", {})
+    key = (value.python_type(), name, part)
+    if key not in cache:
+        source = s.class_attr(value, name, getattr_static(value.python_type(), name)).source
+        cache[key] = s.wrap(accessor, AttrSource(source, part) if source is not None else None)
+    found: Value = cache[key]
+    return found
+
+
+def getattr_static(cls: type, name: str) -> Any:
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    raise AttributeError(name)
+
+
+def from_descriptor(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    """A data descriptor: property, slot, or one of CPython's."""
+    if type(raw) is property:
+        s.guard_type(value)
+        if raw.fget is None:
+            raise s.error(AttributeError, f"property '{name}' has no getter")
+        return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {})
+    if name == "__class__":
+        s.guard_type(value)
+        return s.wrap(value.python_type(), None)
+    if isinstance(value, Object) and name in value.attrs:
+        return value.attrs[name]
+    if name == "__dict__" and isinstance(value, Object):
+        return instance_dict(s, value)
+    if type(raw) in (SLOT, GETSET):
+        return from_slot(s, value, name, raw)
+    return call_get(s, value, name, raw)
+
+
+def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    real = value.real()
+    if real is MISSING:
+        if type(raw) is GETSET or issubclass(value.python_type(), BaseException):
+            return s.const(None) if name in ("__cause__", "__context__", "__traceback__") else None
+        return None
+    s.guard_type(value)
+    try:
+        content = raw.__get__(real, type(real))
+    except AttributeError:
+        return None
+    return s.wrap(content, AttrSource(value.source, name) if value.source is not None else None)
+
+
+def instance_dict(s: Session, value: Object) -> Value:
+    """`obj.__dict__` as a copy that says so: writes to it are not modelled."""
+    items: dict[Any, tuple[Value, Value]] = {}
+    if value.original is not MISSING and value.source is not None:
+        source = AttrSource(value.source, "__dict__")
+        s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
+    for name in value.instance_names():
+        item = value.instance_attr(s, name)
+        if item is not None:
+            items[name] = (Constant(name), item)
+    return InstanceDict.of(value, items)
+
+
+class InstanceDict:
+    """Makes the dict value of an instance; kept apart so that a writable model can replace it."""
+
+    @staticmethod
+    def of(value: Object, items: dict[Any, tuple[Value, Value]]) -> Value:
+        return Dict(items)
+
+
+def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
+    """A class attribute that is no data descriptor, read through an instance."""
+    kind = type(raw)
+    if kind is types.FunctionType:
+        return BoundMethod(s.class_attr(value, name, raw), value)
+    if kind is staticmethod:
+        return s.wrap(raw.__func__, None)
+    if kind is classmethod:
+        return BoundMethod(s.wrap(raw.__func__, None), s.wrap(value.python_type(), None))
+    if kind in METHOD_DESCRIPTORS or kind is types.BuiltinFunctionType:
+        function = s.class_attr(value, name, raw)
+        return function if kind is types.BuiltinFunctionType else BoundMethod(function, value)
+    if s.lookup(kind, "__get__") is not None:
+        return call_get(s, value, name, raw)
+    return s.class_attr(value, name, raw)
+
+
+def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
+    """A descriptor with a `__get__` of its own."""
+    found = s.lookup(type(raw), "__get__")
+    if found is None:
+        return s.class_attr(value, name, raw)
+    if type(found[1]) is not types.FunctionType:
+        handler = s.hooks.native_get(s, value, name, raw)
+        if handler is not None:
+            return handler
+        raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"it is a {type(raw).__name__}")
+    descriptor = s.class_attr(value, name, raw)
+    return s.call_special(descriptor, "__get__", [value, s.wrap(value.python_type(), None)], {})
+
+
+def wrap_object(s: Session, real: Any, source: Source | None) -> Value:
+    """Any object that no other kind takes."""
+
+    def make() -> Value:
+        value = Object(type(real), source, real)
+        base = next((one for one in CONTAINERS if isinstance(real, one)), None)
+        if base is not None:
+            value.native = native_of(real, base, source)
+        return value
+
+    return s.same_object(real, source, make)
+
+
+def native_of(real: Any, base: type, source: Source | None) -> Any:
+    if issubclass(base, dict):
+        return Dict(None, type(real), source, real)
+    if base in (list, tuple):
+        items: Sequence = List(None, source, real) if base is list else Tuple(None, tuple, source, real)
+        items.cls = type(real)
+        return items
+    return Set(None, type(real), source, real)

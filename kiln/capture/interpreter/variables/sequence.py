@@ -1,0 +1,287 @@
+"""Tuples, lists, named tuples, torch.Size, slices, and their iterators.
+
+    x.shape[0]        Tuple of Size, item 0
+    out.append(y)     a List made here: only its items change; one from outside: an effect too
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+
+from kiln.capture.interpreter.core import Codegen, Session, Value, wraps
+from kiln.capture.interpreter.effects import mutated
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import ItemSource, Source
+
+
+class Sequence(Value):
+    """A tuple or list whose items are values; one from outside is wrapped when first looked at."""
+
+    __slots__ = ("cls", "_items", "original")
+
+    def __init__(self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None) -> None:
+        self._items = items
+        self.cls = cls
+        self.source = source
+        self.original = original
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        return super().real() if self.original is None else self.original
+
+    def items(self, s: Session) -> list[Value]:
+        if self._items is None:
+            self._items = self._load(s)
+        return self._items
+
+    def _load(self, s: Session) -> list[Value]:
+        s.guard_type(self)
+        s.guard(self.source, GuardKind.LENGTH, len(self.original))
+        source = self.source
+        return [
+            s.wrap(item, ItemSource(source, index) if source is not None else None)
+            for index, item in enumerate(tuple.__iter__(self.original) if isinstance(self.original, tuple) else list.__iter__(self.original))
+        ]
+
+    def torch_arg(self, s: Session) -> Any:
+        plain = [item.torch_arg(s) for item in self.items(s)]
+        return self._build(plain)
+
+    def constant(self, s: Session) -> Any:
+        return self._build([item.constant(s) for item in self.items(s)])
+
+    def _build(self, plain: list[Any]) -> Any:
+        if self.cls is list:
+            return plain
+        if self.cls is tuple:
+            return tuple(plain)
+        if self.cls is torch.Size:
+            return tuple(plain)
+        if hasattr(self.cls, "_make"):
+            return self.cls._make(plain)
+        if hasattr(self.cls, "n_sequence_fields"):
+            return self.cls(plain)
+        raise self.unsupported("rebuild", "its class is not known to be a plain container")
+
+    def length(self, s: Session) -> int:
+        if self._items is None:
+            s.guard_type(self)
+            s.guard(self.source, GuardKind.LENGTH, len(self.original))
+            return len(self.original)
+        return len(self._items)
+
+    def truth(self, s: Session) -> bool:
+        return self.length(s) != 0
+
+    def get_item(self, s: Session, key: Value) -> Value:
+        index = index_of(s, key)
+        items = self.items(s)
+        if isinstance(index, slice):
+            return self.sibling(items[index])
+        try:
+            return items[index]
+        except IndexError:
+            raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
+        except TypeError as error:
+            raise s.error(TypeError, *error.args) from None
+
+    def sibling(self, items: list[Value]) -> Value:
+        kind = self.cls if self.cls in (list, torch.Size) else tuple
+        return List(items) if kind is list else Tuple(items, kind)
+
+    def iterate(self, s: Session) -> Value:
+        return SequenceIterator(self)
+
+
+def index_of(s: Session, key: Value) -> Any:
+    """An int or a slice of ints."""
+    return key.constant(s)
+
+
+@final
+class Tuple(Sequence):
+    """A tuple; `cls` may be a named tuple or torch.Size."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, items: list[Value] | None, cls: type = tuple, source: Source | None = None, original: Any = None
+    ) -> None:
+        super().__init__(items, cls, source, original)
+
+    def key(self, s: Session) -> Any:
+        return tuple([item.key(s) for item in self.items(s)])
+
+    def emit(self, g: Codegen) -> None:
+        assert self._items is not None
+        if self.cls is tuple:
+            for item in self._items:
+                g.emit(item)
+            g.op("BUILD_TUPLE", len(self._items))
+            return
+        g.const(self.cls._make if hasattr(self.cls, "_make") else self.cls)
+        for item in self._items:
+            g.emit(item)
+        g.op("BUILD_TUPLE", len(self._items))
+        g.call(1)
+
+
+@final
+class List(Sequence):
+    """A list."""
+
+    __slots__ = ()
+
+    def __init__(self, items: list[Value] | None, source: Source | None = None, original: Any = None) -> None:
+        super().__init__(items, list, source, original)
+
+    def change(self, s: Session) -> list[Value]:
+        """The items, about to be changed."""
+        items = self.items(s)
+        mutated(s, self)
+        return items
+
+    def set_item(self, s: Session, key: Value, value: Value) -> None:
+        index = index_of(s, key)
+        items = self.change(s)
+        try:
+            items[index] = all_items(s, value) if isinstance(index, slice) else value  # type: ignore[assignment]
+        except (IndexError, TypeError, ValueError) as error:
+            raise s.error(type(error), *error.args) from None
+
+    def del_item(self, s: Session, key: Value) -> None:
+        try:
+            del self.change(s)[index_of(s, key)]
+        except (IndexError, TypeError) as error:
+            raise s.error(type(error), *error.args) from None
+
+    def key(self, s: Session) -> Any:
+        raise s.error(TypeError, "unhashable type: 'list'")
+
+    def emit(self, g: Codegen) -> None:
+        g.op("BUILD_LIST", 0)
+        g.remember(self)
+        self.emit_fill(g)
+
+    def emit_contents(self, g: Codegen) -> None:
+        g.op("BUILD_LIST", 0)
+        self.emit_fill(g)
+        g.emit(self)
+        g.const(slice(None))
+        g.op("STORE_SUBSCR")
+
+    def emit_fill(self, g: Codegen) -> None:
+        """With the empty list on the stack: fill it. Its items may refer to it."""
+        for item in self._items or ():
+            g.emit(item)
+            g.op("LIST_APPEND", 1)
+
+
+@final
+class SequenceIterator(Value):
+    """An iterator over a tuple or list; sees items that are appended meanwhile, as Python's does."""
+
+    __slots__ = ("sequence", "index")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.index = 0
+        self.source = None
+
+    def python_type(self) -> type:
+        return type(iter([])) if isinstance(self.sequence, List) else type(iter(()))
+
+    def iterate(self, s: Session) -> Value:
+        return self
+
+    def next(self, s: Session) -> Value | None:
+        items = self.sequence.items(s)
+        if self.index >= len(items):
+            return None
+        self.index += 1
+        return items[self.index - 1]
+
+    def emit(self, g: Codegen) -> None:
+        # A partly consumed iterator of a list: advance a new one through the slice-free protocol `__setstate__`.
+        g.emit(self.sequence)
+        g.op("GET_ITER")
+        if self.index:
+            g.remember(self)
+            g.op("LOAD_ATTR", "__setstate__")
+            g.const(self.index)
+            g.call(1)
+            g.op("POP_TOP")
+            g.emit(self)
+
+
+@final
+class Slice(Value):
+    """A slice made in the frame, whose parts may be symbolic."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[Value]) -> None:
+        self.parts = parts
+        self.source = None
+
+    def python_type(self) -> type:
+        return slice
+
+    def constant(self, s: Session) -> Any:
+        return slice(*(part.constant(s) for part in self.parts))
+
+    def torch_arg(self, s: Session) -> Any:
+        return slice(*(part.torch_arg(s) for part in self.parts))
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        parts = [s.const(None), *self.parts] if len(self.parts) == 1 else self.parts
+        names = ("start", "stop", "step")
+        if name in names:
+            index = names.index(name)
+            return parts[index] if index < len(parts) else s.const(None)
+        return super().get_attr(s, name)
+
+    def emit(self, g: Codegen) -> None:
+        g.const(slice)
+        for part in self.parts:
+            g.emit(part)
+        g.call(len(self.parts))
+
+
+def all_items(s: Session, value: Value) -> list[Value]:
+    """Everything an iterable yields."""
+    if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
+        return list(value.items(s))
+    iterator = value.iterate(s)
+    items = []
+    while (item := iterator.next(s)) is not None:
+        items.append(item)
+    return items
+
+
+def make_list(items: list[Value]) -> Value:
+    return List(items)
+
+
+@wraps(tuple, torch.Size, subclasses=True)
+def wrap_tuple(s: Session, real: Any, source: Source | None) -> Value:
+    return Tuple(None, type(real), source, real)
+
+
+@wraps(list)
+def wrap_list(s: Session, real: Any, source: Source | None) -> Value:
+    return s.same_object(real, source, lambda: List(None, source, real))
+
+
+def tuple_of(values: list[Value]) -> Value:
+    return Tuple(values)
+
+
+def constants(values: Any) -> list[Value]:
+    """Values of plain Python constants."""
+    return [Constant(value) for value in values]

@@ -1,0 +1,228 @@
+"""Tensors and symbolic numbers, and how a torch call is recorded.
+
+    x.sum(dim=1)     recorder.call("sum", (fake,), {"dim": 1})  ->  Tensor
+    x.shape          metadata of the fake, no torch call        ->  Tuple
+    x.item()         asks for the value                         ->  graph break
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, final
+
+import torch
+
+from kiln.capture.interpreter.breaks import (
+    DataDependentBranch,
+    DataDependentValue,
+    TorchCallFailed,
+    UnsupportedAttribute,
+)
+from kiln.capture.interpreter.core import (
+    Args,
+    Codegen,
+    Kwargs,
+    Session,
+    Value,
+    wraps,
+)
+from kiln.runtime.guards.source import DictAttrSource, LocalSource, Source
+
+METADATA_ATTRIBUTES = frozenset(
+    "shape dtype device ndim requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mkldnn layout "
+    "is_leaf itemsize nbytes is_xpu is_mps is_vulkan is_sparse_csr is_ort is_xla is_inference names".split()
+)
+METADATA_METHODS = frozenset(
+    "size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous element_size "
+    "storage_offset get_device is_signed is_conj is_neg is_inference has_names __len__".split()
+)
+RECORDED_ATTRIBUTES = frozenset("T mT H mH real imag grad data".split())
+VALUE_METHODS = frozenset(
+    "item tolist numpy __bool__ __int__ __float__ __index__ __array__ data_ptr __complex__ untyped_storage storage".split()
+)
+
+
+@final
+class Tensor(Value):
+    """A tensor; `fake` has its dtype, device, sizes and autograd state but no values."""
+
+    __slots__ = ("fake", "original")
+
+    is_torch = True
+
+    def __init__(self, fake: torch.Tensor, source: Source | None = None, original: torch.Tensor | None = None) -> None:
+        self.fake = fake
+        self.source = source
+        self.original = original
+
+    def python_type(self) -> type:
+        if self.original is not None:
+            return type(self.original)
+        return torch.nn.Parameter if isinstance(self.fake, torch.nn.Parameter) else torch.Tensor
+
+    def torch_arg(self, s: Session) -> Any:
+        return self.fake
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        if name in METADATA_ATTRIBUTES:
+            return s.wrap(getattr(self.fake, name), None)
+        if name == "__class__":
+            return s.wrap(self.python_type(), None)
+        if name in RECORDED_ATTRIBUTES:
+            return s.record(getattr, [self, s.const(name)], {})
+        found = s.lookup(self.python_type(), name)
+        if self.original is not None and name in self.original.__dict__:
+            return s.wrap(self.original.__dict__[name], DictAttrSource(self.source, name) if self.source else None)
+        if found is None:
+            raise s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
+        if not callable(found[1]):
+            raise UnsupportedAttribute(name=name, type="Tensor", why="it is not known as metadata")
+        return TensorMethod(self, name)
+
+    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+        raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of tensors is not modelled")
+
+    def get_item(self, s: Session, key: Value) -> Value:
+        return s.record(operator.getitem, [self, key], {})
+
+    def set_item(self, s: Session, key: Value, value: Value) -> None:
+        s.record(operator.setitem, [self, key, value], {})
+
+    def iterate(self, s: Session) -> Value:
+        count = self.length(s)
+        items = [s.record(operator.getitem, [self, s.const(i)], {}) for i in range(count)]
+        return s.hooks.make_list(items).iterate(s)
+
+    def length(self, s: Session) -> int:
+        if self.fake.dim() == 0:
+            raise s.error(TypeError, "len() of a 0-d tensor")
+        return int(self.fake.shape[0])
+
+    def truth(self, s: Session) -> bool:
+        raise DataDependentBranch(statement="a truth test")
+
+    def key(self, s: Session) -> Any:
+        return self
+
+    def emit(self, g: Codegen) -> None:
+        g.tensor(self)
+
+
+@final
+class TensorMethod(Value):
+    """A bound method of a tensor."""
+
+    __slots__ = ("tensor", "name")
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        self.tensor = tensor
+        self.name = name
+        self.source = None
+
+    def python_type(self) -> type:
+        return type(torch.Tensor.add)
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        name = self.name
+        if name in METADATA_METHODS:
+            plain = [arg.torch_arg(s) for arg in args]
+            return s.wrap(getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None)
+        if name in VALUE_METHODS:
+            raise DataDependentValue(operation=f"Tensor.{name}")
+        return s.record(name, [self.tensor, *args], kwargs)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.tensor)
+        g.op("LOAD_ATTR", self.name)
+
+
+@final
+class Symbolic(Value):
+    """An integer, float or truth value that depends on sizes: a torch.SymInt, SymFloat or SymBool."""
+
+    __slots__ = ("node",)
+
+    is_torch = True
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+    def __init__(self, node: Any, source: Source | None = None) -> None:
+        self.node = node
+        self.source = source
+
+    def python_type(self) -> type:
+        return self.kinds[type(self.node)]
+
+    def torch_arg(self, s: Session) -> Any:
+        return self.node
+
+    def constant(self, s: Session) -> Any:
+        return self.python_type()(self.node)
+
+    def truth(self, s: Session) -> bool:
+        return bool(self.node)
+
+    def key(self, s: Session) -> Any:
+        return self.constant(s)
+
+    def emit(self, g: Codegen) -> None:
+        g.tensor(self)
+
+
+def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
+    """Run `target` on fakes; what it returns as a value."""
+    plain = tuple([arg.torch_arg(s) for arg in args])
+    named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
+    try:
+        result = s.recorder.call(target, plain, named, stack=s.frame.locations())
+    except Exception as error:
+        name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+        raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+    return from_torch(s, result)
+
+
+def from_torch(s: Session, result: Any) -> Value:
+    """The value of something that a torch call on fakes returned."""
+    if isinstance(result, torch.Tensor):
+        known: dict[int, Tensor] = s.state.setdefault("fakes", {})
+        value = known.get(id(result))
+        if value is None:
+            value = known[id(result)] = Tensor(result)
+        return value
+    return s.wrap(result, None)
+
+
+@wraps(torch.SymInt, torch.SymFloat, torch.SymBool)
+def wrap_symbolic(s: Session, real: Any, source: Source | None) -> Value:
+    return Symbolic(real, source)
+
+
+@wraps(torch.Tensor, torch.nn.Parameter, subclasses=True)
+def wrap_tensor(s: Session, real: Any, source: Source | None) -> Value:
+    """An input of the region; the same tensor on another path is the same value."""
+    if s.recorder.is_fake(real):
+        return from_torch(s, real)
+    return s.same_object(real, source, lambda: _input(s, real, source))
+
+
+def _input(s: Session, real: torch.Tensor, source: Source | None) -> Tensor:
+    if source is None:
+        return Tensor(s.recorder.add_constant(real), None, real)
+    fake = s.recorder.add_tensor(real, input_name(s, source), source, s.dims(real, source))
+    value = Tensor(fake, source, real)
+    s.state.setdefault("fakes", {})[id(fake)] = value
+    s.state.setdefault("inputs", []).append(value)
+    return value
+
+
+def input_name(s: Session, source: Source) -> str:
+    """The name of a placeholder: the argument's own, or the path as an identifier."""
+    if isinstance(source, LocalSource):
+        base = source.name
+    else:
+        base = "_".join(part for part in "".join(c if c.isalnum() or c == "_" else " " for c in source.text()).split() if part not in NOISE)
+    taken: dict[str, int] = s.state.setdefault("input_names", {})
+    taken[base] = taken.get(base, -1) + 1
+    return f"{base}_{taken[base]}" if taken[base] else base
+
+
+NOISE = frozenset("__dict__ _parameters _modules _buffers".split())
