@@ -1,0 +1,19 @@
+"""The symbolic interpreter: from a call of a Python function to guards, regions and transformed code.
+
+    capture_frame(function, locals, compile_region=..., recorder_factory=...)  ->  Capture
+
+How to add an opcode: a row in the version table (`capture/bytecode/v3xx.py`) gives its normal name; a handler with
+`@opcode("NAME", breaks=True)` in `opcodes/` executes it (breaks: it may break the graph, so the stack is saved);
+if it may break, a row in `cut.POPS` says how many operands it takes.
+How to add a kind of value: a class derived from `core.Value` in a file of `variables/` and a wrapper with `@wraps(type)`.
+How to model a builtin: `@handles(function)` in `builtins/`; for a method the unbound one, `@handles(list.append)`,
+its first argument is the object. A pure function of constants is a row in `pure.PURE_FUNCTIONS` instead.
+How to add an operator on a kind of value: a row of `OPERATORS` in `operations.py`.
+How to add a reason to break: a class in `breaks.py` with the next code.
+"""
+
+from __future__ import annotations
+
+from kiln.capture.interpreter.capture import Capture, Region, capture_frame
+
+__all__ = ["Capture", "Region", "capture_frame"]

@@ -128,6 +128,14 @@ class SymbolicFrame:
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
 
+    def take_cells(self) -> None:
+        """A resume function gets its cells as arguments: those for which it makes none."""
+        if self.code.co_cellvars:
+            made = {one.arg for one in self.decoded.instructions if one.name == "MAKE_CELL"}
+            for name in self.code.co_cellvars:
+                if name not in made and name in self.locals:
+                    self.cells[name] = self.locals.pop(name)
+
     def run(self) -> Value | None:
         """Execute until the frame returns or yields; the result is that value."""
         session = self.session

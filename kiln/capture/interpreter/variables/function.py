@@ -316,6 +316,7 @@ def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
     frame.locals = bind(s, function, args, kwargs)
     for name, cell in zip(code.co_freevars, function.cells, strict=True):
         frame.cells[name] = cell
+    frame.take_cells()
     if frame.is_generator:
         frame.parent = None
         return s.hooks.make_generator(frame)
@@ -397,6 +398,17 @@ def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
             found = known[id(cell)] = Cell(None, path, real.__code__.co_freevars[index], cell)
         function.cells.append(found)
     return function
+
+
+@wraps(types.CellType)
+def wrap_cell(s: Session, real: Any, source: Source | None) -> Value:
+    """A cell that is itself a value: resume functions get theirs as arguments."""
+    known: dict[int, Cell] = s.state.setdefault("cells", {})
+    found = known.get(id(real))
+    if found is None:
+        path = AttrSource(source, "cell_contents") if source is not None else None
+        found = known[id(real)] = Cell(None, path, "", real)
+    return found
 
 
 @wraps(types.MethodType)

@@ -1,0 +1,316 @@
+"""Capturing one frame: interpret, write guards and transformed code, cut at graph breaks.
+
+    capture_frame(f, {"x": x}, compile_region=..., recorder_factory=...)  ->  Capture
+
+An attempt interprets the whole frame. It ends at the return (one region), at a graph break where every frame on the
+stack can be resumed (the region so far, the instruction itself, a call of resume functions), or at one where some
+frame cannot: then the frame is interpreted again, to break in front of the outermost instruction that led there.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+from kiln.capture.bytecode.assemble import Assembler, arguments_of
+from kiln.capture.interpreter import builtins, opcodes
+from kiln.capture.interpreter.breaks import (
+    GraphBreak,
+    Raised,
+    RaisesException,
+    SkippedCode,
+    SkippedFrame,
+)
+from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
+from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter
+from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
+from kiln.capture.interpreter.cut import write_break
+from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables import constant, iterators, mapping, module, object as objects, sequence, tensor
+from kiln.capture.interpreter.variables.function import Cell, namespace
+from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, tensor_expectation
+from kiln.runtime.guards.source import CellSource, LocalSource, Source
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+
+__all__ = ["Capture", "Region", "builtins", "capture_frame", "opcodes"]
+
+MAX_RESTARTS = 32
+GENERATOR = 0x20 | 0x80 | 0x200
+
+
+@final
+@dataclass
+class Region:
+    """A compiled piece of the frame: what was recorded and what runs it."""
+
+    trace: Any
+    callable: Callable[..., Any]
+
+
+@final
+@dataclass
+class Capture:
+    """What capturing a frame gives.
+
+    `function` takes every argument slot positionally, and where `collect` is not empty one more argument: the tuple of
+    objects at those sources. `guards` say when it may be called in place of the original. Where `skipped` is set
+    the frame runs eager and there is no function.
+    """
+
+    function: types.FunctionType | None
+    guards: list[Guard]
+    collect: list[Source] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    breaks: list[GraphBreak] = field(default_factory=list)
+    skipped: KilnError | None = None
+    steps: int = 0
+    asked_is_compiling: bool = False
+
+    @property
+    def code(self) -> types.CodeType | None:
+        return self.function.__code__ if self.function is not None else None
+
+
+@final
+@dataclass(frozen=True)
+class Callbacks:
+    """What the owner of the capture hands in."""
+
+    compile_region: Callable[[Any, Any], Callable[..., Any]]
+    recorder_factory: Callable[[], Any]
+    make_resume: Callable[[types.FunctionType], Callable[..., Any]]
+    dims: Callable[[torch.Tensor, Source], Any]
+
+
+HOOKS = Hooks(
+    get_attr=objects.get_attr,
+    record=tensor.record,
+    new_exception=objects.new_exception,
+    make_constant=constant.make_constant,
+    make_list=sequence.make_list,
+    make_tuple=sequence.tuple_of,
+    sealed=objects.wrap_object,
+    make_generator=iterators.Generator,
+    plain_setattr=module.module_setattr_is_plain,
+    native_getattr=module.module_getattr,
+    native_get=lambda s, value, name, raw: None,
+)
+
+
+def capture_frame(
+    function: types.FunctionType,
+    locals: Mapping[str, Any],
+    *,
+    compile_region: Callable[[Any, Any], Callable[..., Any]],
+    recorder_factory: Callable[[], Any],
+    events: EventSink | None = None,
+    make_resume: Callable[[types.FunctionType], Callable[..., Any]] = lambda function: function,
+    dims: Callable[[torch.Tensor, Source], Any] = lambda real, source: None,
+    is_compiling: bool = False,
+) -> Capture:
+    """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
+
+    Args:
+        compile_region: gets the recorder and the finished trace, returns the callable that runs the region:
+            used inputs in order -> tuple of outputs.
+        recorder_factory: makes a fresh recorder for each attempt.
+        make_resume: makes what stands for a resume function in the transformed code (a dispatcher).
+        dims: which sizes of a new input become symbols.
+        is_compiling: what `torch.compiler.is_compiling()` answers.
+    """
+    sink = events if events is not None else EventSink()
+    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims)
+    stops: dict[tuple[int, int], GraphBreak] = {}
+    with sink.stage("capture", function=function.__qualname__):
+        for _ in range(MAX_RESTARTS):
+            session = new_session(function, callbacks, sink, is_compiling, stops)
+            try:
+                return attempt(session, function, locals, callbacks)
+            except GraphBreak as stop:
+                frame = stop.frames[-1] if not stop.frames else stop.frames[0]
+                key = (frame.number, frame.step)
+                if key in stops:
+                    return skip(function, stop, session)
+                stops[key] = stop
+            except Raised as raised:
+                reason = RaisesException(function=function.__qualname__, exception=describe(raised))
+                return skip(function, reason, session)
+            except SkippedFrame as reason:
+                return skip(function, reason, session)
+            finally:
+                restore_modes(session)
+    return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), session)
+
+
+def new_session(
+    function: types.FunctionType, callbacks: Callbacks, sink: EventSink, is_compiling: bool, stops: Any
+) -> Session:
+    session = Session(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
+    session.dims = callbacks.dims
+    session.is_compiling = is_compiling
+    session.stop_at = stops
+    return session
+
+
+def describe(raised: Raised) -> str:
+    value: Any = raised.value
+    args = value.attrs.get("args") if hasattr(value, "attrs") else None
+    items = [repr(one.real()) if one.real() is not MISSING else "..." for one in (args._items or [])] if args else []
+    return f"{value.type_name()}({', '.join(items)})"
+
+
+def skip(function: types.FunctionType, reason: KilnError, session: Session) -> Capture:
+    session.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason)
+    return Capture(None, [], skipped=reason, steps=session.steps)
+
+
+def root_frame(s: Session, function: types.FunctionType, locals: Mapping[str, Any]) -> SymbolicFrame:
+    code = function.__code__
+    if code.co_flags & GENERATOR:
+        raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
+    frame = SymbolicFrame(s, code, None, namespace(s, function.__globals__), None)
+    for name in arguments_of(code):
+        if name in locals:
+            frame.locals[name] = s.wrap(locals[name], LocalSource(name))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        frame.cells[name] = Cell(None, CellSource(name), name, cell)
+    frame.take_cells()
+    return frame
+
+
+def attempt(s: Session, function: types.FunctionType, locals: Mapping[str, Any], callbacks: Callbacks) -> Capture:
+    """Interpret once; a break that cannot be resumed where it is leaves as an exception."""
+    frame = root_frame(s, function, locals)
+    writer = CodeWriter(s, function.__code__)
+    result: Value | None = None
+    stop: GraphBreak | None = None
+    try:
+        result = frame.run()
+    except GraphBreak as raised:
+        if not raised.resumable:
+            raise
+        stop = raised
+    drop_unchanged_modes(s)
+    if stop is None:
+        assert result is not None
+        write_return(s, writer, result)
+    else:
+        write_break(s, writer, stop, callbacks.make_resume)
+    return finish(s, function, writer, stop, callbacks)
+
+
+def write_return(s: Session, writer: CodeWriter, result: Value) -> None:
+    """The result is built before the effects change what it is built from, and returned after them."""
+    name = writer.store(result)
+    write_effects(s, writer)
+    writer.op("LOAD_FAST", name)
+    writer.op("RETURN_VALUE")
+
+
+def write_effects(s: Session, writer: CodeWriter) -> None:
+    for effect in s.effects.values():
+        effect.emit(writer)
+
+
+def finish(
+    s: Session, function: types.FunctionType, writer: CodeWriter, stop: GraphBreak | None, callbacks: Callbacks
+) -> Capture:
+    """Close the recording, compile the region, assemble."""
+    recorder = s.recorder
+    head = Assembler(function.__code__.co_firstlineno)
+    if function.__code__.co_freevars:
+        head.op("COPY_FREE_VARS", len(function.__code__.co_freevars))
+    head.op("RESUME", 0)
+    regions: list[Region] = []
+    collect: list[Source] = []
+    if writer.outputs or has_effects(recorder):
+        trace = recorder.finish(writer.outputs)
+        region = callbacks.compile_region(recorder, trace)
+        regions.append(Region(trace, region))
+        collect = write_region_call(head, writer, trace, region)
+    head.extend(writer.loads)
+    head.extend(writer.body)
+    arguments = arguments_of(function.__code__) + ((BINDINGS,) if collect else ())
+    code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
+    made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+    breaks = [stop] if stop is not None else []
+    for one in breaks:
+        at = one.at.text() if one.at else ""
+        s.events.emit("graph_break", code=one.code, reason=one.reason, at=at)
+    guards = finish_guards(s)
+    return Capture(made, guards, collect, regions, breaks, None, s.steps, "asked_is_compiling" in s.state)
+
+
+def has_effects(recorder: Any) -> bool:
+    return any(getattr(call, "effects", False) for call in recorder.calls)
+
+
+def write_region_call(head: Assembler, writer: CodeWriter, trace: Any, region: Any) -> list[Source]:
+    """Call the region with its inputs and keep its outputs; the sources that the guards hand over."""
+    records = trace.used_inputs
+    collect = [record.source for record in records if type(record.source) is not LocalSource]
+    head.const(region)
+    if not collect:
+        for record in records:
+            head.op("LOAD_FAST", record.source.name)
+        head.call(len(records))
+    else:
+        head.op("PUSH_NULL")
+        head.op("SWAP", 2)
+        write_argument_list(head, records, len(collect))
+        head.op("CALL_FUNCTION_EX", 0)
+    names = writer.output_names()
+    if not names:
+        head.op("POP_TOP")
+        return collect
+    head.op("UNPACK_SEQUENCE", len(names))
+    for name in names:
+        head.op("STORE_FAST", name)
+    return collect
+
+
+def write_argument_list(head: Assembler, records: list[Any], total: int) -> None:
+    """Arguments and bindings in the order of the inputs: runs of bindings are slices of their tuple."""
+    if all(type(record.source) is not LocalSource for record in records):
+        head.op("LOAD_FAST", BINDINGS)
+        return
+    head.op("BUILD_LIST", 0)
+    taken = index = 0
+    while index < len(records):
+        if type(records[index].source) is LocalSource:
+            head.op("LOAD_FAST", records[index].source.name)
+            head.op("LIST_APPEND", 1)
+            index += 1
+            continue
+        start = index
+        while index < len(records) and type(records[index].source) is not LocalSource:
+            index += 1
+        count = index - start
+        head.op("LOAD_FAST", BINDINGS)
+        if count != total:
+            head.const(slice(taken, taken + count))
+            head.op("BINARY_SUBSCR")
+        head.op("LIST_EXTEND", 1)
+        taken += count
+    head.list_to_tuple()
+
+
+def finish_guards(s: Session) -> list[Guard]:
+    """All guards: those asked for while interpreting, then tensors, shared objects and relations of sizes."""
+    for value in s.state.get("inputs", ()):
+        static = [None if isinstance(n, torch.SymInt) else int(n) for n in value.fake.shape]
+        strides = [None if isinstance(n, torch.SymInt) else int(n) for n in value.fake.stride()]
+        expected = tensor_expectation(value.original, tuple(static), tuple(strides))
+        s.guards.add(value.source, GuardKind.TENSOR, expected)
+    for value, sources in s.aliases():
+        if isinstance(value, (tensor.Tensor, objects.Object, mapping.Dict, sequence.List, mapping.Set)) and value.source:
+            paths = (value.source, *sources)
+            s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0,) * len(paths), "object"))
+    return s.guards.finish()
+
+

@@ -1,0 +1,263 @@
+"""The transformed code: call the region, make the side effects, build the results.
+
+    def f(self, x):                     outputs = region(x, *bindings)
+        y = self.layer(x)         =>    [load what is needed by its source]
+        self.calls += 1                 [effects, in order]
+        return {"y": y}                 return {"y": outputs[0]}
+
+Everything found by a source is loaded before the first effect, so an effect cannot change what a source leads to.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, final
+
+from kiln.capture.bytecode.assemble import Assembler, FreeVar
+from kiln.capture.interpreter.breaks import UnsupportedValue
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Cell
+from kiln.runtime.guards.source import (
+    AttrSource,
+    BuiltinSource,
+    CellSource,
+    ClosureSource,
+    DefaultSource,
+    DictAttrSource,
+    GlobalSource,
+    GradSource,
+    ImportSource,
+    ItemSource,
+    KeysSource,
+    LocalSource,
+    MethodFuncSource,
+    MethodSelfSource,
+    ModuleGlobalSource,
+    Source,
+    TypeSource,
+)
+
+BINDINGS = "_kiln_bindings"
+"""The extra argument: objects at the sources `collect`, found while the guards were checked."""
+
+
+@final
+class CodeWriter:
+    """Writes the code of one capture; values ask it to build themselves (`core.Codegen`)."""
+
+    def __init__(self, session: Session, code: types.CodeType) -> None:
+        self.session = session
+        self.code = code
+        self.loads = Assembler(code.co_firstlineno)
+        self.body = Assembler(code.co_firstlineno)
+        self.outputs: list[Any] = []
+        self._output_names: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._sources: dict[str, str] = {}
+        self._kept: list[Value] = []
+        self._building: set[int] = set()
+        self._count = 0
+
+    def temporary(self) -> str:
+        self._count += 1
+        return f"_kiln_{self._count}"
+
+    def emit(self, value: Value) -> None:
+        """Push `value`."""
+        name = self._names.get(id(value))
+        if name is not None:
+            self.body.op("LOAD_FAST", name)
+        elif value.source is not None and not isinstance(value, Cell):
+            self.body.op("LOAD_FAST", self.loaded(value.source))
+        elif isinstance(value, Constant):
+            self.body.const(value.value)
+        else:
+            if id(value) in self._building:
+                raise UnsupportedValue(type=value.type_name(), why="it contains itself")
+            self._building.add(id(value))
+            value.emit(self)
+            self._building.discard(id(value))
+
+    def const(self, value: object) -> None:
+        self.body.const(value)
+
+    def op(self, name: str, arg: Any = None) -> None:
+        self.body.op(name, arg)
+
+    def call(self, count: int) -> None:
+        self.body.call(count)
+
+    def call_keywords(self, count: int, names: tuple[str, ...]) -> None:
+        self.body.call(count, names)
+
+    def constant(self, value: object) -> Value:
+        return Constant(value)
+
+    def tensor(self, value: Any) -> None:
+        """Push an output of the region."""
+        self.body.op("LOAD_FAST", self.output(value))
+
+    def output(self, value: Any) -> str:
+        fake = value.fake if hasattr(value, "fake") else value.node
+        name = self._output_names.get(id(fake))
+        if name is None:
+            name = self._output_names[id(fake)] = self.temporary()
+            self.outputs.append(fake)
+        return name
+
+    def output_names(self) -> list[str]:
+        return [self._output_names[id(fake)] for fake in self.outputs]
+
+    def remember(self, value: Value) -> None:
+        """The value on the stack is `value`: later it is loaded, not built again."""
+        name = self.temporary()
+        self._kept.append(value)
+        self._names[id(value)] = name
+        self.body.op("COPY", 1)
+        self.body.op("STORE_FAST", name)
+
+    def store(self, value: Value) -> str:
+        """Build `value` into a temporary."""
+        known = self._names.get(id(value))
+        if known is not None:
+            return known
+        if value.source is not None and not isinstance(value, Cell):
+            return self.loaded(value.source)
+        self.emit(value)
+        name = self.temporary()
+        self.body.op("STORE_FAST", name)
+        return name
+
+    def loaded(self, source: Source) -> str:
+        """The temporary that holds what stands at `source`, loaded before all effects."""
+        if type(source) is LocalSource:
+            return source.name
+        text = source.text()
+        name = self._sources.get(text)
+        if name is None:
+            emit_source(self.loads, source, self)
+            name = self._sources[text] = self.temporary()
+            self.loads.op("STORE_FAST", name)
+        return name
+
+    def cell(self, cell: Value) -> None:
+        """Push a cell itself, with its contents as they are now."""
+        assert isinstance(cell, Cell)
+        if cell.original is not None and cell.name in self.code.co_freevars and isinstance(cell.source, CellSource):
+            self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
+        elif cell.original is not None and isinstance(cell.source, AttrSource):
+            self.body.op("LOAD_FAST", self.loaded(cell.source.base))
+        elif cell.original is not None:
+            self.body.const(cell.original)
+        else:
+            self._new_cell(cell)
+
+    def _new_cell(self, cell: Cell) -> None:
+        self.body.const(types.CellType)
+        self.body.call(0)
+        self.remember(cell)
+        if cell.content is not None:
+            self.emit(cell.content)
+            self.body.op("COPY", 2)
+            self.body.op("STORE_ATTR", "cell_contents")
+
+
+SourceEmitter = Callable[[Assembler, Any, CodeWriter], None]
+
+
+def emit_source(a: Assembler, source: Source, writer: CodeWriter) -> None:
+    """Push what stands at `source`."""
+    EMITTERS[type(source)](a, source, writer)
+
+
+def _local(a: Assembler, source: LocalSource, writer: CodeWriter) -> None:
+    a.op("LOAD_FAST", source.name)
+
+
+def _attribute(a: Assembler, source: Any, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", source.name)
+
+
+def _dict_attribute(a: Assembler, source: DictAttrSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", "__dict__")
+    a.const(source.name)
+    a.op("BINARY_SUBSCR")
+
+
+def _item(a: Assembler, source: ItemSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.const(source.key)
+    a.op("BINARY_SUBSCR")
+
+
+def _default(a: Assembler, source: DefaultSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", "__defaults__" if isinstance(source.key, int) else "__kwdefaults__")
+    a.const(source.key)
+    a.op("BINARY_SUBSCR")
+
+
+def _closure(a: Assembler, source: ClosureSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", "__closure__")
+    a.const(source.index)
+    a.op("BINARY_SUBSCR")
+    a.op("LOAD_ATTR", "cell_contents")
+
+
+def _type(a: Assembler, source: TypeSource, writer: CodeWriter) -> None:
+    a.const(type)
+    emit_source(a, source.base, writer)
+    a.call(1)
+
+
+def _part(name: str) -> SourceEmitter:
+    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+        emit_source(a, source.base, writer)
+        a.op("LOAD_ATTR", name)
+
+    return emit
+
+
+def _key(a: Assembler, source: KeysSource, writer: CodeWriter) -> None:
+    a.const(list)
+    emit_source(a, source.base, writer)
+    a.call(1)
+    a.const(source.index)
+    a.op("BINARY_SUBSCR")
+
+
+def _module_global(a: Assembler, source: ModuleGlobalSource, writer: CodeWriter) -> None:
+    a.const(sys.modules[source.module].__dict__)
+    a.const(source.name)
+    a.op("BINARY_SUBSCR")
+
+
+def _cell(a: Assembler, source: CellSource, writer: CodeWriter) -> None:
+    a.op("LOAD_DEREF", FreeVar(source.name))
+
+
+EMITTERS: dict[type[Source], SourceEmitter] = {
+    LocalSource: _local,
+    GlobalSource: lambda a, source, writer: a.global_(source.name),
+    ModuleGlobalSource: _module_global,
+    CellSource: _cell,
+    BuiltinSource: lambda a, source, writer: a.global_(source.name),
+    ImportSource: lambda a, source, writer: a.const(sys.modules[source.module]),
+    AttrSource: _attribute,
+    DictAttrSource: _dict_attribute,
+    ItemSource: _item,
+    DefaultSource: _default,
+    ClosureSource: _closure,
+    TypeSource: _type,
+    MethodFuncSource: _part("__func__"),
+    MethodSelfSource: _part("__self__"),
+    GradSource: _part("grad"),
+    KeysSource: _key,
+}
+"""Every kind of source has a row; a test compares this with SOURCES."""

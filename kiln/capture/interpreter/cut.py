@@ -1,0 +1,367 @@
+"""Cutting a frame at a graph break: state, effects, the instruction itself, and the calls of resume functions.
+
+    y = g(x)                       y, = region(x)
+    print(y)            =>         <build callee, arguments and live state>; <effects>
+    return y + 1                   CALL print          (in the exception handlers of the program)
+                                   return resume_f(<result>, y)
+
+A break inside inlined calls resumes them from the inside out: the resume function of the caller first calls that of
+the callee. Needs: every frame of `stop.frames` (innermost first) can be resumed.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.capture.bytecode.assemble import Instr, Label, TryBegin, TryEnd, parsed
+from kiln.capture.bytecode.decode import Handler
+from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.resume import Entry, InnerCall, resume_code
+from kiln.capture.interpreter.breaks import GraphBreak, NotResumable
+from kiln.capture.interpreter.codegen import CodeWriter
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame
+
+MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
+
+CONDITIONAL = frozenset("POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
+OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
+NEEDS_GLOBALS = frozenset("LOAD_GLOBAL LOAD_GLOBAL_CALL STORE_GLOBAL IMPORT_NAME LOAD_NAME LOAD_BUILD_CLASS".split())
+
+POPS: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys("LOAD_GLOBAL LOAD_GLOBAL_CALL".split(), lambda n: 0),
+    **dict.fromkeys(
+        "UNARY_NOT UNARY_NEGATIVE UNARY_INVERT LOAD_ATTR LOAD_METHOD DELETE_ATTR GET_ITER FOR_ITER UNPACK_SEQUENCE "
+        "UNPACK_EX IMPORT_FROM BEFORE_WITH STORE_GLOBAL INTRINSIC GET_YIELD_FROM_ITER GET_LEN".split(),
+        lambda n: 1,
+    ),
+    **dict.fromkeys((*CONDITIONAL, *OR_POP), lambda n: 1),
+    **dict.fromkeys(
+        "BINARY_OP COMPARE_OP IS_OP CONTAINS_OP BINARY_SUBSCR DELETE_SUBSCR STORE_ATTR IMPORT_NAME CHECK_EXC_MATCH".split(),
+        lambda n: 2,
+    ),
+    **dict.fromkeys("STORE_SUBSCR BINARY_SLICE LOAD_SUPER_ATTR LOAD_SUPER_METHOD".split(), lambda n: 3),
+    "STORE_SLICE": lambda n: 4,
+    "WITH_EXCEPT_START": lambda n: 4,
+    **dict.fromkeys("BUILD_TUPLE BUILD_LIST BUILD_SET BUILD_STRING BUILD_SLICE RAISE_VARARGS".split(), lambda n: n),
+    "BUILD_MAP": lambda n: 2 * n,
+    "BUILD_CONST_KEY_MAP": lambda n: n + 1,
+    "CALL": lambda n: n + 2,
+    "CALL_FUNCTION_EX": lambda n: 3 + (n & 1),
+    "FORMAT_VALUE": lambda n: 2 if n & 4 else 1,
+    **dict.fromkeys("LIST_EXTEND SET_UPDATE DICT_UPDATE SET_ADD".split(), lambda n: n + 1),
+    "DICT_MERGE": lambda n: n + 1,
+    "MAP_ADD": lambda n: n + 2,
+    "MAKE_FUNCTION": lambda n: 1 + bin(n).count("1"),
+}
+"""How many values from the top of the stack an instruction may look at, by its argument."""
+
+
+@final
+@dataclass
+class Resumption:
+    """A resume function for a chain of frames and the temporaries that hold its arguments."""
+
+    function: Callable[..., Any]
+    arguments: list[str]
+
+
+@final
+class Cut:
+    """The writing of one graph break."""
+
+    def __init__(self, s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+        self.session = s
+        self.writer = writer
+        self.frames: list[SymbolicFrame] = stop.frames
+        self.make_resume = make_resume
+        self.stored: dict[int, str] = {}
+        self.kept: list[Value] = []
+
+    def store(self, value: Value) -> str:
+        """Build `value` once, before the effects; the temporary that holds it."""
+        name = self.stored.get(id(value))
+        if name is None:
+            name = self.stored[id(value)] = self.writer.store(value)
+            self.kept.append(value)
+        return name
+
+    def prepare(self) -> None:
+        """Build all live state of all frames, before effects and the instruction can change anything."""
+        for index, frame in enumerate(self.frames):
+            stack = frame.saved if index == 0 else frame.stack
+            for value in stack:
+                if value is not None:
+                    self.store(value)
+            for name in self.live_names(frame):
+                self.store(frame.locals[name])
+            for name in self.cell_names(frame):
+                self.store(frame.cells[name])
+            if index and isinstance(self.frames[index - 1].continuation, Discard):
+                instead = self.frames[index - 1].continuation.value
+                if instead is not None:
+                    self.store(instead)
+
+    def live_names(self, frame: SymbolicFrame) -> list[str]:
+        live = live_locals(frame.decoded)
+        names: set[str] = set(live[frame.at])
+        for index in self.successors(frame):
+            names |= live[index]
+        return [name for name in frame.code.co_varnames if name in names and name in frame.locals]
+
+    def successors(self, frame: SymbolicFrame) -> list[int]:
+        inst = frame.decoded.instructions[frame.at]
+        found = [frame.at + 1] if frame.at + 1 < len(frame.decoded.instructions) else []
+        if inst.name in CONDITIONAL or inst.name in OR_POP or inst.name == "FOR_ITER":
+            found.append(inst.arg)
+        handler = frame.decoded.handlers[frame.at]
+        return [*found, handler.target] if handler else found
+
+    def cell_names(self, frame: SymbolicFrame) -> list[str]:
+        return [name for name in (*frame.code.co_cellvars, *frame.code.co_freevars) if name in frame.cells]
+
+    def resume(self, target: int, pops: int, results: list[str | None], depth: int | None = None, first: int = 0) -> Resumption:
+        """Resume functions for frames `first`..root; frame `first` goes on at `target` with `results` on its stack."""
+        frame = self.frames[first]
+        base = frame.saved if first == 0 else frame.stack
+        kept = base[: len(base) - pops] if depth is None else base[:depth]
+        made = self.single(frame, target, kept, results, None, [])
+        for index in range(first + 1, len(self.frames)):
+            made = self.outer(index, made)
+        return made
+
+    def outer(self, index: int, inner: Resumption) -> Resumption:
+        """The frame at `index` was calling the one whose resumption is `inner`."""
+        frame = self.frames[index]
+        how = self.frames[index - 1].continuation
+        return self.single(frame, frame.at + 1, frame.stack, [], how, [inner])
+
+    def single(
+        self,
+        frame: SymbolicFrame,
+        target: int,
+        kept: list[Value | None],
+        results: list[str | None],
+        how: Any,
+        inner: list[Resumption],
+    ) -> Resumption:
+        live = live_locals(frame.decoded)[target]
+        handler = frame.decoded.handlers[frame.at] if inner else None
+        if handler is not None:
+            live |= live_locals(frame.decoded)[handler.target]
+        names = [name for name in frame.code.co_varnames if name in live and name in frame.locals]
+        cells = self.cell_names(frame)
+        arguments = [self.store(frame.locals[name]) for name in names]
+        arguments += [self.store(frame.cells[name]) for name in cells]
+        slots: list[str | None] = []
+        for position, value in enumerate(kept):
+            slots.append(None if value is None else f"_stack_{position}")
+            if value is not None:
+                arguments.append(self.store(value))
+        for position, result in enumerate(results):
+            slots.append(None if result is None else f"_result_{position}")
+            if result is not None:
+                arguments.append(result)
+        extra, call = self.inner_call(frame, how, inner, arguments)
+        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra))
+        code = resume_code(frame.decoded, entry, call, self.number())
+        function = types.FunctionType(code, frame.globals.dictionary)
+        return Resumption(self.make_resume(function), arguments)
+
+    def inner_call(
+        self, frame: SymbolicFrame, how: Any, inner: list[Resumption], arguments: list[str]
+    ) -> tuple[list[str], InnerCall | None]:
+        if not inner:
+            return [], None
+        extra = [f"_inner_{position}" for position in range(len(inner[0].arguments))]
+        arguments.extend(inner[0].arguments)
+        instead = None
+        passed = tuple(extra)
+        if isinstance(how, Discard) and how.value is not None:
+            instead = "_instead"
+            extra.append(instead)
+            arguments.append(self.store(how.value))
+        return extra, InnerCall(inner[0].function, passed, frame.at, how == PUSH, instead)
+
+    def number(self) -> int:
+        self.session.state["resumes"] = self.session.state.get("resumes", 0) + 1
+        return int(self.session.state["resumes"])
+
+    def tail_call(self, resumption: Resumption) -> None:
+        """`return resume(...)`."""
+        self.writer.const(resumption.function)
+        for name in resumption.arguments:
+            self.writer.op("LOAD_FAST", name)
+        self.writer.call(len(resumption.arguments))
+        self.writer.op("RETURN_VALUE")
+
+    def handler(self) -> tuple[int, Handler] | None:
+        """The innermost frame whose code handles an exception of the instruction, and its handler."""
+        for index, frame in enumerate(self.frames):
+            found = frame.decoded.handlers[frame.at]
+            if found is not None:
+                return index, found
+        return None
+
+
+def write_break(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+    """The rest of the transformed code from the break on."""
+    cut = Cut(s, writer, stop, make_resume)
+    frame = cut.frames[0]
+    inst = frame.decoded.instructions[frame.at]
+    refuse(cut, frame, inst.name, stop)
+    cut.prepare()
+    for effect in s.effects.values():
+        effect.emit(writer)
+    pops = POPS[inst.name](inst.arg if isinstance(inst.arg, int) else 0)
+    operands = frame.saved[len(frame.saved) - pops :]
+    found = cut.handler()
+    begin = None
+    landing = Label()
+    if found is not None:
+        begin = TryBegin(landing, False, 0)
+        writer.body.items.append(begin)
+    for value in operands:
+        writer.op("PUSH_NULL") if value is None else writer.op("LOAD_FAST", cut.store(value))
+    if inst.name in CONDITIONAL or inst.name in OR_POP:
+        write_branch(cut, frame, inst, begin)
+    elif inst.name == "FOR_ITER":
+        write_loop(cut, frame, inst, begin)
+    else:
+        write_instruction(cut, frame, inst, pops, begin)
+    if found is not None:
+        write_handler(cut, landing, *found)
+
+
+def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
+    """Where the state cannot be carried over, break further out."""
+    problem = ""
+    if name not in POPS:
+        problem = f"{name} cannot be executed outside of its frame"
+    elif name in NEEDS_GLOBALS and len(cut.frames) > 1:
+        problem = f"{name} belongs to another module"
+    elif any(one.handled for one in cut.frames):
+        problem = stop.reason
+    elif any(one.is_generator for one in cut.frames):
+        problem = stop.reason
+    if not problem:
+        return
+    if len(cut.frames) == 1:
+        raise NotResumable(reason=problem, place=frame.code.co_qualname)
+    raised = NotResumable(reason=problem, place=frame.code.co_qualname)
+    raised.at = stop.at
+    raised.frames = [cut.frames[1]]
+    raised.resumable = False
+    raise raised
+
+
+def end_try(cut: Cut, begin: Any) -> None:
+    if begin is not None:
+        cut.writer.body.items.append(TryEnd(begin))
+
+
+def write_branch(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
+    """Test the value for real; each side has its own resume function."""
+    body = cut.writer.body
+    taken = Label()
+    keep = inst.name in OR_POP
+    value = cut.store(frame.saved[-1])  # type: ignore[arg-type]
+    if "NONE" in inst.name:
+        body.const(None)
+        body.items.append(Instr("IS_OP", 0, lineno=body.line))
+    positive = "TRUE" in inst.name or inst.name == "POP_JUMP_IF_NONE"
+    end_label = jump_if(positive)
+    body.items.append(Instr(end_label, taken, lineno=body.line))
+    end_try(cut, begin)
+    cut.tail_call(cut.resume(frame.at + 1, 1, []))
+    body.label(taken)
+    cut.tail_call(cut.resume(inst.arg, 1, [value] if keep else []))
+
+
+def jump_if(positive: bool) -> str:
+    name = "POP_JUMP_FORWARD_IF_" if "POP_JUMP_FORWARD_IF_TRUE" in dis.opmap else "POP_JUMP_IF_"
+    return name + ("TRUE" if positive else "FALSE")
+
+
+def write_loop(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
+    """Ask the iterator for real: another item, or the end of the loop."""
+    body = cut.writer.body
+    done = Label()
+    body.items.append(Instr("FOR_ITER", done, lineno=body.line))
+    end_try(cut, begin)
+    name = cut.writer.temporary()
+    body.op("STORE_FAST", name)
+    body.op("POP_TOP")
+    cut.tail_call(cut.resume(frame.at + 1, 0, [name]))
+    body.label(done)
+    after = inst.arg
+    if frame.decoded.instructions[after].name == "END_FOR":
+        body.op("END_FOR")
+        after += 1
+    cut.tail_call(cut.resume(after, 1, []))
+
+
+def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Any, pops: int, begin: Any) -> None:
+    """Execute the instruction for real and hand its results to the resume function."""
+    body = cut.writer.body
+    original = nth_instruction(frame.code, frame.at)
+    results: list[str | None] = []
+    if inst.name == "LOAD_METHOD":
+        body.op("LOAD_ATTR", inst.arg)
+        results = [None]
+        pushed = 1
+    elif inst.name == "CALL":
+        names = keyword_names(frame)
+        if names:
+            body.op("KW_NAMES", names)
+        if "PRECALL" in dis.opmap:
+            body.op("PRECALL", inst.arg)
+        body.op("CALL", inst.arg)
+        pushed = 1
+    else:
+        body.items.append(original.copy())
+        arg = original.arg if isinstance(original.arg, int) else 0
+        effect = dis.stack_effect(original.opcode, arg if original.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+        pushed = effect + pops
+    end_try(cut, begin)
+    if inst.name == "RAISE_VARARGS":
+        return
+    names_of = [cut.writer.temporary() for _ in range(pushed)]
+    for name in reversed(names_of):
+        body.op("STORE_FAST", name)
+    cut.tail_call(cut.resume(frame.at + 1, pops, [*results, *names_of]))
+
+
+def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:
+    """The KW_NAMES in front of a CALL."""
+    for index in (frame.at - 1, frame.at - 2):
+        if index >= 0:
+            before = frame.decoded.instructions[index]
+            if before.name == "KW_NAMES":
+                return tuple(before.arg)
+            if before.name != "NOP":
+                break
+    return ()
+
+
+def nth_instruction(code: types.CodeType, index: int) -> Any:
+    return [item for item in parsed(code) if isinstance(item, Instr)][index]
+
+
+def write_handler(cut: Cut, landing: Label, index: int, handler: Handler) -> None:
+    """The instruction raised: go on in the program's own handler, with the exception on its stack."""
+    body = cut.writer.body
+    body.label(landing)
+    name = cut.writer.temporary()
+    body.op("STORE_FAST", name)
+    results: list[str | None] = [name]
+    if handler.lasti:
+        zero = cut.writer.temporary()
+        body.const(0)
+        body.op("STORE_FAST", zero)
+        results.insert(0, zero)
+    cut.tail_call(cut.resume(handler.target, 0, results, handler.depth, index))
