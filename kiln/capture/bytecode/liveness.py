@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
 
-_READS = frozenset("LOAD_FAST DELETE_FAST LOAD_FAST_AND_CLEAR LOAD_CLOSURE LOAD_DEREF LOAD_CLASSDEREF DELETE_DEREF".split())
+_READS = frozenset(
+    ["LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "LOAD_DEREF", "LOAD_CLASSDEREF", "DELETE_DEREF"]
+)
 _WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
 
 

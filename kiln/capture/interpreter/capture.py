@@ -30,7 +30,8 @@ from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.variables import constant, iterators, mapping, module, object as objects, sequence, tensor
+from kiln.capture.interpreter.variables import constant, iterators, mapping, module, sequence, tensor
+from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import Cell, namespace
 from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, tensor_expectation
 from kiln.runtime.guards.source import CellSource, LocalSource, Source
@@ -308,9 +309,10 @@ def finish_guards(s: Session) -> list[Guard]:
         expected = tensor_expectation(value.original, tuple(static), tuple(strides))
         s.guards.add(value.source, GuardKind.TENSOR, expected)
     for value, sources in s.aliases():
-        if isinstance(value, (tensor.Tensor, objects.Object, mapping.Dict, sequence.List, mapping.Set)) and value.source:
+        if (
+            isinstance(value, (tensor.Tensor, objects.Object, mapping.Dict, sequence.List, mapping.Set))
+            and value.source
+        ):
             paths = (value.source, *sources)
             s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0,) * len(paths), "object"))
     return s.guards.finish()
-
-

@@ -20,6 +20,7 @@ from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import Session, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
@@ -126,6 +127,8 @@ class CodeWriter:
             return known
         if value.source is not None and not isinstance(value, Cell):
             return self.loaded(value.source)
+        if isinstance(value, (Tensor, Symbolic)):
+            return self.output(value)
         self.emit(value)
         name = self.temporary()
         self.body.op("STORE_FAST", name)

@@ -28,32 +28,31 @@ from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame
 
 MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
 
-CONDITIONAL = frozenset("POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
+CONDITIONAL = frozenset(["POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"])
 OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
-NEEDS_GLOBALS = frozenset("LOAD_GLOBAL LOAD_GLOBAL_CALL STORE_GLOBAL IMPORT_NAME LOAD_NAME LOAD_BUILD_CLASS".split())
+NEEDS_GLOBALS = frozenset(["LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "STORE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "LOAD_BUILD_CLASS"])
 
 POPS: dict[str, Callable[[int], int]] = {
-    **dict.fromkeys("LOAD_GLOBAL LOAD_GLOBAL_CALL".split(), lambda n: 0),
+    **dict.fromkeys(["LOAD_GLOBAL", "LOAD_GLOBAL_CALL"], lambda n: 0),
     **dict.fromkeys(
-        "UNARY_NOT UNARY_NEGATIVE UNARY_INVERT LOAD_ATTR LOAD_METHOD DELETE_ATTR GET_ITER FOR_ITER UNPACK_SEQUENCE "
-        "UNPACK_EX IMPORT_FROM BEFORE_WITH STORE_GLOBAL INTRINSIC GET_YIELD_FROM_ITER GET_LEN".split(),
+        ["UNARY_NOT", "UNARY_NEGATIVE", "UNARY_INVERT", "LOAD_ATTR", "LOAD_METHOD", "DELETE_ATTR", "GET_ITER", "FOR_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "IMPORT_FROM", "BEFORE_WITH", "STORE_GLOBAL", "INTRINSIC", "GET_YIELD_FROM_ITER", "GET_LEN"],
         lambda n: 1,
     ),
     **dict.fromkeys((*CONDITIONAL, *OR_POP), lambda n: 1),
     **dict.fromkeys(
-        "BINARY_OP COMPARE_OP IS_OP CONTAINS_OP BINARY_SUBSCR DELETE_SUBSCR STORE_ATTR IMPORT_NAME CHECK_EXC_MATCH".split(),
+        ["BINARY_OP", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "IMPORT_NAME", "CHECK_EXC_MATCH"],
         lambda n: 2,
     ),
-    **dict.fromkeys("STORE_SUBSCR BINARY_SLICE LOAD_SUPER_ATTR LOAD_SUPER_METHOD".split(), lambda n: 3),
+    **dict.fromkeys(["STORE_SUBSCR", "BINARY_SLICE", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"], lambda n: 3),
     "STORE_SLICE": lambda n: 4,
     "WITH_EXCEPT_START": lambda n: 4,
-    **dict.fromkeys("BUILD_TUPLE BUILD_LIST BUILD_SET BUILD_STRING BUILD_SLICE RAISE_VARARGS".split(), lambda n: n),
+    **dict.fromkeys(["BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE", "RAISE_VARARGS"], lambda n: n),
     "BUILD_MAP": lambda n: 2 * n,
     "BUILD_CONST_KEY_MAP": lambda n: n + 1,
     "CALL": lambda n: n + 2,
     "CALL_FUNCTION_EX": lambda n: 3 + (n & 1),
     "FORMAT_VALUE": lambda n: 2 if n & 4 else 1,
-    **dict.fromkeys("LIST_EXTEND SET_UPDATE DICT_UPDATE SET_ADD".split(), lambda n: n + 1),
+    **dict.fromkeys(["LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "SET_ADD"], lambda n: n + 1),
     "DICT_MERGE": lambda n: n + 1,
     "MAP_ADD": lambda n: n + 2,
     "MAKE_FUNCTION": lambda n: 1 + bin(n).count("1"),
@@ -93,14 +92,13 @@ class Cut:
     def prepare(self) -> None:
         """Build all live state of all frames, before effects and the instruction can change anything."""
         for index, frame in enumerate(self.frames):
-            stack = frame.saved if index == 0 else frame.stack
-            for value in stack:
-                if value is not None:
-                    self.store(value)
             for name in self.live_names(frame):
                 self.store(frame.locals[name])
             for name in self.cell_names(frame):
                 self.store(frame.cells[name])
+            for value in frame.saved if index == 0 else frame.stack:
+                if value is not None:
+                    self.store(value)
             if index and isinstance(self.frames[index - 1].continuation, Discard):
                 instead = self.frames[index - 1].continuation.value
                 if instead is not None:
@@ -124,7 +122,9 @@ class Cut:
     def cell_names(self, frame: SymbolicFrame) -> list[str]:
         return [name for name in (*frame.code.co_cellvars, *frame.code.co_freevars) if name in frame.cells]
 
-    def resume(self, target: int, pops: int, results: list[str | None], depth: int | None = None, first: int = 0) -> Resumption:
+    def resume(
+        self, target: int, pops: int, results: list[str | None], depth: int | None = None, first: int = 0
+    ) -> Resumption:
         """Resume functions for frames `first`..root; frame `first` goes on at `target` with `results` on its stack."""
         frame = self.frames[first]
         base = frame.saved if first == 0 else frame.stack
@@ -244,9 +244,7 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
         problem = f"{name} cannot be executed outside of its frame"
     elif name in NEEDS_GLOBALS and len(cut.frames) > 1:
         problem = f"{name} belongs to another module"
-    elif any(one.handled for one in cut.frames):
-        problem = stop.reason
-    elif any(one.is_generator for one in cut.frames):
+    elif any(one.handled for one in cut.frames) or any(one.is_generator for one in cut.frames):
         problem = stop.reason
     if not problem:
         return

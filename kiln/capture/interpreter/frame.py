@@ -102,7 +102,9 @@ class SymbolicFrame:
         *("is_generator", "finished"),
     )
 
-    def __init__(self, session: Session, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None) -> None:
+    def __init__(
+        self, session: Session, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None
+    ) -> None:
         self.session = session
         self.code = code
         self.decoded, self.rows = CODES.rows(code)
@@ -189,6 +191,7 @@ class SymbolicFrame:
         """Add this frame to the chain of a break, or make it the innermost one where the chain is broken."""
         if stop.at is None:
             stop.at = self.location()
+            stop.args = (stop.render(),)
         if stop.frames and (stop.frames[-1].continuation is None or stop.frames[-1].is_generator):
             stop.frames = []
             stop.resumable = False

@@ -1,9 +1,9 @@
 """Operators on values: constants are computed, tensors recorded, containers and user classes dispatched.
 
-    binary(s, operator.add, Constant(1), Constant(2))     Constant(3), operands guarded
-    binary(s, operator.add, Tensor, Constant(1))          a recorded call of operator.add
-    binary(s, operator.add, List, List)                   a row of OPERATORS
-    binary(s, operator.add, Object, ...)                  its `__add__`, then the other's `__radd__`
+binary(s, operator.add, Constant(1), Constant(2))     Constant(3), operands guarded
+binary(s, operator.add, Tensor, Constant(1))          a recorded call of operator.add
+binary(s, operator.add, List, List)                   a row of OPERATORS
+binary(s, operator.add, Object, ...)                  its `__add__`, then the other's `__radd__`
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, a
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 from kiln.runtime.guards.guard import GuardKind
 
-__all__ = ["all_items", "binary", "compare", "contains", "exception_matches", "format_value", "same", "truth_value", "unary"]
+__all__ = [
+    "all_items",
+    "binary",
+    "compare",
+    "contains",
+    "exception_matches",
+    "format_value",
+    "same",
+    "truth_value",
+    "unary",
+]
 
 Function2 = Callable[[Any, Any], Any]
 
-NAMES = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
 SPECIAL: dict[Any, tuple[str, ...]] = {}
 """Operator -> the special methods of the left operand, then that of the right one."""
 for _name in NAMES:
@@ -328,5 +338,3 @@ for _function in (operator.le, operator.lt, operator.ge, operator.gt):
             if not equal(s, x, y):
                 return compare(s, function, x, y)
         return Constant(function(left.length(s), right.length(s)))
-
-

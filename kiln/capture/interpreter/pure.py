@@ -27,16 +27,13 @@ PURE_FUNCTIONS: tuple[Any, ...] = (
     *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
     *(math.sqrt, operator.index, itertools.count),
 )
-WORLD_MODULES = frozenset("time posix _random random _io sys _thread select socket _socket builtins.open signal gc".split())
+WORLD_MODULES = frozenset(
+    ["time", "posix", "_random", "random", "_io", "sys", "_thread", "select", "socket", "_socket", "builtins.open", "signal", "gc"]
+)
 
 _PURE = frozenset(id(one) for one in PURE_FUNCTIONS)
-TORCH_MODULES = (
-    *("torch._C", "torch._VF", "torch.functional", "torch.nn.functional", "torch._ops", "torch.special"),
-    *("torch.linalg", "torch.fft", "torch._tensor", "torch.overrides"),
-)
-TORCH_OWNERS = frozenset(
-    ("_VariableFunctionsClass", "_VariableFunctions", "TensorBase", "_TensorBase", "Tensor", "OpOverload")
-)
+TORCH_MODULES = frozenset(f"torch._C.{name}" for name in ["_nn", "_linalg", "_special", "_fft", "_sparse", "_nested"])
+TORCH_OWNERS = frozenset(("TensorBase", "_TensorBase", "Tensor"))
 
 
 def is_pure(function: Any) -> bool:
@@ -63,12 +60,10 @@ def is_torch_call(function: Any) -> bool:
     """Whether a callable written in C is a torch operation that belongs in the graph."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True
+    if getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass."):
+        return True
     owner = getattr(function, "__self__", None)
-    if owner is not None:
-        name = getattr(owner, "__name__", type(owner).__name__)
-        if name in TORCH_OWNERS or name in ("torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"):
-            return True
+    if isinstance(owner, types.ModuleType) and owner.__name__ in TORCH_MODULES:
+        return True
     holder = getattr(function, "__objclass__", None)
     return holder is not None and holder.__name__ in TORCH_OWNERS
-
-

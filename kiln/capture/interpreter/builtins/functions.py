@@ -332,7 +332,11 @@ def sorted_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def sort(s: Session, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
     keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
-    order = functools.cmp_to_key(lambda a, b: -1 if compare(s, operator.lt, a[0], b[0]).truth(s) else int(compare(s, operator.lt, b[0], a[0]).truth(s)))
+    order = functools.cmp_to_key(
+        lambda a, b: (
+            -1 if compare(s, operator.lt, a[0], b[0]).truth(s) else int(compare(s, operator.lt, b[0], a[0]).truth(s))
+        )
+    )
     reverse = "reverse" in kwargs and kwargs["reverse"].truth(s)
     return [item for _, item in sorted(keyed, key=order, reverse=reverse)]
 
@@ -395,7 +399,9 @@ def abs_(s: Session, args: Args, kwargs: Kwargs) -> Value:
         return s.record("abs", args, {})
     if isinstance(args[0], Symbolic):
         return s.wrap(abs(args[0].node), None)
-    return s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
+    return (
+        s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
+    )
 
 
 @handles(divmod)
@@ -434,14 +440,14 @@ def vars_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_attr(s, "__dict__")
 
 
-for _name in "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift iadd isub imul itruediv".split():
+for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift", "iadd", "isub", "imul", "itruediv"]:
 
     @handles(getattr(operator, _name))
     def _operator(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
         return binary(s, function, args[0], args[1])
 
 
-for _name in "lt le eq ne gt ge".split():
+for _name in ["lt", "le", "eq", "ne", "gt", "ge"]:
 
     @handles(getattr(operator, _name))
     def _comparison(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008

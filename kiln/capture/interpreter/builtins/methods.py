@@ -406,5 +406,3 @@ def generator_next(s: Session, args: Args, kwargs: Kwargs) -> Value:
 @handles(types.FunctionType.__get__)
 def function_get(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return args[0]
-
-

@@ -1,8 +1,8 @@
 """Torch's Python functions: recorded as one call, answered by policy, or changes of torch's modes.
 
-    F.layer_norm(x, ...)              recorded as one torch call, its Python body is not interpreted
-    torch.compiler.is_compiling()     what `capture_frame` was told to answer
-    torch._C._set_grad_enabled(x)     a mode: set now, logged, set again by the transformed code
+F.layer_norm(x, ...)              recorded as one torch call, its Python body is not interpreted
+torch.compiler.is_compiling()     what `capture_frame` was told to answer
+torch._C._set_grad_enabled(x)     a mode: set now, logged, set again by the transformed code
 """
 
 from __future__ import annotations

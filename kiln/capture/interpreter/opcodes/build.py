@@ -13,7 +13,6 @@ from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
 
 
-
 @opcode("BUILD_TUPLE")
 def build_tuple(frame: SymbolicFrame, count: int) -> None:
     frame.push(Tuple(frame.pop_many(count)))

@@ -274,5 +274,3 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
 def not_modelled(frame: SymbolicFrame, arg: Any) -> None:
     name = frame.decoded.instructions[frame.at].name
     raise UnsupportedOpcode(opcode=name, why="asynchronous code, pattern matching and class bodies are not modelled")
-
-

@@ -15,11 +15,26 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.source import ImportSource
 
 
+class Live(Value):
+    """A constant of transformed code that is no plain value (a function, a dispatcher): wrapped per capture."""
+
+    __slots__ = ("live",)
+
+    def __init__(self, live: Any) -> None:
+        self.live = live
+        self.source = None
+
+
 def prepare_const(value: Any) -> Value:
     """The value of a constant of the code, shared by all captures."""
     if type(value) is tuple:
         return Tuple([prepare_const(item) for item in value])
-    return Constant(value)
+    if type(value) in SHARED:
+        return Constant(value)
+    return Live(value)
+
+
+SHARED = frozenset((*PLAIN, *TORCH, frozenset, slice))
 
 
 @opcode("NOP", "RESUME", "COPY_FREE_VARS")
@@ -35,7 +50,7 @@ def return_generator(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("LOAD_CONST", prepare=prepare_const)
 def load_const(frame: SymbolicFrame, value: Value) -> None:
-    frame.stack.append(value)
+    frame.stack.append(value if value.__class__ is not Live else frame.session.wrap(value.live, None))  # type: ignore[attr-defined]
 
 
 @opcode("LOAD_FAST")

@@ -1,10 +1,10 @@
 """Callables written in C, torch's functions, and Python modules.
 
-    len(x)               a handler of HANDLERS
-    torch.abs(x)         recorded
-    math.sqrt(2.0)       in the table of pure functions: computed
-    "a b".split()        a method of an immutable built-in type, on constants: computed
-    time.time()          none of these: graph break
+len(x)               a handler of HANDLERS
+torch.abs(x)         recorded
+math.sqrt(2.0)       in the table of pure functions: computed
+"a b".split()        a method of an immutable built-in type, on constants: computed
+time.time()          none of these: graph break
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, K
 class Builtin(Value):
     """A callable that is not Python code."""
 
-    __slots__ = ("callable", "_checked")
+    __slots__ = ("_checked", "callable")
 
     def __init__(self, callable_: Any, source: Source | None = None) -> None:
         self.callable = callable_
@@ -91,7 +91,7 @@ def call_unknown(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value
 class PythonModule(Value):
     """A Python module; its names are read like globals."""
 
-    __slots__ = ("module", "_found", "_checked")
+    __slots__ = ("_checked", "_found", "module")
 
     def __init__(self, module: types.ModuleType, source: Source | None) -> None:
         self.module = module
@@ -169,5 +169,3 @@ def wrap_python_module(s: Session, real: Any, source: Source | None) -> Value:
     elif source is not None and not isinstance(source, ImportSource):
         s.guard(source, GuardKind.IS, s.class_reference(real))
     return found
-
-

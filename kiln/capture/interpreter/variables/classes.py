@@ -1,8 +1,8 @@
 """Classes, `super()`, and making instances.
 
-    Output(last=x)       a bare instance, then `__init__` inlined
-    Mode("a")            an enum member: looked up now
-    super().forward(x)   the next `forward` on the method resolution order
+Output(last=x)       a bare instance, then `__init__` inlined
+Mode("a")            an enum member: looked up now
+super().forward(x)   the next `forward` on the method resolution order
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.frame import Discard
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
-from kiln.capture.interpreter.variables.object import Object, from_class, from_descriptor, is_data_descriptor, new_object
+from kiln.capture.interpreter.variables.object import (
+    Object,
+    from_class,
+    from_descriptor,
+    is_data_descriptor,
+    new_object,
+)
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, Source
 
@@ -35,7 +41,7 @@ from kiln.runtime.guards.source import AttrSource, Source
 class Class(Value):
     """A class from outside."""
 
-    __slots__ = ("cls", "_checked")
+    __slots__ = ("_checked", "cls")
 
     inlines = True
 
@@ -131,7 +137,12 @@ def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
     new = s.lookup(cls, "__new__")
     direct, s.frame.direct = s.frame.direct, None
     made: Value
-    if new is None or new[1] is object.__new__ or handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType:
+    if (
+        new is None
+        or new[1] is object.__new__
+        or (handler_of(new[1]) is None
+        and type(new[1]) is types.BuiltinFunctionType)
+    ):
         if not can_be_bare(cls):
             raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")
         made = new_object(s, cls)

@@ -27,7 +27,7 @@ IDENTITY = (types.CodeType, type(NotImplemented))
 class Constant(Value):
     """A Python value that cannot change."""
 
-    __slots__ = ("value", "_guarded")
+    __slots__ = ("_guarded", "value")
 
     is_constant = True
 

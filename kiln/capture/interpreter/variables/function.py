@@ -13,21 +13,20 @@ import sys
 import types
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
 from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, Codegen, Kwargs, Session, Value, wraps
 from kiln.capture.interpreter.effects import CellEffect, GlobalEffect
-from kiln.capture.interpreter.frame import PUSH, SymbolicFrame
+from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind, function_expectation
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
     ClosureSource,
     DefaultSource,
-    DictAttrSource,
     GlobalSource,
-    ImportSource,
     ItemSource,
     MethodFuncSource,
     MethodSelfSource,
@@ -47,7 +46,9 @@ class Cell(Value):
 
     __slots__ = ("content", "name", "original")
 
-    def __init__(self, content: Value | None, source: Source | None = None, name: str = "", original: Any = None) -> None:
+    def __init__(
+        self, content: Value | None, source: Source | None = None, name: str = "", original: Any = None
+    ) -> None:
         self.content = content
         self.source = source
         self.name = name
@@ -85,7 +86,7 @@ class Cell(Value):
 class Namespace:
     """The globals of a function: what was loaded from them and what was stored."""
 
-    __slots__ = ("dictionary", "values", "root", "module")
+    __slots__ = ("dictionary", "module", "root", "values")
 
     def __init__(self, dictionary: dict[str, Any], root: bool) -> None:
         self.dictionary = dictionary
@@ -137,11 +138,13 @@ def namespace(s: Session, dictionary: dict[str, Any]) -> Namespace:
 class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
 
-    __slots__ = ("code", "namespace", "defaults", "kwdefaults", "cells", "original", "attrs", "_checked", "annotations")
+    __slots__ = ("_checked", "annotations", "attrs", "cells", "code", "defaults", "kwdefaults", "namespace", "original")
 
     inlines = True
 
-    def __init__(self, code: types.CodeType, space: Namespace, source: Source | None = None, original: Any = None) -> None:
+    def __init__(
+        self, code: types.CodeType, space: Namespace, source: Source | None = None, original: Any = None
+    ) -> None:
         self.code = code
         self.namespace = space
         self.source = source
@@ -183,7 +186,7 @@ class Function(Value):
             if handler is not None:
                 s.frame.direct = None
                 return handler(s, args, kwargs)
-            if DISABLED in original.__dict__ and original.__dict__[DISABLED]:
+            if original.__dict__.get(DISABLED):
                 raise DisabledCall(function=original.__qualname__)
         return inline(s, self, args, kwargs)
 
@@ -230,7 +233,7 @@ def handler_of(function: Any) -> Any:
 class BoundMethod(Value):
     """A method bound to its object."""
 
-    __slots__ = ("function", "self_", "original")
+    __slots__ = ("function", "original", "self_")
 
     inlines = True
 
@@ -270,7 +273,7 @@ class BoundMethod(Value):
 class Partial(Value):
     """functools.partial."""
 
-    __slots__ = ("function", "args", "kwargs")
+    __slots__ = ("args", "function", "kwargs")
 
     inlines = True
 
@@ -336,7 +339,9 @@ def bind(s: Session, function: Function, args: Args, kwargs: Kwargs) -> dict[str
     flags = code.co_flags
     if len(args) > count:
         if not flags & VARARGS:
-            raise s.error(TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given")
+            raise s.error(
+                TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given"
+            )
     rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
     if len(bound) < count + code.co_kwonlyargcount:
         _bind_defaults(s, function, bound)
@@ -378,6 +383,14 @@ def _bind_defaults(s: Session, function: Function, bound: dict[str, Value]) -> N
             bound[name] = function.kwdefaults[name]
         else:
             raise s.error(TypeError, f"{code.co_qualname}() missing 1 required positional argument: '{name}'")
+
+
+@wraps(Dispatcher)
+def wrap_dispatcher(s: Session, real: Any, source: Source | None) -> Value:
+    """A function that is compiled already is inlined like any other."""
+    if source is not None:
+        s.guard(source, GuardKind.IS, s.class_reference(real))
+    return wrap_function(s, real.function, None)
 
 
 @wraps(types.FunctionType)
@@ -425,11 +438,11 @@ def wrap_partial(s: Session, real: Any, source: Source | None) -> Value:
     part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
     args_source, keywords_source = part("args"), part("keywords")
     args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]
-    kwargs = {k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()}
+    kwargs = {
+        k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()
+    }
     if source is not None:
         s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
         s.guard(args_source, GuardKind.LENGTH, len(real.args))
         s.guard(keywords_source, GuardKind.DICT_KEYS, tuple(real.keywords))
     return Partial(s.wrap(real.func, part("func")), args, kwargs, source)
-
-

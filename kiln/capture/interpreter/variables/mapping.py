@@ -1,8 +1,8 @@
 """Dicts and sets, and iteration over them.
 
-    cfg["size"]       a dict from outside: only that item is wrapped, its path says that it exists
-    "x" in cfg        present: the path; absent: a guard that the key is absent
-    for k in cfg      all keys, in order, are guarded
+cfg["size"]       a dict from outside: only that item is wrapped, its path says that it exists
+"x" in cfg        present: the path; absent: a guard that the key is absent
+for k in cfg      all keys, in order, are guarded
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kiln.runtime.guards.source import ItemSource, KeysSource, Source
 class Dict(Value):
     """A dict. `_items` maps key tokens to (key, value) once all of it is known; `_found` holds single items until then."""
 
-    __slots__ = ("cls", "_items", "_found", "original", "factory")
+    __slots__ = ("_found", "_items", "cls", "factory", "original")
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ def dict_get(real: Any, token: Any) -> Any:
 class Set(Value):
     """A set or frozenset made in the frame or found outside."""
 
-    __slots__ = ("cls", "_items", "original")
+    __slots__ = ("_items", "cls", "original")
 
     def __init__(
         self, items: dict[Any, Value] | None, cls: type = set, source: Source | None = None, original: Any = None

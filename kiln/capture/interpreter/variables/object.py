@@ -14,7 +14,7 @@ import types
 from collections import OrderedDict
 from typing import Any
 
-from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedValue
+from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import MISSING, Args, Codegen, Kwargs, Session, Value
 from kiln.capture.interpreter.effects import attribute_set
 from kiln.capture.interpreter.frame import Discard
@@ -31,10 +31,14 @@ GETSET = types.GetSetDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 
+MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
+"""What a `__call__` may be that is called as a value of its own."""
+
+
 class Object(Value):
     """An instance of a class; `original` is the object from outside, MISSING for one made here."""
 
-    __slots__ = ("cls", "attrs", "original", "native")
+    __slots__ = ("attrs", "cls", "native", "original")
 
     inlines = True
 
@@ -83,7 +87,11 @@ class Object(Value):
     def set_attr(self, s: Session, name: str, value: Value | None) -> None:
         special = "__setattr__" if value is not None else "__delattr__"
         found = s.lookup(self.cls, special)
-        if found is not None and isinstance(found[1], types.FunctionType) and not s.hooks.plain_setattr(self, name, value):
+        if (
+            found is not None
+            and isinstance(found[1], types.FunctionType)
+            and not s.hooks.plain_setattr(self, name, value)
+        ):
             if s.frame.direct is not None:
                 s.frame.direct = Discard(None)
             s.class_attr(self, special, found[1]).call(s, [self, s.const(name), *([value] if value else [])], {})
@@ -121,6 +129,9 @@ class Object(Value):
         return super().torch_arg(s)
 
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        found = s.lookup(self.cls, "__call__")
+        if found is not None and type(found[1]) not in MODELLED_CALLS:
+            raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not modelled")
         return s.call_special(self, "__call__", args, kwargs)
 
     def emit_contents(self, g: Codegen) -> None:

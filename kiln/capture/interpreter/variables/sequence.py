@@ -1,7 +1,7 @@
 """Tuples, lists, named tuples, torch.Size, slices, and their iterators.
 
-    x.shape[0]        Tuple of Size, item 0
-    out.append(y)     a List made here: only its items change; one from outside: an effect too
+x.shape[0]        Tuple of Size, item 0
+out.append(y)     a List made here: only its items change; one from outside: an effect too
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from kiln.runtime.guards.source import ItemSource, Source
 class Sequence(Value):
     """A tuple or list whose items are values; one from outside is wrapped when first looked at."""
 
-    __slots__ = ("cls", "_items", "original")
+    __slots__ = ("_items", "cls", "original")
 
-    def __init__(self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None) -> None:
+    def __init__(
+        self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None
+    ) -> None:
         self._items = items
         self.cls = cls
         self.source = source
@@ -45,7 +47,9 @@ class Sequence(Value):
         source = self.source
         return [
             s.wrap(item, ItemSource(source, index) if source is not None else None)
-            for index, item in enumerate(tuple.__iter__(self.original) if isinstance(self.original, tuple) else list.__iter__(self.original))
+            for index, item in enumerate(
+                tuple.__iter__(self.original) if isinstance(self.original, tuple) else list.__iter__(self.original)
+            )
         ]
 
     def torch_arg(self, s: Session) -> Any:
@@ -186,7 +190,7 @@ class List(Sequence):
 class SequenceIterator(Value):
     """An iterator over a tuple or list; sees items that are appended meanwhile, as Python's does."""
 
-    __slots__ = ("sequence", "index")
+    __slots__ = ("index", "sequence")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence

@@ -1,8 +1,8 @@
 """Tensors and symbolic numbers, and how a torch call is recorded.
 
-    x.sum(dim=1)     recorder.call("sum", (fake,), {"dim": 1})  ->  Tensor
-    x.shape          metadata of the fake, no torch call        ->  Tuple
-    x.item()         asks for the value                         ->  graph break
+x.sum(dim=1)     recorder.call("sum", (fake,), {"dim": 1})  ->  Tensor
+x.shape          metadata of the fake, no torch call        ->  Tuple
+x.item()         asks for the value                         ->  graph break
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ from kiln.capture.interpreter.core import (
 from kiln.runtime.guards.source import DictAttrSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
-    "shape dtype device ndim requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mkldnn layout "
-    "is_leaf itemsize nbytes is_xpu is_mps is_vulkan is_sparse_csr is_ort is_xla is_inference names".split()
+    ["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "layout", "is_leaf", "itemsize", "nbytes", "is_xpu", "is_mps", "is_vulkan", "is_sparse_csr", "is_ort", "is_xla", "is_inference", "names"]
 )
 METADATA_METHODS = frozenset(
-    "size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous element_size "
-    "storage_offset get_device is_signed is_conj is_neg is_inference has_names __len__".split()
+    ["size", "dim", "stride", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset", "get_device", "is_signed", "is_conj", "is_neg", "is_inference", "has_names", "__len__"]
 )
-RECORDED_ATTRIBUTES = frozenset("T mT H mH real imag grad data".split())
+RECORDED_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "grad", "data"])
 VALUE_METHODS = frozenset(
-    "item tolist numpy __bool__ __int__ __float__ __index__ __array__ data_ptr __complex__ untyped_storage storage".split()
+    ["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "data_ptr", "__complex__", "untyped_storage", "storage"]
 )
 
 
@@ -112,7 +110,7 @@ class Tensor(Value):
 class TensorMethod(Value):
     """A bound method of a tensor."""
 
-    __slots__ = ("tensor", "name")
+    __slots__ = ("name", "tensor")
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.tensor = tensor
@@ -126,7 +124,9 @@ class TensorMethod(Value):
         name = self.name
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
-            return s.wrap(getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None)
+            return s.wrap(
+                getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None
+            )
         if name in VALUE_METHODS:
             raise DataDependentValue(operation=f"Tensor.{name}")
         return s.record(name, [self.tensor, *args], kwargs)
@@ -219,10 +219,14 @@ def input_name(s: Session, source: Source) -> str:
     if isinstance(source, LocalSource):
         base = source.name
     else:
-        base = "_".join(part for part in "".join(c if c.isalnum() or c == "_" else " " for c in source.text()).split() if part not in NOISE)
+        base = "_".join(
+            part
+            for part in "".join(c if c.isalnum() or c == "_" else " " for c in source.text()).split()
+            if part not in NOISE
+        )
     taken: dict[str, int] = s.state.setdefault("input_names", {})
     taken[base] = taken.get(base, -1) + 1
     return f"{base}_{taken[base]}" if taken[base] else base
 
 
-NOISE = frozenset("__dict__ _parameters _modules _buffers".split())
+NOISE = frozenset(["__dict__", "_parameters", "_modules", "_buffers"])
