@@ -1,0 +1,105 @@
+"""A compiled module is the original in everything but speed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.second = nn.Linear(16, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.dropout(torch.relu(self.first(x)))) * self.scale
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net().eval()
+
+
+def test_same_values_and_gradients(net: Net) -> None:
+    compiled, x = kiln.compile(net, fullgraph=True), torch.randn(3, 8)
+    torch.testing.assert_close(compiled(x), net(x))
+    net(x).sum().backward()
+    expected = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad()
+    compiled(x).sum().backward()
+    for parameter, grad in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
+def test_identity(net: Net) -> None:
+    compiled = kiln.compile(net)
+    assert isinstance(compiled, Net)
+    assert compiled.first.weight is net.first.weight
+    assert list(compiled.state_dict()) == list(net.state_dict())
+    compiled.scale = 3.0
+    assert net.scale == 3.0
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_training_mode_is_shared(net: Net) -> None:
+    compiled, x = kiln.compile(net), torch.randn(64, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+        net.train()
+        assert compiled.training
+        assert not torch.equal(compiled(x), compiled(x))
+        compiled.eval()
+        torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_hooks(net: Net) -> None:
+    compiled, x = kiln.compile(net), torch.randn(3, 8)
+    torch.testing.assert_close(compiled(x), net(x))
+    handle = net.first.register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(compiled(x), net(x))
+    handle.remove()
+    torch.testing.assert_close(compiled(x), net(x))
+    whole = compiled.register_forward_hook(lambda module, args, output: output + 1)
+    torch.testing.assert_close(compiled(x), net(x))
+    whole.remove()
+
+
+def test_pickle_gives_the_original(net: Net) -> None:
+    loaded: Any = pickle.loads(pickle.dumps(kiln.compile(net)))
+    assert type(loaded) is Net
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(loaded(x), net(x))
+
+
+def test_deepcopy_is_compiled_and_independent(net: Net) -> None:
+    compiled = kiln.compile(net)
+    other, x = copy.deepcopy(compiled), torch.randn(3, 8)
+    assert type(other) is not Net
+    assert other.first.weight is not net.first.weight
+    with torch.no_grad():
+        other.first.weight.zero_()
+    torch.testing.assert_close(compiled(x), net(x))
+    assert not torch.allclose(other(x), net(x))
+
+
+def test_changed_parameters_are_used(net: Net) -> None:
+    compiled, x = kiln.compile(net), torch.randn(3, 8)
+    compiled(x)
+    with torch.no_grad():
+        net.second.weight.mul_(2)
+    torch.testing.assert_close(compiled(x), net(x))
+    net.second.weight = nn.Parameter(torch.zeros(4, 16))
+    torch.testing.assert_close(compiled(x), net(x))
+    net.second = nn.Linear(16, 5).eval()
+    torch.testing.assert_close(compiled(x), net(x))
