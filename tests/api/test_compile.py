@@ -131,7 +131,7 @@ def test_fullgraph_raises_at_a_break() -> None:
     def branches(x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x - 1
 
-    with pytest.raises(KilnError, match="(?s)KILN1007.*test_compile.py"):
+    with pytest.raises(KilnError, match=r"(?s)KILN1007.*test_compile\.py"):
         branches(torch.randn(3))
 
 
