@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,25 +22,15 @@ class BackendGaveNothing(KilnError):
 
 
 def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Callable[..., tuple[Any, ...]]:
-    """The region as `backend` compiled it: takes all inputs of the trace, hands over those that the graph uses."""
+    """The region as `backend` compiled it. Its inputs are the placeholders of the torch-level graph."""
     context.events.emit("region")
-    module, used = trace.torch_graph()
+    module = trace.torch_graph()
+    placeholders = {node.target for node in module.graph.nodes if node.op == "placeholder"}
+    for record in trace.inputs:
+        record.used = record.name in placeholders
     context.dump.write("torch_graph", lambda: module.print_readable(print_output=False))
     with context.events.stage("backend"):
-        compiled = backend(module, [trace.inputs[place].real for place in used])
+        compiled = backend(module, [record.real for record in trace.used_inputs])
     if not callable(compiled):
         raise BackendGaveNothing(backend=getattr(backend, "__name__", backend), value=compiled)
-    return select_inputs(compiled, used, len(trace.inputs))
-
-
-def select_inputs(compiled: Callable[..., Any], used: Sequence[int], count: int) -> Callable[..., tuple[Any, ...]]:
-    """`compiled` as a function of all `count` inputs."""
-    if list(used) == list(range(count)):
-        return compiled
-    if len(used) == 1:
-        place = used[0]
-        return lambda *inputs: compiled(inputs[place])
-    if not used:
-        return lambda *inputs: compiled()
-    pick = itemgetter(*used)
-    return lambda *inputs: compiled(*pick(inputs))
+    return compiled

@@ -16,18 +16,21 @@ from types import FunctionType
 from typing import Any, final
 from weakref import WeakSet
 
-from kiln.capture.interpreter import Capture, capture_frame
+from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.trace import Recorder, Trace
-from kiln.native._frames import Dispatcher, Entry
+from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import Region, compile_region
 from kiln.pipeline.sizes import SizeHistory
+from kiln.runtime.guards import build_tree
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
+from kiln.symbolic import ShapeEnv
+from kiln.symbolic.reference import prove
 
 
 class TooManyVariants(KilnError):
@@ -90,7 +93,7 @@ class Session:
             except KilnError as problem:
                 entry = self._run_eager(dispatcher, problem)
             except Exception as fault:
-                problem = InternalFault(stage=self.events.failed_stage(), problem=_last_line(fault))
+                problem = InternalFault(stage=self.events.failed_stage, problem=_last_line(fault))
                 entry = self._run_eager(dispatcher, problem, cause=fault)
             if entry is not None:
                 dispatcher.set_entries([*dispatcher.entries, entry])
@@ -107,7 +110,16 @@ class Session:
             )
         self.events.emit("compile", function=function.__qualname__)
         capture = self._capture(function, arguments)
-        return capture.entry
+        if capture.function is None:
+            assert capture.skipped is not None
+            raise capture.skipped
+        if capture.breaks and self.settings.fullgraph:
+            raise capture.breaks[0]
+        with self.events.stage("guards"):
+            tree = build_tree(capture.guards, collect=capture.collect, function=function)
+        self.events.emit("guards", count=len(capture.guards))
+        run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
+        return Entry(tree, run, capture)
 
     def _capture(self, function: FunctionType, arguments: Mapping[str, Any]) -> Capture:
         """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""
@@ -130,22 +142,26 @@ class Session:
                 return run_backend(self.settings.backend, trace, context)
             return compile_region(recorder, trace, context)
 
-        with self.events.stage("capture"):
-            return capture_frame(
-                function,
-                arguments,
-                compile_region=compile_trace,
-                dispatcher=self.dispatcher,
-                sizes=self.sizes,
-                events=self.events,
-                dump=dump,
-                is_compiling=is_compiling,
-                fullgraph=self.settings.fullgraph,
-            )
+        return capture_frame(
+            function,
+            arguments,
+            compile_region=compile_trace,
+            recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=self.events),
+            events=self.events,
+            make_resume=self.dispatcher,
+            dims=self.sizes.dims,
+            is_compiling=is_compiling,
+        )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:
-        entry = dispatcher.entries[-1]
-        return f"the last variant asks for {entry.info}" if entry.info else "its guards differ"
+        """What the last variant asked for and did not find."""
+        entry, function = dispatcher.entries[-1], dispatcher.function
+        values = [arguments[name] for name in arguments]
+        failed = entry.tree.explain(values, function.__globals__, function.__closure__) if entry.tree else None
+        if failed is None:
+            return "its guards differ"
+        index, actual = failed
+        return f"the last variant asks that {entry.info.guards[index].text()}, and found {actual}"
 
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """Publish a variant without guards that is the original function."""

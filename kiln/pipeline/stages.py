@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from kiln.graph.ir import Graph, graph_text
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
 from kiln.loops.codegen import write_plan
-from kiln.loops.ir import program_text, scheduled_text
+from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
-from kiln.loops.schedule import schedule
+from kiln.loops.schedule.schedule import schedule
 from kiln.pipeline.context import CompileContext
 from kiln.runtime.plan import Plan
 from kiln.runtime.plan_text import plan_text

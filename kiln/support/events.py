@@ -39,6 +39,8 @@ class EventSink:
         self.events: deque[Event] = deque(maxlen=capacity)
         self._listeners: tuple[Listener, ...] = ()
         self._stages: list[str] = []
+        self.failed_stage = ""
+        """The innermost stage that an exception left last."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` for every later event; the result stops it."""
@@ -58,8 +60,12 @@ class EventSink:
         """Everything emitted inside belongs to stage `name`; its wall time is recorded at the end."""
         start = time.perf_counter()
         self._stages.append(name)
+        self.failed_stage = ""
         try:
             yield
+        except BaseException:
+            self.failed_stage = self.failed_stage or name
+            raise
         finally:
             self._stages.pop()
             self._record(Event("stage", name, time.time(), data, time.perf_counter() - start))
