@@ -15,7 +15,7 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
-from kiln.loops.codegen import write_plan
+from kiln.loops.codegen.plan_writer import write_plan
 from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule
@@ -39,7 +39,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, context: run_passes(graph, context.events),                 graph_text),
     Stage("lowering", lambda graph, context: lower(graph, context.target, context.events),      program_text),
     Stage("schedule", lambda loops, context: schedule(loops, context.target, context.events),   scheduled_text),
-    Stage("plan",     lambda kernels, context: write_plan(kernels, context.target),             plan_text),
+    Stage("plan",     lambda kernels, context: write_plan(kernels, write_kernel),             plan_text),
 )
 # fmt: on
 

@@ -1,0 +1,276 @@
+"""Scheduled kernels and calls become the steps of a plan.
+
+    allocate b0: f32[s0, 768]                      %2 = allocate f32[s0, 768]
+    launch add_norm(a0, a1 -> b0) [n0 = s0]   =>   launch k_3f1c(%0, %1, %2; s0) over s0
+    b1 = extern aten.mm.default(b0, a2)            %3 = aten.mm.default(%2, %1) -> f32[s0, 768]
+    return b1                                      return %3
+
+Every buffer gets a slot. A view that an extern call reads becomes a `View` step, made once. Symbols are bound to the
+first input that shows them plainly. Kernels are printed by the function handed in, each distinct kernel once.
+Needs: the schedule's allocations and frees; symbols of sizes bare in some input.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.codegen.units import launch_units
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
+from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.runtime.plan import (
+    Allocate,
+    BufferSpec,
+    CallAten,
+    Check,
+    Constant,
+    Copy,
+    Free,
+    HostRead,
+    Kernel,
+    Launch,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    RandomSeed,
+    Ref,
+    Slot,
+    Step,
+    SymbolBinding,
+    View,
+)
+from kiln.support.errors import KilnError
+from kiln.symbolic import Int, Symbol
+
+KernelWriter = Callable[[KernelIR], Kernel]
+
+
+class UnboundSymbol(KilnError):
+    code = "KILN3301"
+    what = "the size `{symbol}` stands alone in no input of the region"
+    why = "the plan would not know its value at run time"
+    try_ = ("report this with KILN_DUMP: a compiler fault",)
+
+
+def write_plan(program: ScheduledProgram, write_kernel: KernelWriter) -> Plan:
+    """The plan of `program`."""
+    return _PlanWriter(program, write_kernel).plan()
+
+
+def buffer_spec(spec: TensorSpec) -> BufferSpec:
+    return BufferSpec(spec.dtype, spec.sizes, spec.strides, spec.offset, spec.device)
+
+
+@final
+class _PlanWriter:
+    def __init__(self, program: ScheduledProgram, write_kernel: KernelWriter) -> None:
+        self.program, self.write_kernel = program, write_kernel
+        self.slots: dict[str, Slot] = {}
+        self.specs: dict[str, TensorSpec] = {}
+        self.views: dict[tuple[str, TensorSpec], Slot] = {}
+        self.kernels: dict[int, Kernel] = {}
+        self.steps: list[Step] = []
+        self.num_slots = len(program.inputs)
+        self.host_reads: list[SymbolBinding] = []
+        self.constants: list[str] = []
+
+    def plan(self) -> Plan:
+        program = self.program
+        inputs = tuple(self._input(slot, one) for slot, one in enumerate(program.inputs))
+        for buffer, key in program.constants:
+            self.steps.append(Constant(self._slot(buffer), len(self.constants)))
+            self.constants.append(key)
+        allocations = defaultdict(list)
+        for one in program.allocations:
+            allocations[one.before].append(one)
+        for place, step in enumerate(program.steps):
+            for one in allocations[place]:
+                reuse = None if one.reuse is None else self.slots[one.reuse]
+                self.steps.append(Allocate(self._slot(one.buffer), buffer_spec(one.buffer.spec), reuse))
+            if isinstance(step, ScheduledLaunch):
+                self._launch(step)
+            else:
+                self._extern(step)
+            self._free(program.frees[place])
+        for target, source in program.writes:
+            self.steps.append(Copy(self.slots[target], self.slots[source]))
+        mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
+        outputs = tuple(self._output(one) for one in program.outputs)
+        bindings = (*self._bindings(), *self.host_reads)
+        self._check_bound(bindings)
+        kernels = {kernel.symbol: kernel for kernel in self.kernels.values()}
+        return Plan(
+            program.name,
+            inputs,
+            bindings,
+            tuple(self.steps),
+            outputs,
+            tuple(kernels.values()),
+            self.num_slots,
+            tuple(self.constants),
+            mutated,
+        )
+
+    # Values.
+
+    def _input(self, slot: Slot, one: Buffer | Symbol) -> PlanInput:
+        if isinstance(one, Symbol):
+            return PlanInput(one.name, None, "int")
+        self.slots[one.name], self.specs[one.name] = slot, one.spec
+        return PlanInput(one.name, buffer_spec(one.spec))
+
+    def _slot(self, buffer: Buffer) -> Slot:
+        """The slot of a buffer, made at its first mention."""
+        found = self.slots.get(buffer.name)
+        if found is None:
+            found = self.slots[buffer.name] = self._new_slot()
+            self.specs[buffer.name] = buffer.spec
+        return found
+
+    def _new_slot(self) -> Slot:
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def _view(self, name: str, spec: TensorSpec | None) -> Slot:
+        """The slot of buffer `name` read as `spec`."""
+        if spec is None or spec == self.specs[name]:
+            return self.slots[name]
+        found = self.views.get((name, spec))
+        if found is None:
+            found = self.views[name, spec] = self._new_slot()
+            self.steps.append(View(found, self.slots[name], buffer_spec(spec)))
+        return found
+
+    def _free(self, names: Sequence[str]) -> None:
+        """Free buffers together with the views made of them."""
+        slots = [self.slots[name] for name in names if name in self.slots]
+        for name, spec in [key for key in self.views if key[0] in names]:
+            slots.append(self.views.pop((name, spec)))
+        if slots:
+            self.steps.append(Free(tuple(slots)))
+
+    # Steps.
+
+    def _launch(self, step: ScheduledLaunch) -> None:
+        ir = step.kernel
+        kernel = self.kernels.get(id(ir))
+        if kernel is None:
+            kernel = self.kernels[id(ir)] = self.write_kernel(ir)
+        sizes = {symbol: value for symbol, value in zip(ir.ints, step.ints, strict=True) if isinstance(symbol, Symbol)}
+        self.steps.append(
+            Launch(
+                kernel.symbol,
+                tuple(self.slots[name] for name in step.args),
+                step.ints,
+                (),
+                _substitute(launch_units(ir), sizes),
+                _substitute(ir.grain, sizes),
+                origin=step.origin or ir.origin,
+            )
+        )
+
+    def _extern(self, step: Extern) -> None:
+        special = SPECIAL.get(step.target)
+        if special is not None:
+            special(self, step)
+            return
+        args = tuple(self._argument(value) for value in step.args)
+        kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
+        outs = tuple(None if out is None else self._slot(out) for out in step.outs)
+        specs = tuple(None if out is None else buffer_spec(out.spec) for out in step.outs)
+        self.steps.append(CallAten(step.target, args, kwargs, outs, specs, step.origin))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, BufferArg):
+            return Ref(self._view(value.name, value.spec))
+        if isinstance(value, (tuple, list)):
+            return tuple(self._argument(one) for one in value)
+        return value
+
+    # Ends.
+
+    def _output(self, one: LoopOutput) -> PlanOutput:
+        view = None if one.view is None else buffer_spec(one.view)
+        if one.alias_input is not None or one.alias_output is not None:
+            return PlanOutput(alias_input=one.alias_input, alias_output=one.alias_output, view=view)
+        if one.buffer is None:
+            return PlanOutput(value=one.value)
+        return PlanOutput(slot=self._view(one.buffer, one.view))
+
+    def _bindings(self) -> Iterator[SymbolBinding]:
+        """Each symbol at the first input that shows it plainly: a scalar, a size, a stride, the offset."""
+        bound: set[Symbol] = set()
+        for binding in self._candidates():
+            name = binding[0]
+            if name not in bound:
+                bound.add(name)
+                yield SymbolBinding(name.name, *binding[1:])
+
+    def _candidates(self) -> Iterator[tuple[Any, ...]]:
+        for slot, one in enumerate(self.program.inputs):
+            if isinstance(one, Symbol):
+                yield one, "scalar", slot
+        for kind, values in (("size", "sizes"), ("stride", "strides")):
+            for slot, one in enumerate(self.program.inputs):
+                if isinstance(one, Buffer):
+                    for dim, value in enumerate(getattr(one.spec, values)):
+                        if isinstance(value, Symbol):
+                            yield value, kind, slot, dim
+        for slot, one in enumerate(self.program.inputs):
+            if isinstance(one, Buffer) and isinstance(one.spec.offset, Symbol):
+                yield one.spec.offset, "offset", slot
+
+    def _check_bound(self, bindings: Sequence[SymbolBinding]) -> None:
+        known = {binding.name for binding in bindings}
+        for spec in self.specs.values():
+            for value in (*spec.sizes, *spec.strides, spec.offset):
+                for symbol in () if isinstance(value, int) else value.free_symbols():
+                    if symbol.name not in known:
+                        raise UnboundSymbol(symbol=symbol)
+
+
+def _substitute(value: Int, sizes: dict[Symbol, Int]) -> Int:
+    return value if isinstance(value, int) else value.substitute(sizes)
+
+
+# ------------------------------------------------------------------------------------------------ targets of our own
+
+
+def _empty(writer: _PlanWriter, step: Extern) -> None:
+    """Fresh memory; the schedule may have allocated it already."""
+    out = step.outs[0]
+    assert out is not None
+    if out.name not in writer.slots:
+        writer.steps.append(Allocate(writer._slot(out), buffer_spec(out.spec)))
+
+
+def _random_seed(writer: _PlanWriter, step: Extern) -> None:
+    out = step.outs[0]
+    assert out is not None
+    device, increment = step.args
+    writer.steps.append(RandomSeed(writer._slot(out), device, increment))
+
+
+def _assert(writer: _PlanWriter, step: Extern) -> None:
+    condition, message = step.args
+    writer.steps.append(Check(None, writer._view(condition.name, condition.spec), message))
+
+
+def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
+    source, kind, symbol = step.args
+    name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
+    writer.host_reads.append(SymbolBinding(name, "unbacked", -1))
+    writer.steps.append(HostRead(name, writer._view(source.name, source.spec), kind))
+
+
+SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
+    "kiln.empty": _empty,
+    "kiln.random_seed": _random_seed,
+    "kiln.assert": _assert,
+    "kiln.local_scalar": _local_scalar,
+}
+"""Targets of extern steps that are no ATen overloads -> how they are written."""
