@@ -29,7 +29,17 @@ TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in
 """The table of each CPython version that Kiln knows."""
 
 JUMPS = frozenset(
-    ["JUMP", "FOR_ITER", "SEND", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"]
+    [
+        "JUMP",
+        "FOR_ITER",
+        "SEND",
+        "JUMP_IF_TRUE_OR_POP",
+        "JUMP_IF_FALSE_OR_POP",
+        "POP_JUMP_IF_TRUE",
+        "POP_JUMP_IF_FALSE",
+        "POP_JUMP_IF_NONE",
+        "POP_JUMP_IF_NOT_NONE",
+    ]
 )
 ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"])
 """Instructions after which the next one is not reached."""

@@ -17,7 +17,6 @@ from typing import Any, final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, arguments_of
-from kiln.capture.interpreter import builtins, opcodes
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
     Raised,
@@ -25,12 +24,14 @@ from kiln.capture.interpreter.breaks import (
     SkippedCode,
     SkippedFrame,
 )
+from kiln.capture.interpreter.builtins import context, functions, methods
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.variables import constant, iterators, mapping, module, sequence, tensor
+from kiln.capture.interpreter.opcodes import build, control, operators, stack
+from kiln.capture.interpreter.variables import builtin, classes, constant, iterators, mapping, module, sequence, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import Cell, namespace
 from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, tensor_expectation
@@ -38,7 +39,10 @@ from kiln.runtime.guards.source import CellSource, LocalSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 
-__all__ = ["Capture", "Region", "builtins", "capture_frame", "opcodes"]
+__all__ = ["Capture", "Region", "capture_frame"]
+
+REGISTERED = (builtin, classes, context, functions, methods, build, control, operators, stack)
+"""Modules whose import fills the tables of handlers."""
 
 MAX_RESTARTS = 32
 GENERATOR = 0x20 | 0x80 | 0x200

@@ -30,23 +30,54 @@ MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
 
 CONDITIONAL = frozenset(["POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"])
 OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
-NEEDS_GLOBALS = frozenset(["LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "STORE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "LOAD_BUILD_CLASS"])
+NEEDS_GLOBALS = frozenset(
+    ["LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "STORE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "LOAD_BUILD_CLASS"]
+)
 
 POPS: dict[str, Callable[[int], int]] = {
     **dict.fromkeys(["LOAD_GLOBAL", "LOAD_GLOBAL_CALL"], lambda n: 0),
     **dict.fromkeys(
-        ["UNARY_NOT", "UNARY_NEGATIVE", "UNARY_INVERT", "LOAD_ATTR", "LOAD_METHOD", "DELETE_ATTR", "GET_ITER", "FOR_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "IMPORT_FROM", "BEFORE_WITH", "STORE_GLOBAL", "INTRINSIC", "GET_YIELD_FROM_ITER", "GET_LEN"],
+        [
+            "UNARY_NOT",
+            "UNARY_NEGATIVE",
+            "UNARY_INVERT",
+            "LOAD_ATTR",
+            "LOAD_METHOD",
+            "DELETE_ATTR",
+            "GET_ITER",
+            "FOR_ITER",
+            "UNPACK_SEQUENCE",
+            "UNPACK_EX",
+            "IMPORT_FROM",
+            "BEFORE_WITH",
+            "STORE_GLOBAL",
+            "INTRINSIC",
+            "GET_YIELD_FROM_ITER",
+            "GET_LEN",
+        ],
         lambda n: 1,
     ),
     **dict.fromkeys((*CONDITIONAL, *OR_POP), lambda n: 1),
     **dict.fromkeys(
-        ["BINARY_OP", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "IMPORT_NAME", "CHECK_EXC_MATCH"],
+        [
+            "BINARY_OP",
+            "COMPARE_OP",
+            "IS_OP",
+            "CONTAINS_OP",
+            "BINARY_SUBSCR",
+            "DELETE_SUBSCR",
+            "STORE_ATTR",
+            "IMPORT_NAME",
+            "CHECK_EXC_MATCH",
+        ],
         lambda n: 2,
     ),
     **dict.fromkeys(["STORE_SUBSCR", "BINARY_SLICE", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"], lambda n: 3),
     "STORE_SLICE": lambda n: 4,
     "WITH_EXCEPT_START": lambda n: 4,
-    **dict.fromkeys(["BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE", "RAISE_VARARGS"], lambda n: n),
+    **dict.fromkeys(
+        ["BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE", "RAISE_VARARGS"], lambda n: n
+    ),
     "BUILD_MAP": lambda n: 2 * n,
     "BUILD_CONST_KEY_MAP": lambda n: n + 1,
     "CALL": lambda n: n + 2,

@@ -28,7 +28,21 @@ PURE_FUNCTIONS: tuple[Any, ...] = (
     *(math.sqrt, operator.index, itertools.count),
 )
 WORLD_MODULES = frozenset(
-    ["time", "posix", "_random", "random", "_io", "sys", "_thread", "select", "socket", "_socket", "builtins.open", "signal", "gc"]
+    [
+        "time",
+        "posix",
+        "_random",
+        "random",
+        "_io",
+        "sys",
+        "_thread",
+        "select",
+        "socket",
+        "_socket",
+        "builtins.open",
+        "signal",
+        "gc",
+    ]
 )
 
 _PURE = frozenset(id(one) for one in PURE_FUNCTIONS)

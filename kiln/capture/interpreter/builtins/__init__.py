@@ -1,7 +1,1 @@
-"""Handlers of builtin callables; importing the package registers them all."""
-
-from __future__ import annotations
-
-from kiln.capture.interpreter.builtins import functions, methods, torch_functions
-
-__all__ = ["functions", "methods", "torch_functions"]
+"""Handlers of builtin callables; `capture.py` imports every module, which registers them."""

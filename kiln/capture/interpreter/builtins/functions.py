@@ -440,7 +440,25 @@ def vars_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_attr(s, "__dict__")
 
 
-for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift", "iadd", "isub", "imul", "itruediv"]:
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+]:
 
     @handles(getattr(operator, _name))
     def _operator(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008

@@ -140,8 +140,7 @@ def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
     if (
         new is None
         or new[1] is object.__new__
-        or (handler_of(new[1]) is None
-        and type(new[1]) is types.BuiltinFunctionType)
+        or (handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType)
     ):
         if not can_be_bare(cls):
             raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")

@@ -22,7 +22,7 @@ from kiln.runtime.guards.source import ItemSource, KeysSource, Source
 
 @final
 class Dict(Value):
-    """A dict. `_items` maps key tokens to (key, value) once all of it is known; `_found` holds single items until then."""
+    """A dict. `_items` maps key tokens to (key, value) once all is known; `_found` holds single items until then."""
 
     __slots__ = ("_found", "_items", "cls", "factory", "original")
 

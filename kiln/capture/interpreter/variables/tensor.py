@@ -29,14 +29,100 @@ from kiln.capture.interpreter.core import (
 from kiln.runtime.guards.source import DictAttrSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
-    ["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "layout", "is_leaf", "itemsize", "nbytes", "is_xpu", "is_mps", "is_vulkan", "is_sparse_csr", "is_ort", "is_xla", "is_inference", "names"]
+    (
+        *(
+            "shape",
+            "dtype",
+            "device",
+            "ndim",
+            "requires_grad",
+            "is_cuda",
+            "is_cpu",
+            "is_meta",
+            "is_sparse",
+        ),
+        *(
+            "is_quantized",
+            "is_nested",
+            "is_mkldnn",
+            "layout",
+            "is_leaf",
+            "itemsize",
+            "nbytes",
+            "is_xpu",
+        ),
+        *(
+            "is_mps",
+            "is_vulkan",
+            "is_sparse_csr",
+            "is_ort",
+            "is_xla",
+            "is_inference",
+            "names",
+        ),
+    )
 )
 METADATA_METHODS = frozenset(
-    ["size", "dim", "stride", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset", "get_device", "is_signed", "is_conj", "is_neg", "is_inference", "has_names", "__len__"]
+    (
+        *(
+            "size",
+            "dim",
+            "stride",
+            "numel",
+            "nelement",
+            "ndimension",
+            "is_floating_point",
+            "is_complex",
+        ),
+        *(
+            "is_contiguous",
+            "element_size",
+            "storage_offset",
+            "get_device",
+            "is_signed",
+            "is_conj",
+            "is_neg",
+        ),
+        *(
+            "is_inference",
+            "has_names",
+            "__len__",
+        ),
+    )
 )
-RECORDED_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "grad", "data"])
+RECORDED_ATTRIBUTES = frozenset(
+    (
+        *(
+            "T",
+            "mT",
+            "H",
+            "mH",
+            "real",
+            "imag",
+            "grad",
+            "data",
+        ),
+    )
+)
 VALUE_METHODS = frozenset(
-    ["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "data_ptr", "__complex__", "untyped_storage", "storage"]
+    (
+        *(
+            "item",
+            "tolist",
+            "numpy",
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__index__",
+            "__array__",
+            "data_ptr",
+        ),
+        *(
+            "__complex__",
+            "untyped_storage",
+            "storage",
+        ),
+    )
 )
 
 
@@ -229,4 +315,13 @@ def input_name(s: Session, source: Source) -> str:
     return f"{base}_{taken[base]}" if taken[base] else base
 
 
-NOISE = frozenset(["__dict__", "_parameters", "_modules", "_buffers"])
+NOISE = frozenset(
+    (
+        *(
+            "__dict__",
+            "_parameters",
+            "_modules",
+            "_buffers",
+        ),
+    )
+)

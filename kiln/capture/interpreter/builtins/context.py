@@ -1,0 +1,93 @@
+"""Context variables: `set` in the frame is undone by `reset` in the frame, or is an effect.
+
+token = VAR.set(x)        the transformed code sets it only if a break or the end comes before the reset
+VAR.get()                 what was set in the frame; a value from before cannot be guarded and breaks
+VAR.reset(token)
+"""
+
+from __future__ import annotations
+
+import contextvars
+from dataclasses import dataclass
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.variables.constant import Constant
+
+
+@final
+class Token(Value):
+    """What `set` returned; building it is doing the `set`."""
+
+    __slots__ = ("before", "content", "variable")
+
+    def __init__(self, variable: Any, content: Value, before: Token | None) -> None:
+        self.variable = variable
+        self.content = content
+        self.before = before
+        self.source = None
+
+    def python_type(self) -> type:
+        return contextvars.Token
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def emit(self, g: Codegen) -> None:
+        if self.before is not None:
+            g.emit(self.before)
+            g.op("POP_TOP")
+        g.const(self.variable.set)
+        g.emit(self.content)
+        g.call(1)
+        g.remember(self)
+
+
+@final
+@dataclass(frozen=True)
+class ContextEffect:
+    """The variable stays set."""
+
+    token: Token
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.token)
+        g.op("POP_TOP")
+
+
+def current(s: Session, variable: Any) -> Token | None:
+    effect: Any = s.effects.get(("context", id(variable)))
+    return effect.token if effect is not None else None
+
+
+def variable_of(args: Args) -> Any:
+    return args[0].real()
+
+
+@handles(contextvars.ContextVar.set)
+def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    variable = variable_of(args)
+    token = Token(variable, args[1], current(s, variable))
+    s.effects[("context", id(variable))] = ContextEffect(token)
+    return token
+
+
+@handles(contextvars.ContextVar.get)
+def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    token = current(s, variable_of(args))
+    if token is None:
+        raise UnsupportedCall(function="ContextVar.get", why="its value from before the frame cannot be guarded")
+    return token.content
+
+
+@handles(contextvars.ContextVar.reset)
+def reset(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    variable, token = variable_of(args), args[1]
+    if not isinstance(token, Token) or current(s, variable) is not token:
+        raise UnsupportedCall(function="ContextVar.reset", why="the token is not the last one made in the frame")
+    if token.before is None:
+        del s.effects[("context", id(variable))]
+    else:
+        s.effects[("context", id(variable))] = ContextEffect(token.before)
+    return Constant(None)
