@@ -63,7 +63,8 @@ class Recorder {
     if (!identity_[at]) {
       bool plain = value == nullptr || node.end == at + 1 || !can_anchor(value, node.access);
       if (plain || replay_.via[at] == Via::kTemporary) {
-        replay_.parts.push_back({Step::kFull, at, node.end, nullptr});
+        (node.parent < 0 ? replay_.fronts : replay_.parts)
+            .push_back({Step::kFull, at, node.end, nullptr});
         return node.end;
       }
       (node.parent < 0 ? replay_.anchors : replay_.parts).push_back({Step::kFetch, at, at, value});
@@ -224,6 +225,7 @@ void Replay::reset(std::vector<PyObject*>* dead) {
   types.clear();
   owners.clear();
   anchors.clear();
+  fronts.clear();
   parts.clear();
   probes.clear();
   infos.clear();

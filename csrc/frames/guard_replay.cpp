@@ -14,8 +14,9 @@ Verdict GuardTree::run_probes(Replay& replay, const Part& part, const Scope& sco
   for (int i = part.begin; i < part.end; i++) {
     if (C10_LIKELY(*probes[i].address == probes[i].expected)) continue;
     ProbeInfo info = replay.infos[i];
-    if (info.means == Changed::kReplay || !revalidate(replay, info.node, scope))
-      return Verdict::kUnknown;
+    if (info.means == Changed::kReplay) return Verdict::kUnknown;
+    Verdict verdict = revalidate(replay, info.node, scope);
+    if (verdict != Verdict::kPass) return verdict;
     replay.probes[i].expected = *probes[i].address;
   }
   return Verdict::kPass;
@@ -38,40 +39,46 @@ Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope
     case Step::kCheck:
       return evaluate_node(part.begin, replay.values[part.begin]) ? Verdict::kPass : Verdict::kFail;
     case Step::kLook:
-      return revalidate(replay, part.begin, scope) ? Verdict::kPass : Verdict::kUnknown;
+      return revalidate(replay, part.begin, scope);
   }
   return Verdict::kUnknown;
 }
 
 // A dict changed, but perhaps not where we look: fetch its items again. Whatever a word of its own
-// proves needs only the same address; anything else has to pass its checks anew.
-bool GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
+// proves needs only the same address; anything else has to pass its checks anew. A check that fails
+// is the final answer, since what it looked at is where the words before have led.
+Verdict GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
   revalidated++;
   PyObject* value = replay.values[at];
-  if (!evaluate_node(at, value)) return false;
+  if (!evaluate_node(at, value)) return Verdict::kFail;
   int end = nodes_[at].end;
   for (int child = at + 1; child < end; child = nodes_[child].end) {
-    if (!revalidate_child(replay, child, value, scope)) return false;
+    Verdict verdict = revalidate_child(replay, child, value, scope);
+    if (verdict != Verdict::kPass) return verdict;
   }
-  return true;
+  return Verdict::kPass;
 }
 
-bool GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope) {
+Verdict GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent,
+                                    const Scope& scope) {
   Via via = replay.via[child];
   // These have words of their own that fetch them, or follow from the type of the parent.
-  if (via == Via::kVolatile || via == Via::kTemporary || via == Via::kTypeOf || via == Via::kFixed)
-    return true;
+  if (via == Via::kVolatile || via == Via::kTemporary || via == Via::kTypeOf ||
+      via == Via::kFixed) {
+    return Verdict::kPass;
+  }
   Found found = fetch(nodes_[child], parent, scope);
   if (found.via == Via::kTemporary) temporaries_.push_back(found.value);
-  if (found.via != via || !evaluate_node(child, found.value)) return false;
+  if (!evaluate_node(child, found.value)) return Verdict::kFail;
+  if (found.via != via) return Verdict::kUnknown;
   bool same = found.value == replay.values[child];
-  if (same && (found.value == nullptr || replay.verified[child])) return true;
+  if (same && (found.value == nullptr || replay.verified[child])) return Verdict::kPass;
   // The address tells nothing here, except of collected objects: those are held.
   bool leaf = nodes_[child].end == child + 1;
-  if (collected_[child]) return same && leaf;
-  if (!leaf || replay.verified[child]) return false;
+  if (collected_[child]) return same && leaf ? Verdict::kPass : Verdict::kUnknown;
+  if (!leaf || replay.verified[child]) return Verdict::kUnknown;
   replay.values[child] = found.value;
-  return true;
+  return Verdict::kPass;
 }
 
 Verdict GuardTree::run_tensors(const Replay& replay) {
@@ -128,6 +135,10 @@ Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
   if (replay.bindings == nullptr) return Verdict::kUnknown;
   for (const Part& part : replay.anchors) {
     if (run_part(replay, part, scope) != Verdict::kPass) return Verdict::kUnknown;
+  }
+  for (const Part& part : replay.fronts) {
+    Verdict verdict = run_part(replay, part, scope);
+    if (verdict != Verdict::kPass) return verdict;
   }
   for (const TypeWord& word : replay.types) {
     if (C10_UNLIKELY(type_version(word.type) != word.version)) return Verdict::kUnknown;

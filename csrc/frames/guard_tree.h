@@ -140,6 +140,7 @@ struct Replay {
   std::vector<uint8_t> verified;  // by node: the words of this replay prove the value's state
   std::vector<TypeWord> types;
   std::vector<Part> anchors;  // fetches of roots: which objects this replay is about
+  std::vector<Part> fronts;   // full checks of roots: arguments differ more often than models
   std::vector<Part> parts;
   std::vector<Probe> probes;
   std::vector<ProbeInfo> infos;  // of the probes
@@ -206,8 +207,8 @@ class GuardTree {
   Verdict run_tensors(const Replay& replay);
   Verdict run_whole(const Replay& replay);
   bool aliases_hold(const AliasWord& word, PyObject* const* values);
-  bool revalidate(Replay& replay, int node, const Scope& scope);
-  bool revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope);
+  Verdict revalidate(Replay& replay, int node, const Scope& scope);
+  Verdict revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope);
 
   // guard_record.cpp
   Replay* next_replay();

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, TypeAlias, final
 
+import torch
+
 from kiln.native import _frames
 from kiln.runtime.guards.constant import ObjectRef, is_constant
 from kiln.runtime.guards.guard import (
@@ -107,13 +109,20 @@ class _Builder:
         self.slots = _local_slots(function)
         self.cells = {name: index for index, name in enumerate(function.__code__.co_freevars)}
         self.whole: list[tuple[int, int, Callable[[], Any]]] = []
+        # By address: hashing a source walks all its steps. The source is kept, so the address stays its own.
+        self.known: dict[int, tuple[Source, _Node]] = {}
 
     def node(self, source: Source) -> _Node:
         """The node of `source`, made with all above it."""
+        known = self.known.get(id(source))
+        if known is not None:
+            return known[1]
         step = _STEPS.get(type(source))
         if step is None:
             raise BadGuard(f"{source.text()} is an integer, not an object")
-        return step(self, source)
+        node = step(self, source)
+        self.known[id(source)] = source, node
+        return node
 
     def operand(self, source: Source) -> tuple[int, _Node, int]:
         """An integer for a shape relation: an extent of a tensor, or a Python int."""
@@ -231,11 +240,16 @@ def _function(guard: Guard) -> tuple[object, int, int, int]:
     return expected.code.value, expected.defaults, expected.keyword_defaults, expected.closure
 
 
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
 def _tensor(guard: Guard) -> tuple[Any, ...]:
     expected: TensorExpectation = _expected(guard, TensorExpectation)
     leaf = -1 if expected.is_leaf is None else int(expected.is_leaf)
     if expected.dtype not in DTYPE_NUMBERS:
         raise BadGuard(f"{guard.source.text()}: tensors of {expected.dtype} are not known to the native checks")
+    if leaf >= 0 and expected.python_type.value not in _PLAIN_TYPES:
+        raise BadGuard(f"{guard.source.text()}: asking a tensor subclass whether it is a leaf may run Python code")
     return (
         *(expected.python_type.value, expected.keys, DTYPE_NUMBERS[expected.dtype], str(expected.device)),
         *(expected.requires_grad, leaf, expected.sizes, expected.strides),
