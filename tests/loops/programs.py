@@ -525,3 +525,42 @@ def symbolic_cat(g: Env) -> Made:
     n = g.size(5)
     x, y = g.tensor(n, 4), g.tensor(3, 4)
     return g.done(g.exp(g.cat(x, y, axis=0)), g.iota(length=n, start=0, step=2, dtype=I64, device=CPU))
+
+
+# What lowering leaves out.
+
+
+@program
+def exchanged_inputs(g: Env) -> Made:
+    x, y = g.tensor(4, 6), g.tensor(4, 6)
+    return g.done(x, writes=(Write(x, y), Write(y, x)))
+
+
+@program
+def cat_of_one(g: Env) -> Made:
+    x, nothing = g.tensor(3, 4), g.tensor(0, 4)
+    y = g.cat(nothing, g.exp(x), axis=0)
+    return g.done(g.mm(y, g.permute(y, dims=(1, 0))))
+
+
+@program
+def copies_of_copies(g: Env) -> Made:
+    x = g.tensor(4, 4)
+    a = g.clone(g.pad(g.exp(x), 0.0, low=(0, 0), high=(0, 0)), strides=None)
+    b = g.clone(g.mm(a, a), strides=None)
+    return g.done(g.mm(b, a), g.clone(b, strides=None))
+
+
+@program
+def normalised_pad(g: Env) -> Made:
+    x, w = g.tensor(2, 3, 4, 5), g.keep(g.tensor(3), 1, 2)
+    y = g.mul(x, g.rsqrt(g.add(w, 10.0)))
+    return g.done(g.pad(y, 0.0, low=(0, 0, 1, 1), high=(0, 0, 1, 2)))
+
+
+@program
+def long_chain(g: Env) -> Made:
+    x = g.tensor(50, 50)
+    for _ in range(150):
+        x = g.sin(g.add(x, 1.0))
+    return g.done(x)

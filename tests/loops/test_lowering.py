@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from kiln.loops.ir.text import program_text
-from kiln.loops.lowering import ELEMENT, STATEMENT
-from tests.loops.checks import assert_same, expected, lowered, results_of_program
+from kiln.loops.lowering import ELEMENT, STATEMENT, lower
+from kiln.support.events import EventSink
+from tests.loops.checks import TARGET, assert_same, expected, lowered, results_of_program
 from tests.loops.programs import PROGRAMS
 
 
@@ -28,3 +29,40 @@ def test_every_op_has_a_rule() -> None:
     missing = set(ELEMENT.gaps()) - set(STATEMENT.cells)
     assert not missing
     assert not STATEMENT.gaps()
+
+
+def reasons(name: str) -> list[tuple[str, str]]:
+    """(op, rule) of each value that got a buffer."""
+    events = EventSink()
+    lower(PROGRAMS[name]()[0], TARGET, events)
+    return [(one.data["op"], one.data["rule"]) for one in events.events if one.kind == "realise"]
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "rule"),
+    [
+        ("gelu", "mul", "in_memory"),
+        ("shared_two_outputs", "exp", "in_memory"),
+        ("softmax", "exp", "shared_work"),
+        ("view_split", "exp", "shared_work"),
+        ("broadcast_outer", "exp", "in_memory"),
+        ("gathers", "exp", "repeated"),
+        ("long_chain", "add", "deep"),
+    ],
+)
+def test_why_a_value_has_a_buffer(name: str, op: str, rule: str) -> None:
+    assert (op, rule) in reasons(name)
+
+
+def test_copies_of_whole_buffers_are_left_out() -> None:
+    text = program_text(lowered(PROGRAMS["copies_of_copies"]()[0]))
+    assert text.count("pointwise") == 2  # exp, and the copy that the caller gets
+
+
+def test_a_mask_is_dropped_where_the_index_is_inside() -> None:
+    text = program_text(lowered(PROGRAMS["normalised_pad"]()[0]))
+    assert "load a1[i1] if" not in text and "load a0[i0, i1, i2 - 1, i3 - 1] if" in text
+
+
+def test_one_live_input_of_cat_is_a_view_of_nothing_else() -> None:
+    assert "kiln.empty" not in program_text(lowered(PROGRAMS["cat_of_one"]()[0]))

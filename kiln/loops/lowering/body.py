@@ -19,7 +19,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.ir.body import Index, LoopBody
 from kiln.loops.ir.builder import BodyBuilder
-from kiln.loops.ir.nodes import Axis
+from kiln.loops.ir.nodes import Axis, Buffer
 from kiln.loops.lowering.indexing import IndexRanges
 from kiln.symbolic import Int, Relation, Symbol, negate, rel_le, rel_lt
 
@@ -52,9 +52,13 @@ class Body:
             found = self._done[key] = self.elements.element(self, node, index, mask)
         return found
 
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None) -> int:
+    def load(self, buffer: Buffer, index: Index, mask: int | None) -> int:
+        """The element of `buffer`; the mask is dropped where the index is inside at every point."""
         simplify = self.ranges.simplify
-        return self.builder.load(buffer, tuple([simplify(at) for at in index]), dtype, mask)
+        at = tuple([simplify(one) for one in index])
+        if mask is not None and all(map(self.ranges.inside, at, buffer.spec.sizes)):
+            mask = None
+        return self.builder.load(buffer.name, at, buffer.spec.dtype, mask)
 
     def indirect(self, operand: int, size: Int) -> Int:
         """The integer at `operand` as part of an index into a dimension of `size`."""

@@ -15,7 +15,20 @@ from typing import final
 
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.nodes import Axis
-from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Mod, Range, Relation, Symbol, simplify_in_ranges, symbol
+from kiln.symbolic import (
+    BoundAnalysis,
+    Expr,
+    FloorDiv,
+    Int,
+    Mod,
+    Range,
+    Relation,
+    Symbol,
+    rel_le,
+    rel_lt,
+    simplify_in_ranges,
+    symbol,
+)
 
 Sizes = tuple[Int, ...]
 
@@ -120,6 +133,10 @@ class IndexRanges:
         return self._bounds.is_nonnegative(-difference) or (
             largest is not None and self._bounds.is_nonnegative(-largest)
         )
+
+    def inside(self, index: Int, size: Int) -> bool:
+        """Is it known that 0 <= index < size at every point of the loops?"""
+        return self.always(rel_le(0, index)) and self.always(rel_lt(index, size))
 
     def _below_symbolic_sizes(self, value: Int) -> Int:
         """`i // s` is 0 and `i % s` is `i` where the largest `i` is below `s`."""

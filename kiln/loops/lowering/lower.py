@@ -19,7 +19,7 @@ from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.loops.ir.body import Index
+from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.nodes import Axis, Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT, STATEMENT
@@ -45,6 +45,9 @@ class Lowering:
         self.nodes: list[LoopNode] = []
         self.constants: list[tuple[Buffer, str]] = []
         self.buffers: dict[Node, Buffer] = {}
+        self.buffers_by_name: dict[str, Buffer] = {}
+        self.results_of_graph = frozenset([owner(one.value) for one in graph.outputs if one.alias is None])
+        self.written = frozenset([write.target for write in graph.writes])
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
         self._count = 0
         self._seeds: dict[torch.device, Buffer] = {}
@@ -72,7 +75,7 @@ class Lowering:
         """The place of one element: loaded where `node` has a buffer, else computed."""
         buffer = self.buffers.get(node)
         if buffer is not None:
-            return body.load(buffer.name, index, buffer.spec.dtype, mask)
+            return body.load(buffer, index, mask)
         rule = ELEMENT.get(node.op.name)
         if rule is None:
             raise NoMemory(op=node.op.name, spec=node.spec)
@@ -84,7 +87,7 @@ class Lowering:
 
     def new_buffer(self, spec: TensorSpec, base: str | None = None) -> Buffer:
         """A buffer for a result; what is fresh starts its own storage."""
-        made = Buffer(f"b{self._count}", spec, base)
+        made = self.buffers_by_name[f"b{self._count}"] = Buffer(f"b{self._count}", spec, base)
         self._count += 1
         return made
 
@@ -94,11 +97,27 @@ class Lowering:
     def store(self, spec: TensorSpec, node: Node) -> Buffer:
         """A new buffer of `spec` with the elements of `node`."""
         axes = loop_axes(spec.sizes)
+        return self._stored(spec, axes, self.whole_body(axes, node), node)
+
+    def whole_body(self, axes: tuple[Axis, ...], node: Node) -> LoopBody:
+        """The body that gives each element of `node` at its place."""
         body = self.body(axes)
-        place = self.element(body, node, tuple([axis.symbol for axis in axes]), None)
+        return body.finish(self.element(body, node, tuple([axis.symbol for axis in axes]), None))
+
+    def _stored(self, spec: TensorSpec, axes: tuple[Axis, ...], body: LoopBody, node: Node) -> Buffer:
         buffer = self.new_buffer(spec)
-        self.emit(Pointwise(buffer, axes, body.finish(place), origin_text(node)))
+        self.emit(Pointwise(buffer, axes, body, origin_text(node)))
         return buffer
+
+    def _same_memory(self, node: Node, axes: tuple[Axis, ...], body: LoopBody) -> Buffer | None:
+        """The buffer of which `body` would make an exact copy, unless the caller is to get that copy."""
+        if len(body.ops) != 1 or not isinstance(load := body.ops[0], Load) or node in self.results_of_graph:
+            return None
+        for at, axis in zip(load.index, axes, strict=False):
+            if at is not axis.symbol and axis.size != 1:
+                return None
+        source = self.buffers_by_name[load.buffer]
+        return source if source.spec == node.tensor else None
 
     def argument(self, node: Node) -> BufferArg:
         """`node` as an argument of a call: its buffer, or the view of the buffer below."""
@@ -129,7 +148,7 @@ class Lowering:
     def _input(self, place: int, node: Node) -> Buffer | Symbol:
         spec = node.spec
         if isinstance(spec, TensorSpec):
-            buffer = self.buffers[node] = Buffer(f"a{place}", spec)
+            buffer = self.buffers[node] = self.buffers_by_name[f"a{place}"] = Buffer(f"a{place}", spec)
             return buffer
         if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
             return spec.value
@@ -140,8 +159,11 @@ class Lowering:
         statement = STATEMENT.get(node.op.name)
         if statement is not None:
             statement(self, node)
-        else:
-            self.buffers[node] = self.store(node.tensor, node)
+            return
+        axes = loop_axes(node.tensor.sizes)
+        body = self.whole_body(axes, node)
+        same = self._same_memory(node, axes, body)
+        self.buffers[node] = same or self._stored(node.tensor, axes, body, node)
 
     def _statement(self, node: Node) -> None:
         rule = STATEMENT.get(node.op.name)
@@ -153,7 +175,7 @@ class Lowering:
 
     def _write(self, target: Node, value: Node) -> tuple[str, str]:
         buffer = self.buffers.get(value)
-        if buffer is None:
+        if buffer is None or self._is_overwritten(buffer):
             buffer = self.store(value.tensor.with_sizes(value.tensor.sizes), value)
         return self.buffers[target].name, buffer.name
 
@@ -166,7 +188,20 @@ class Lowering:
         if isinstance(value.spec, ScalarSpec):
             return LoopOutput(value=value.spec.value)
         found = self.argument(value)
+        if self._is_overwritten(self.buffers_by_name[found.name]):
+            return LoopOutput(buffer=self.store(value.tensor.with_sizes(value.tensor.sizes), value).name)
         return LoopOutput(buffer=found.name, view=found.spec)
+
+    def _is_overwritten(self, buffer: Buffer) -> bool:
+        """Is it an input that gets new contents at the end of the region?"""
+        return any(self.buffers[node].name == buffer.name for node in self.written)
+
+
+def owner(node: Node) -> Node:
+    """The value whose memory a view looks at."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    return node
 
 
 def origin_text(node: Node) -> str:

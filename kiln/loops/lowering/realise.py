@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import final
 
 from kiln.graph.ir.graph import Graph
@@ -20,18 +21,30 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import ELEMENT
-from kiln.symbolic import is_static
+from kiln.symbolic import Int, is_static
 
 EXPENSIVE = 4
 """Arithmetic cost per element from which computing a value once more costs more than a load."""
+VERY_EXPENSIVE = 24
+"""The same for a value that is computed once per row."""
 MAX_DEPTH = 64
 """Longest chain of inlined ops: bounds the size of bodies and the depth of recursion."""
 THROUGH_STORAGE = frozenset({"as_strided", "view_dtype"})
 """Views that need the memory of what they look at."""
 BY_DATA = frozenset({"gather", "index"})
 MASKING = frozenset({"cat", "pad", "select_scatter", "slice_scatter", "diagonal_scatter"})
+LONG_ROW = 16
+"""A row of so many elements pays for computing once per row what does not change along it."""
 SMALL = 1024
 """A broadcast operand of at most so many elements stays in the nearest cache: reading it is free."""
+
+
+class Repeats(IntEnum):
+    """How often a reader evaluates an element: once; once per row, outside of the inner loop; again and again."""
+
+    NEVER = 0
+    IN_ROW = 1
+    ANYWHERE = 2
 
 
 @final
@@ -41,7 +54,7 @@ class Use:
 
     readers: set[Node] = field(default_factory=set)
     in_memory: bool = False  # a call, an output or a write needs a tensor
-    repeated: bool = False  # an element may be evaluated more than once by a reader
+    repeated: Repeats = Repeats.NEVER
     masked: bool = False  # evaluated only where a mask holds
 
 
@@ -70,7 +83,8 @@ RULES = (
     Rule("in_memory", lambda node, use, cost: use.in_memory),
     Rule("deep", lambda node, use, cost: cost.depth >= MAX_DEPTH),
     Rule("indirect_under_mask", lambda node, use, cost: use.masked and cost.indirect),
-    Rule("repeated", lambda node, use, cost: use.repeated and cost.flops >= EXPENSIVE),
+    Rule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.flops >= EXPENSIVE),
+    Rule("repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE),
     Rule("shared_work", lambda node, use, cost: len(use.readers) > 1 and cost.flops >= EXPENSIVE),
     Rule("shared_reads", lambda node, use, cost: len(use.readers) > 1 and cost.loads > 1),
     Rule("shared_gather", lambda node, use, cost: len(use.readers) > 1 and cost.indirect),
@@ -81,9 +95,8 @@ def choose_realised(graph: Graph, nodes: Sequence[Node]) -> dict[Node, str]:
     """The nodes with element rules that get a buffer, with the name of the rule."""
     costs = _costs(nodes)
     uses: dict[Node, Use] = {node: Use() for node in nodes}
-    for root in graph.roots():
+    for root in results(graph):
         if root in uses:
-            # A root is its own reader: the caller.
             uses[root].in_memory = True
     realised: dict[Node, str] = {}
     for node in reversed(nodes):
@@ -108,25 +121,46 @@ def _pass_on(node: Node, use: Use, inlined: bool, uses: dict[Node, Use]) -> None
         if below is None:
             continue
         below.readers |= use.readers if inlined else {node}
-        below.repeated |= (inlined and use.repeated) or _repeats(node, place)
+        here = _repeats(node, place)
+        below.repeated = max(below.repeated, here, use.repeated if inlined else Repeats.NEVER)
         below.masked |= (inlined and use.masked) or name in MASKING
         below.in_memory |= needs_memory or (use.in_memory and node.op.kind is Kind.VIEW) or name in THROUGH_STORAGE
 
 
-def _repeats(node: Node, place: int) -> bool:
-    """May `node` ask for an element of input `place` more than once?"""
-    if node.op.name in BY_DATA:
-        return place == 0 or node.op.name == "index"
-    if node.op.kind is Kind.POINTWISE or node.op.name in ("expand", "unfold"):
-        return _is_larger(node.tensor, node.inputs[place].tensor)
-    return False
+def _repeats(node: Node, place: int) -> Repeats:
+    """How often does `node` ask for an element of input `place`?"""
+    name, result, operand = node.op.name, node.spec, node.inputs[place].spec
+    if not isinstance(result, TensorSpec) or not isinstance(operand, TensorSpec):
+        return Repeats.NEVER
+    if name in BY_DATA:
+        # The numbers are the same along what follows the picked dimensions.
+        follows = name == "index" and place > 0 and node.attrs["axes"][0] + operand.rank < result.rank
+        return Repeats.IN_ROW if follows else Repeats.NEVER if name == "gather" and place else Repeats.ANYWHERE
+    if name == "unfold":
+        return Repeats.ANYWHERE
+    if node.op.kind is Kind.POINTWISE or name == "expand":
+        return _broadcast_repeats(result, operand)
+    return Repeats.NEVER
 
 
-def _is_larger(result: TensorSpec, operand: TensorSpec) -> bool:
+def _broadcast_repeats(result: TensorSpec, operand: TensorSpec) -> Repeats:
+    """Is `operand` repeated along the innermost dimensions of `result` (then loops compute it outside), or others?"""
     if result.sizes == operand.sizes:
-        return False
-    large, small = result.numel(), operand.numel()
-    return not (is_static(large) and is_static(small) and large <= small)
+        return Repeats.NEVER
+    missing = result.rank - operand.rank
+    order = list(range(result.rank))[::-1]
+    strides = [stride for stride in result.strides if is_static(stride) and stride != 0]
+    if len(strides) == result.rank:
+        order.sort(key=strides.__getitem__)
+    repeated = [axis for axis in order if axis < missing or operand.sizes[axis - missing] == 1 != result.sizes[axis]]
+    if not repeated:
+        return Repeats.NEVER
+    run: Int = 1
+    for axis in order:
+        if result.sizes[axis] != 1 and axis not in repeated:
+            break
+        run = run * result.sizes[axis]
+    return Repeats.ANYWHERE if is_static(run) and run < LONG_ROW else Repeats.IN_ROW
 
 
 def _costs(nodes: Sequence[Node]) -> dict[Node, Cost]:
@@ -149,12 +183,13 @@ def _cost(node: Node, costs: dict[Node, Cost], users: dict[Node, int]) -> Cost:
         if cost is None or stored:
             loads += _is_worth_a_load(one)
             continue
-        depth = max(depth, cost.depth)
         # What has several users and work in it will have a buffer of its own.
-        if users[one] > 1 and (cost.flops >= EXPENSIVE or cost.loads > 1):
+        shared = users[one] > 1 and (cost.flops >= EXPENSIVE or cost.loads > 1)
+        if shared or cost.depth >= MAX_DEPTH:
             loads += _is_worth_a_load(one)
         else:
             flops, loads, indirect = flops + cost.flops, loads + cost.loads, indirect or cost.indirect
+            depth = max(depth, cost.depth)
     return Cost(flops, loads, depth + 1, indirect)
 
 
@@ -165,10 +200,18 @@ def _is_worth_a_load(node: Node) -> bool:
     return not (is_static(numel) and numel <= SMALL)
 
 
+def results(graph: Graph) -> Iterator[Node]:
+    """The values that leave the region: outputs that are no aliases, and new contents of inputs."""
+    for output in graph.outputs:
+        if output.alias is None:
+            yield output.value
+    for write in graph.writes:
+        yield write.value
+
+
 def reachable(graph: Graph) -> Iterator[Node]:
     """The nodes that outputs, writes and effects need, in order."""
-    needed: set[Node] = {output.value for output in graph.outputs if output.alias is None}
-    needed.update(write.value for write in graph.writes)
+    needed = set(results(graph))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if node in needed or node.op.kind is Kind.EFFECT:

@@ -157,6 +157,9 @@ def empty(lowering: Lowering, node: Node) -> None:
 def cat(lowering: Lowering, node: Node) -> None:
     """Each input is written into its part of the result: no tests in the loops."""
     spec, axis = node.tensor, node.attrs["axis"]
+    if sum(one.tensor.sizes[axis] != 0 for one in node.inputs) < 2:
+        lowering.buffers[node] = lowering.store(spec, node)
+        return
     out = lowering.buffers[node] = lowering.new_buffer(spec)
     lowering.emit(Extern((out,), "kiln.empty", (), origin=origin_text(node)))
     start: Int = 0
@@ -174,5 +177,6 @@ def cat(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("constant_tensor")
 def constant_tensor(lowering: Lowering, node: Node) -> None:
-    buffer = lowering.buffers[node] = Buffer(f"c{len(lowering.constants)}", node.tensor)
+    name = f"c{len(lowering.constants)}"
+    buffer = lowering.buffers[node] = lowering.buffers_by_name[name] = Buffer(name, node.tensor)
     lowering.constants.append((buffer, node.attrs["key"]))
