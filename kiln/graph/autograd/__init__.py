@@ -1,6 +1,6 @@
 """Ahead-of-time autograd: the joint graph of forward and backward, and its partition."""
 
 from kiln.graph.autograd.joint import JointGraph, make_joint
-from kiln.graph.autograd.partition import Partition, Saved, partition
+from kiln.graph.autograd.partition import Partition, partition
 
-__all__ = ["JointGraph", "Partition", "Saved", "make_joint", "partition"]
+__all__ = ["JointGraph", "Partition", "make_joint", "partition"]

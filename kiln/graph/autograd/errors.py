@@ -12,3 +12,12 @@ class BackwardOfOutside(KilnError):
     what = "the backward of `{call}` reads an input that the forward does not use"
     why = "the input is {name!r}; the joint graph can only save what the forward has"
     try_ = ("run this region eagerly and report it",)
+
+
+class UntoldSymbol(KilnError):
+    """A size that depends on data and that no saved tensor carries into the backward."""
+
+    code = "KILN2602"
+    what = "the backward needs the size {symbol}, which the forward computes"
+    why = "neither an input of the forward nor a saved tensor has this size"
+    try_ = ("run the part with the data-dependent size outside of the compiled function",)

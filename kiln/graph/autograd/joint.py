@@ -78,9 +78,9 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     ]
     wanted = [index for index, record in enumerate(used) if record.requires_grad]
     leaves = [used[index].origin for index in wanted]
-    found = recorder.run_backward([results[place] for place in tangent_of], tangents, leaves)
+    found = recorder.run_backward([results[place] for place in tangent_of], tangents, leaves) if tangents else []
     gradients: dict[int, Node] = {
-        index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=True) if grad is not None
+        index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=False) if grad is not None
     }
     graph, places = _assemble(recorder, trace, outputs, carried, [recorder.node_of(one) for one in tangents], gradients)
     grads = [places.get(index) for index in range(len(used))]

@@ -15,30 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 from kiln.graph.autograd.cut import Sides, base_of, values_to_save, values_without_recomputation
+from kiln.graph.autograd.errors import UntoldSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
+from kiln.runtime.plan import BufferSpec, SymbolBinding
+from kiln.runtime.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.symbolic import Expr, ShapeEnv, Symbol
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What the backward takes from the forward: a tensor, or the number of a symbol.
-
-    `of`, `index`: the tensor is that input of the forward, or that output; an output after the user's is there
-    only to be saved. A symbol has `of` "symbol" and counts from 0.
-    """
-
-    of: Literal["input", "output", "symbol"]
-    index: int
-    symbol: Symbol | None = None
+SavedValue = SavedTensor | SymbolBinding
 
 
 @final
@@ -52,7 +43,7 @@ class Partition:
 
     forward: Graph
     backward: Graph
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedValue, ...]
     num_user_outputs: int
     carried: tuple[int, ...]
     tangent_of: tuple[int, ...]
@@ -60,9 +51,23 @@ class Partition:
     grads: tuple[int | None, ...]
 
     @property
-    def symbols(self) -> tuple[Symbol, ...]:
-        """Numbers that the forward hands to the backward."""
-        return tuple([one.symbol for one in self.saved if one.symbol is not None])
+    def signature(self) -> Signature:
+        """What the runtime needs to know to call the two plans as one differentiable function."""
+        first = self.num_user_outputs - len(self.carried)
+        owners = {place: index for index, place in enumerate(self.grads) if place is not None}
+        return Signature(
+            num_inputs=len(self.forward.inputs),
+            num_outputs=first,
+            carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
+            saved=self.saved,
+            tangents=tuple(
+                [
+                    Tangent(output, BufferSpec(spec.dtype, spec.sizes, spec.strides, spec.offset, spec.device))
+                    for output, spec in zip(self.tangent_of, self.tangent_specs, strict=True)
+                ]
+            ),
+            gradients=tuple([owners[place] for place in range(len(owners))]),
+        )
 
     def backward_for(self, needed: Sequence[bool]) -> Graph:
         """The backward for some inputs of the forward only: their gradients in order, the inputs of `backward`."""
@@ -101,7 +106,7 @@ def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
     forward, places = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)
-    saved = (*places, *[Saved("symbol", index, symbol) for index, symbol in enumerate(symbols)])
+    saved: tuple[SavedValue, ...] = (*places, *[where_told(symbol, sides.primals) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if place is None else place - offset for place in joint.grads])
     return Partition(forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads)
@@ -110,17 +115,17 @@ def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
 # The forward.
 
 
-def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Saved]]:
+def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[SavedTensor]]:
     """The forward with its extra outputs, and where each kept value is."""
     inputs = {node: index for index, node in enumerate(sides.primals)}
     outputs = list(joint.forward_outputs)
     numbers = {output.value: index for index, output in reversed(list(enumerate(outputs))) if output.alias is None}
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
-    places: list[Saved] = []
+    places: list[SavedTensor] = []
     copies: list[Node] = []
     for node in kept:
         if node in inputs and node not in changing:
-            places.append(Saved("input", inputs[node]))
+            places.append(SavedTensor("input", inputs[node]))
             continue
         if node in changing:
             node = copy_of(node)
@@ -128,7 +133,7 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
         if node not in numbers:
             numbers[node] = len(outputs)
             outputs.append(Output(node))
-        places.append(Saved("output", numbers[node]))
+        places.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
     nodes = cut_out(joint.graph.nodes, inputs, needed)
     graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward", joint.graph.facts)
@@ -206,6 +211,23 @@ def _gradient_outputs(
 
 
 # Symbols.
+
+
+def where_told(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
+    """Where an input of the forward tells a symbol."""
+    name = str(symbol)
+    for slot, node in enumerate(inputs):
+        spec = node.spec
+        if isinstance(spec, ScalarSpec) and spec.value is symbol:
+            return SymbolBinding(name, "scalar", slot)
+        if isinstance(spec, TensorSpec):
+            if symbol in spec.sizes:
+                return SymbolBinding(name, "size", slot, spec.sizes.index(symbol))
+            if symbol in spec.strides:
+                return SymbolBinding(name, "stride", slot, spec.strides.index(symbol))
+            if spec.offset is symbol:
+                return SymbolBinding(name, "offset", slot)
+    raise UntoldSymbol(symbol=symbol)
 
 
 def may_have_symbols(env: ShapeEnv | None) -> bool:

@@ -12,8 +12,9 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.verify import verify
 from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
+from kiln.runtime.signature import SavedTensor
 from kiln.support.events import EventSink
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import ShapeEnv, symbol
 
 Program = Callable[..., Any]
 
@@ -53,9 +54,11 @@ def run_partition(
     """Results of the user, new contents of written inputs in order, gradients by input."""
     run = interpret(parts.forward, inputs)
     saved = []
-    for one in parts.saved:
-        where = {"input": inputs, "output": run.outputs}.get(one.of)
-        saved.append(where[one.index] if where is not None else run.symbols[one.symbol])
+    for one in parts.signature.saved:
+        if isinstance(one, SavedTensor):
+            saved.append(inputs[one.index] if one.of == "input" else run.outputs[one.index])
+        else:
+            saved.append(run.symbols[symbol(one.name)])
     fitted = [
         torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype).copy_(tangent)
         if all(isinstance(size, int) for size in spec.sizes)

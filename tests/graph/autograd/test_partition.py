@@ -12,6 +12,8 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
+from kiln.runtime.plan import SymbolBinding
+from kiln.runtime.signature import Carried
 from tests.graph.autograd.programs import check, joint_of
 
 
@@ -127,11 +129,12 @@ graph(%0: f32[s0, s1] "x", %1: f32[s0*s1] "tangent"):
     return %2 requires_grad, %3""", 1, 1, (1,),
     )  # fmt: skip
     parts = partition(joint)
-    assert [str(symbol) for symbol in parts.symbols] == ["s0", "s1"]
-    x, tangent = torch.randn(2, 3), torch.randn(6)
-    run = interpret(parts.forward, [x])
-    numbers = [run.symbols[symbol] for symbol in parts.symbols]
-    (gradient,) = interpret(parts.backward, [*numbers, tangent]).outputs
+    assert [(one.name, one.kind, one.slot, one.dim) for one in parts.saved if isinstance(one, SymbolBinding)] == [
+        ("s0", "size", 0, 0),
+        ("s1", "size", 0, 1),
+    ]
+    tangent = torch.randn(6)
+    (gradient,) = interpret(parts.backward, [2, 3, tangent]).outputs
     assert torch.equal(gradient, tangent.view(2, 3))
     alias = parts.backward.outputs[0].alias
     assert alias is not None and (alias.of, alias.index, str(alias.view)) == ("input", 2, "f32[s0, s1]")
@@ -151,5 +154,13 @@ def test_a_written_input_is_saved_as_a_copy() -> None:
 
 def test_history_of_a_written_input_goes_through_autograd() -> None:
     parts = check(overwrites_non_leaf, CASES["overwrites_non_leaf"][1]())
-    assert parts.carried == (0,)
+    assert parts.signature.carried == (Carried(0, 1),)
+    assert parts.signature.num_outputs == 1
     assert parts.forward.writes == ()
+
+
+def test_nothing_to_differentiate() -> None:
+    """The only output is a view of the input: it is rebuilt outside, where eager differentiates it."""
+    parts = partition(joint_of(lambda c, x: c("view", x, -1), (grad(3, 4),)))
+    assert parts.signature.tangents == ()
+    assert parts.signature.gradients == ()
