@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kiln.graph.autograd import JointGraph, Partition, make_joint, partition
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.verify import verify
+from kiln.graph.passes import GRAPH_PASSES, JOINT_PASSES, run_passes
+from kiln.graph.passes.manager import GraphPass
 from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
 from kiln.runtime.signature import SavedTensor
@@ -48,6 +52,10 @@ def joint_of(program: Program, inputs: Sequence[torch.Tensor]) -> JointGraph:
     return joint
 
 
+def simplified(graph: Graph, passes: tuple[GraphPass, ...]) -> Graph:
+    return run_passes(graph, EventSink(), passes=passes, checks="full")
+
+
 def run_partition(
     parts: Partition, inputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
 ) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
@@ -70,10 +78,18 @@ def run_partition(
     return run.outputs[: parts.num_user_outputs], [value for _, value in run.written], gradients
 
 
-def check(program: Program, inputs: Sequence[torch.Tensor], recompute: bool = True) -> Partition:
+def check(program: Program, inputs: Sequence[torch.Tensor], recompute: bool = True, passes: bool = False) -> Partition:
     """Outputs, new contents and gradients are eager's."""
     joint = joint_of(program, inputs)
+    if passes:
+        joint = replace(joint, graph=simplified(joint.graph, JOINT_PASSES))
     parts = partition(joint, recompute=recompute)
+    if passes:
+        parts = replace(
+            parts,
+            forward=simplified(parts.forward, GRAPH_PASSES),
+            backward=simplified(parts.backward, GRAPH_PASSES),
+        )
     verify(parts.forward, "partition")
     verify(parts.backward, "partition")
 

@@ -89,6 +89,12 @@ def test_equals_eager(name: str, recompute: bool) -> None:
     check(whole(function), make(), recompute)
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_equals_eager_after_all_passes(name: str) -> None:
+    function, make = CASES[name]
+    check(whole(function), make(), passes=True)
+
+
 def test_recomputation_saves_no_more_bytes_than_keeping_all() -> None:
     for name in ("block", "attention", "conv_norm"):
         function, make = CASES[name]
