@@ -216,13 +216,12 @@ class Set(Value):
 
     def items(self, s: Session) -> dict[Any, Value]:
         if self._items is None:
-            # No path leads to one item of a set: it must consist of constants, and equal them.
-            for item in self.original:
-                if self.source is not None and not is_constant(item):
-                    raise self.unsupported("look into", "it holds objects that have no path")
+            # No path leads to one item of a set, and no guard asks for one: type and length stand for its contents.
             s.guard_type(self)
-            if self.source is not None:
-                s.guard(self.source, GuardKind.EQUALS, frozenset(self.original))
+            if self.source is not None and self.cls is frozenset and is_constant(self.original):
+                s.guard(self.source, GuardKind.EQUALS, self.original)
+            else:
+                s.guard(self.source, GuardKind.LENGTH, len(self.original))
             values = [s.wrap(item, None) for item in self.original]
             self._items = {value.key(s): value for value in values}
         return self._items
