@@ -40,6 +40,8 @@ Found bind(PyObject* descriptor, PyObject* object, PyTypeObject* owner) {
 Found attr_of_type(PyTypeObject* type, PyObject* name) {
   PyObject* descriptor = _PyType_Lookup(type, name);
   if (descriptor == nullptr) return {nullptr, Via::kTypeAttr};
+  // A property, or a descriptor of the user: on a class the object itself stands for it.
+  if (!binds_in_c(descriptor)) return {descriptor, Via::kTypeAttr};
   return bind(descriptor, nullptr, type);
 }
 
