@@ -10,8 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kiln.graph.ir.interpret import interpret
+from kiln.graph.ir.node import Node
 from kiln.graph.ir.verify import verify
-from kiln.graph.trace import Recorder, Trace
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.trace import InputRecord, Recorder, Trace
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
@@ -62,11 +64,20 @@ def tangent_of(output: Any) -> torch.Tensor:
 
 def _gradients(recorder: Recorder, outputs: list[Any], leaves: list[Any]) -> list[Any]:
     differentiable = [one for one in outputs if one.requires_grad]
-    tangents = [
-        recorder.add_tensor(tangent_of(one), f"t{i}", LocalSource(f"t{i}")) for i, one in enumerate(differentiable)
-    ]
+    tangents = [_tangent(recorder, one, f"t{i}") for i, one in enumerate(differentiable)]
     inputs = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
     return [one for one in recorder.run_backward(differentiable, tangents, inputs) if one is not None]
+
+
+def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
+    """A further input, contiguous, of the sizes of `output`."""
+    spec = recorder.spec_of(output)
+    spec = spec.with_sizes(spec.sizes)
+    node = Node(PRIMS["input"], (), {"index": len(recorder.inputs), "name": name}, spec)
+    fake = recorder.fake_of(node)
+    real = tangent_of(torch.empty([recorder.env.hint(size) for size in spec.sizes], dtype=spec.dtype))
+    recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec))
+    return fake
 
 
 def eager(function: Function, args: Sequence[Any], *, backward: bool = False) -> list[torch.Tensor]:

@@ -24,10 +24,9 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import SizeOracle, TensorSpec
+from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace import Recorder, Trace
-from kiln.graph.trace.fake import FakeTensor, make_fake
-from kiln.graph.trace.place import fresh_place
+from kiln.graph.trace.fake import FakeTensor
 from kiln.symbolic import ShapeEnv
 
 
@@ -73,7 +72,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     outputs += [Output(recorder.node_of(used[index].fake), None, True) for index in carried]
     tangent_of = [place for place, output in enumerate(outputs) if output.requires_grad and output.alias is None]
     tangents = [
-        make_tangent(trace.env, results[place], len(trace.graph.inputs) + number)
+        make_tangent(recorder, results[place], len(trace.graph.inputs) + number)
         for number, place in enumerate(tangent_of)
     ]
     wanted = [index for index, record in enumerate(used) if record.requires_grad]
@@ -99,11 +98,11 @@ def carried_inputs(trace: Trace) -> list[int]:
     ]
 
 
-def make_tangent(oracle: SizeOracle, like: FakeTensor, index: int) -> FakeTensor:
+def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:
     """The gradient of a result: its sizes and format, dense, at offset 0."""
-    spec = preserved(oracle, like.place.spec)
+    spec = preserved(recorder.env, like.place.spec)
     number = {"index": index, "name": f"tangent_{index}"}
-    return make_fake(fresh_place(Node(PRIMS["input"], (), number, spec)))
+    return recorder.fake_of(Node(PRIMS["input"], (), number, spec))
 
 
 def _assemble(

@@ -21,10 +21,14 @@ from kiln.graph.prims.meta import pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 from kiln.symbolic import Expr, Int
+from kiln.symbolic.values import Real
 
 Number = int | float | bool | complex
 Operand = Node | Number
 
+_REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
+    name: name for name in ("add", "sub", "mul", "pow", "neg", "sqrt")
+}
 _ITEM = PRIMS["item"]
 _ROWS = PRIMS.rows
 
@@ -39,9 +43,18 @@ class Emit(Builder):
         super().__init__(oracle)
         self.numerics = numerics
 
-    def number(self, value: Number | Int, dtype: torch.dtype, device: torch.device) -> Node:
-        """One number, or size, of rank 0, as an element of `dtype`."""
+    def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
+        """One number, size or real number over sizes, of rank 0, as an element of `dtype`."""
+        if isinstance(value, Real):
+            return self.convert(self._real(value, device), dtype)
         return self.constant(value if isinstance(value, Expr) else as_dtype(value, dtype), dtype, device)  # type: ignore[arg-type]
+
+    def _real(self, value: Number | Int | Real, device: torch.device) -> Node:
+        """A real number over sizes, computed in float64."""
+        if not isinstance(value, Real):
+            return self.number(value, torch.float64, device)
+        parts = [self._real(one, device) for one in value.args]
+        return parts[0] if value.op == "float" else self.pointwise(_REAL_PRIMS[value.op], *parts)
 
     def pointwise(self, name: str, *operands: Operand) -> Node:
         """A pointwise op on tensors of one dtype and numbers."""

@@ -19,8 +19,8 @@ from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import decompose
-from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
-from kiln.graph.prims.meta import view_strides
+from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
+from kiln.graph.prims.meta import equal, view_strides
 from kiln.symbolic import Int
 
 Sizes = Sequence[Int]
@@ -79,16 +79,21 @@ def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
 @decompose("cat.default")
 def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     """Tensors of sizes (0,) fit beside any other: a legacy of eager."""
-    kept = [one for one in tensors if one.tensor.sizes != (0,)] or list(tensors[:1])
+    rank = max(one.tensor.rank for one in tensors)
+    kept = [one for one in tensors if not _is_legacy_empty(e, one, rank)] or list(tensors[:1])
     dtype = result_dtype(list(tensors))
     parts = [e.convert(one, dtype) for one in kept]
     return e.node("cat", *parts, axis=axis_of(dim, parts[0].tensor.rank))
 
 
+def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
+    return x.tensor.rank == 1 and (x.tensor.sizes == (0,) or (rank > 1 and equal(e.oracle, x.tensor.sizes[0], 0)))
+
+
 @decompose("stack.default")
 def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     for one in tensors:
-        if one.tensor.sizes != tensors[0].tensor.sizes:
+        if not same_sizes(e, one.tensor.sizes, tensors[0].tensor.sizes):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
                 f"{list(one.tensor.sizes)}"

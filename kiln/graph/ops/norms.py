@@ -19,6 +19,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import count, divided, mean_over, reduce, variance
 from kiln.graph.ops.registry import Effects, decompose, mutation
+from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.meta import format_strides, suggested_format
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Expr, Int, product
@@ -62,7 +63,7 @@ def layer_norm(
     e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
-    if tuple(normalized_shape) != spec.sizes[spec.rank - len(normalized_shape) :]:
+    if not same_sizes(e, spec.sizes[spec.rank - len(normalized_shape) :], normalized_shape):
         raise RuntimeError(
             f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, "
             f"{', '.join(map(str, normalized_shape))}], but got input of size{list(spec.sizes)}"

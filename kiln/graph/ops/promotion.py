@@ -20,6 +20,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.prims.meta import pointwise_spec
 from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic.values import Real
 
 R = TypeVar("R", bound=Callable[..., Any])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -30,7 +31,7 @@ def number_dtype(value: object) -> torch.dtype:
     """The dtype that stands for the category of a Python number."""
     if isinstance(value, bool):
         return torch.bool
-    if isinstance(value, float):
+    if isinstance(value, float | Real):
         return torch.get_default_dtype()
     if isinstance(value, complex):
         return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64

@@ -7,9 +7,10 @@ filled(f32[4, s0], (2, -1))  =  (2, 2*s0)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from kiln.graph.ops.emit import Emit
-from kiln.graph.prims.meta import less
+from kiln.graph.prims.meta import equal, less
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int, product
 
@@ -33,6 +34,11 @@ def axes_of(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool =
     if len(set(axes)) != len(axes):
         raise RuntimeError("dim appears multiple times in the list of dims")
     return tuple(sorted(axes)) if rank else ()
+
+
+def same_sizes(e: Emit, left: Sequence[Int], right: Sequence[Int]) -> bool:
+    """Are these the same sizes?"""
+    return len(left) == len(right) and all(map(partial(equal, e.oracle), left, right))
 
 
 def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:

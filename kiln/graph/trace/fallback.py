@@ -54,7 +54,7 @@ def _fake_handler(kernel: Any) -> Handler:
 
 
 def _probing_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    specialise = mode.specialise
+    specialise = mode.symbols.specialise
     made = probed(op, _frozen(specialise, mode, args), _frozen(specialise, mode, tuple(sorted(kwargs.items()))))
     return _record(mode, op, args, kwargs, made)
 

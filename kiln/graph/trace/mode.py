@@ -21,28 +21,30 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import Emit
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.constants import Constants
-from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser
 from kiln.graph.trace.place import Place, fresh_place
+from kiln.graph.trace.symbols import Symbols, is_symbolic
+from kiln.symbolic import Expr
+from kiln.symbolic.node import from_sym
 
 Handler = Callable[["RecordingMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 Resolver = Callable[[OpOverload], Handler]
-Specialise = Callable[[Any], Any]
-"""The number of a symbolic size in this call, with a guard; other values stay."""
 
 
 @final
 class RecordingMode(TorchDispatchMode):
     """Records while it is entered; keeps nothing of a call but nodes and places."""
 
-    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, specialise: Specialise) -> None:
+    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, symbols: Symbols) -> None:
         super().__init__()
-        self.specialise = specialise
+        self.symbols = symbols
         self.emit = emit
         self.memory = Functionaliser(emit)
         self.constants = constants
         self.resolve = resolve
         self.mutations = 0
+        self.symbolic = False
         self._handlers: dict[OpOverload, Handler] = {}
 
     @classmethod
@@ -73,14 +75,25 @@ class RecordingMode(TorchDispatchMode):
             return argument
         if kind is list or kind is tuple:
             return [self.value(one) for one in argument]
+        if kind is torch.SymInt:
+            return from_sym(argument)
+        if kind is torch.SymFloat:
+            return argument.node.value
         if isinstance(argument, torch.Tensor):
             return self.memory.read(self.place(argument))
         return argument
 
+    def fake(self, place: Place, requires_grad: bool = False) -> FakeTensor:
+        """A fake tensor at `place`."""
+        spec = place.spec
+        if self.symbolic and (is_symbolic(spec.sizes) or is_symbolic(spec.strides) or isinstance(spec.offset, Expr)):
+            return make_symbolic_fake(place, self.symbols, requires_grad)
+        return make_fake(place, requires_grad)
+
     def wrap(self, result: Any) -> Any:
         """Fresh fakes for the nodes that a rule gave."""
         if type(result) is Node:
-            return make_fake(fresh_place(result)) if type(result.spec) is TensorSpec else result
+            return self.fake(fresh_place(result)) if type(result.spec) is TensorSpec else result
         if isinstance(result, list | tuple):
             return type(result)([self.wrap(one) for one in result])
         return result

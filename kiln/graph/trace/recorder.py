@@ -20,38 +20,25 @@ from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants, spec_of_real
-from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
+from kiln.graph.trace.inputs import refuse_strange, symbolic_spec
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import fresh_place
 from kiln.graph.trace.resolve import resolve
+from kiln.graph.trace.symbols import Symbols
 from kiln.graph.trace.trace import InputRecord, Trace
 from kiln.runtime.guards.source import Source
 from kiln.support.events import EventSink
 from kiln.support.location import Location
-from kiln.symbolic import Expr, Relation, ShapeEnv
+from kiln.symbolic import ShapeEnv
+from kiln.symbolic.policy import DimChoice, DimKind
 
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
-
-
-@final
-class _Oracle:
-    """Answers questions about sizes; guards remember the line of the call that asked."""
-
-    def __init__(self, env: ShapeEnv) -> None:
-        self.env = env
-        self.location: Location | None = None
-
-    def decide(self, relation: Relation | bool) -> bool:
-        return self.env.decide(relation, self.location)
-
-    def specialise(self, value: Any) -> Any:
-        return self.env.specialise(value, self.location) if isinstance(value, Expr) else value
 
 
 @final
@@ -63,24 +50,26 @@ class Recorder:
         self.events = events
         self.calls: list[TorchCall] = []
         self.inputs: list[InputRecord] = []
-        self._oracle = _Oracle(env)
-        self._emit = Emit(self._oracle, numerics)
+        self._symbols = Symbols(env)
+        self._emit = Emit(self._symbols, numerics)
         self._constants = Constants()
-        self._mode = RecordingMode(self._emit, self._constants, resolve, self._oracle.specialise)
+        self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
         self._by_real: dict[int, InputRecord] = {}
 
     # Inputs.
 
-    def add_tensor(self, real: torch.Tensor, name: str, source: Source, dims: Any = None) -> torch.Tensor:
+    def add_tensor(
+        self, real: torch.Tensor, name: str, source: Source, dims: tuple[DimChoice, ...] | None = None
+    ) -> torch.Tensor:
         """The fake of an input; the same real tensor gives the same fake."""
         found = self._by_real.get(id(real))
         if found is not None:
             return found.fake  # type: ignore[no-any-return]
         refuse_strange(real, name)
-        spec = spec_of_real(real)
+        spec = self._input_spec(real, dims)
         node = self._input_node(name, spec)
         leaf, grad = real.is_leaf, real.requires_grad
-        fake = origin = make_fake(fresh_place(node), grad)
+        fake = origin = self._mode.fake(fresh_place(node), grad)
         if grad and not leaf:
             fake = self._non_leaf(origin)
         is_parameter = isinstance(real, torch.nn.Parameter)
@@ -90,6 +79,13 @@ class Recorder:
         self.inputs.append(record)
         self._by_real[id(real)] = record
         return fake
+
+    def _input_spec(self, real: torch.Tensor, dims: tuple[DimChoice, ...] | None) -> TensorSpec:
+        """The spec of an input; each dimension that is to be a symbol gets one."""
+        if dims is None or all(one.kind is DimKind.STATIC for one in dims):
+            return spec_of_real(real)
+        self._mode.symbolic = True
+        return symbolic_spec(self.env, real, dims)
 
     def _input_node(self, name: str, spec: Any) -> Node:
         return Node(PRIMS["input"], (), {"index": len(self.inputs), "name": name}, spec)
@@ -103,7 +99,7 @@ class Recorder:
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
-        return make_fake(self._constants.place(self._emit, real))
+        return self._mode.fake(self._constants.place(self._emit, real))
 
     # Calls.
 
@@ -113,7 +109,7 @@ class Recorder:
         """Run one torch call on fakes. `stack`: the user's lines, the innermost last. A method is named by a string."""
         location = stack[-1] if stack else None
         self._emit.origin = Origin(target_name(target), len(self.calls), location)
-        self._oracle.location = location
+        self._symbols.location = location
         mutations = self._mode.mutations
         _push(self._mode)
         try:
@@ -155,10 +151,9 @@ class Recorder:
             _pop(None)
         return list(grads)
 
-    def add_tangent(self, like: torch.Tensor, name: str) -> torch.Tensor:
-        """The fake of the gradient that arrives for an output."""
-        spec = self.spec_of(like)
-        return make_fake(fresh_place(Node(PRIMS["input"], (), {"index": 0, "name": name}, spec)))
+    def fake_of(self, node: Node) -> FakeTensor:
+        """A fresh fake tensor that holds the value of `node`: a tangent, for one."""
+        return self._mode.fake(fresh_place(node))
 
     # Questions.
 
@@ -197,18 +192,3 @@ class Recorder:
         return Trace(
             list(self.calls), list(self.inputs), graph, list(outputs), self.env, needs_grad, self._constants.tensors
         )
-
-
-def refuse_strange(real: torch.Tensor, name: str) -> None:
-    """Only plain dense tensors are inputs so far."""
-    reason = ""
-    if real.layout is not torch.strided or real.is_nested:
-        reason = f"its layout is {real.layout}"
-    elif type(real) not in (torch.Tensor, torch.nn.Parameter):
-        reason = f"it is a {type(real).__qualname__}"
-    elif real.is_conj() or real.is_neg():
-        reason = "it is a lazy conjugate or negation"
-    elif real.is_quantized or real.device.type == "meta":
-        reason = "it is quantized" if real.is_quantized else "it is a meta tensor"
-    if reason:
-        raise UnsupportedInput(name=name, reason=reason)

@@ -12,7 +12,7 @@ from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
 from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.trace.fake import make_fake
+from kiln.graph.trace.fake import QUESTIONS
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.graph.trace.place import Place
@@ -24,6 +24,8 @@ def resolve(op: OpOverload) -> Handler:
     name = str(op)
     if handler := SPECIAL.get(name):
         return handler
+    if question := QUESTIONS.get(name):
+        return lambda mode, op, args, kwargs: question(*args, **kwargs)
     if rule := VIEWS.get(name):
         return view_handler(rule)
     if rule := MUTATIONS.get(name):
@@ -69,7 +71,7 @@ def view_handler(rule: Rule) -> Handler:
     def walk(mode: RecordingMode, place: Place, steps: Any) -> torch.Tensor:
         for step in steps:
             place = mode.memory.view(place, step)
-        return make_fake(place)
+        return mode.fake(place)
 
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = mode.place(args[0])

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
-from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
 
@@ -31,7 +31,7 @@ def special(*names: str) -> Callable[[Handler], Handler]:
 
 @special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
 def same_place(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return make_fake(mode.place(args[0]))
+    return mode.fake(mode.place(args[0]))
 
 
 @special("copy_.default")
@@ -64,14 +64,15 @@ def metadata_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwa
     for step in VIEWS.get(f"{base[:-1]}.{overload}")(mode.emit, place.spec, *args[1:], **kwargs):  # type: ignore[misc]
         place = mode.memory.view(place, step)
     mode.mutations += 1
-    move(fake, place)
+    move(mode, fake, place)
     return fake
 
 
-def move(fake: FakeTensor, place: Any) -> None:
-    spec = place.spec
+def move(mode: RecordingMode, fake: FakeTensor, place: Any) -> None:
+    spec, symbols = place.spec, mode.symbols
+    sizes, strides, offset = symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset)
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        torch.ops.aten.as_strided_.default(fake, spec.sizes, spec.strides, spec.offset)
+        torch.ops.aten.as_strided_.default(fake, sizes, strides, offset)
     fake.place = place
 
 
