@@ -73,9 +73,9 @@ Entry* find_entry(Dispatcher* self, const Call& call) {
 PyObject* call_entry(Entry* entry, const Call& call) {
   entry->hits++;
   PyObject* callable = own(entry->callable);
-  Py_DECREF(entry);
   PyObject* result = PyObject_Vectorcall(callable, call.slots, call.slotsf, nullptr);
   Py_DECREF(callable);
+  Py_DECREF(entry);  // last: nothing may run between the check and the call
   return result;
 }
 

@@ -302,7 +302,13 @@ bool GuardTree::check(const Scope& scope) {
   }
   pause.end();
   busy_ = false;
-  drop_temporaries();
+  if (!temporaries_.empty()) {
+    // What dies here may run code that checks this tree for other objects; our caller wants ours.
+    PyObject* mine = own(bindings_);
+    drop_temporaries();
+    if (verdict == Verdict::kPass) std::swap(mine, bindings_);
+    Py_XDECREF(mine);
+  }
   return verdict == Verdict::kPass;
 }
 

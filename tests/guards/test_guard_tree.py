@@ -468,3 +468,31 @@ def test_checks_leak_nothing() -> None:
         assert not tree.check((model, None))
         assert tree.explain((model, None)) is not None
     assert [sys.getrefcount(thing) for thing in things] == before
+
+
+def test_code_that_runs_when_old_bindings_die_does_not_change_ours() -> None:
+    class Checks:
+        def __del__(self) -> None:
+            tree.check((other, None))
+
+    tree = tree_of(guard(AttrSource(X, "a"), GuardKind.EQUALS, 1), collect=(AttrSource(X, "b"),))
+    holder, other = Plain(a=1, b=Checks()), Plain(a=1, b="other")
+    assert tree.check((other, None))
+    assert tree.check((holder, None))
+    holder.b = "mine"  # only the bindings hold the old one now
+    assert tree.check((holder, None))
+    assert tree.bindings == ("mine",)
+
+
+def test_a_model_that_holds_its_dispatcher_is_freed() -> None:
+    model = torch.nn.Linear(2, 2)
+    guards, collect = module_guards(model, X)
+    tree = tree_of(*guards, collect=tuple(collect))
+    dispatcher = _frames.Dispatcher(function, lambda *a: None)
+    dispatcher.set_entries([_frames.Entry(tree, _frames.BoundCall(tree, lambda *a: a[2:]))])
+    model.__dict__["compiled"] = dispatcher
+    assert dispatcher(model) == (model.weight, model.bias)
+    gone = weakref.ref(model), weakref.ref(dispatcher), weakref.ref(model.weight)
+    del model, dispatcher, tree, guards, collect
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
