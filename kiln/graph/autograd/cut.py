@@ -4,7 +4,7 @@
     candidates: %3, or what is inside of gelu; %3 is one tensor, gelu's insides are two: {%3, x, w} is the cut
 
 A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read by
-a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans, scatters,
+or made by a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans, scatters,
 and values that a library op of the backward reads from memory anyway. Views are never saved but their base.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
@@ -171,8 +171,12 @@ class _CutNetwork:
         if not isinstance(spec, TensorSpec):
             return 1
         size = self.hint(spec.numel()) * spec.dtype.itemsize
-        moved = size if node in self.in_memory else 2 * size
+        moved = size if self.is_in_memory(node) else 2 * size
         return 1 + int(moved * FAR ** min(self.distances.get(node, 0), FARTHEST))
+
+    def is_in_memory(self, node: Node) -> bool:
+        """The forward writes it anyway."""
+        return node in self.in_memory or node.op.kind in KEPT_KINDS or node.op.name == "item"
 
     def hint(self, value: Int) -> int:
         if isinstance(value, int):

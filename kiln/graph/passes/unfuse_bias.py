@@ -37,6 +37,8 @@ class UnfuseBias:
             return graph, 0
         users = users_of(graph)
         chosen = {node for node in graph.nodes if is_candidate(node, users)}
+        # Of an output (or a value saved for the backward) the sum would be one more tensor to write.
+        chosen.difference_update(graph.roots())
         return rewrite(graph, unfused, context.oracle, only=chosen)
 
 

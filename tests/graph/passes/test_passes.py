@@ -157,6 +157,8 @@ def test_bias_is_added_by_the_op_that_follows() -> None:
 def test_bias_stays_where_nothing_can_add_it() -> None:
     graph = graph_of(*LINEAR, "%4: f32[8] = view(%3, sizes=(8,))", "return %4")
     assert UnfuseBias().run(graph, CONTEXT)[1] == 0
+    graph = graph_of(*LINEAR, "%4: f32[2, 4] = tanh(%3)", "return %4, %3")
+    assert UnfuseBias().run(graph, CONTEXT)[1] == 0
     graph = graph_of(*LINEAR, "%4: f32[2, 4] = tanh(%3)", "return %4")
     assert UnfuseBias().run(graph, PassContext(KnownSizes(), "strict"))[1] == 0
 
