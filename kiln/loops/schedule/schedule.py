@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from kiln.loops.ir.analyses import kernel_reads
 from kiln.loops.ir.indexing import substituted
-from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopNode, LoopProgram, Pointwise, Scatter
+from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Scatter
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
+from kiln.loops.schedule.fuse import Fused, fuse
+from kiln.loops.schedule.group import Group
+from kiln.loops.schedule.kernel import group_kernel
 from kiln.loops.schedule.memory import Step, allocations, frees, kept_alive
 from kiln.loops.schedule.single import copy_body, single_kernel
 from kiln.loops.schedule.table import KernelTable
@@ -24,8 +27,9 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> Schedul
     """Kernels, calls and memory for `program` on `target`."""
     with events.stage("schedule"):
         buffers = program_buffers(program)
-        library = KernelTable()
-        steps = tuple(step for node in program.nodes for step in _steps(node, buffers, library))
+        table = KernelTable()
+        fused = fuse(program, buffers, target)
+        steps = tuple(step for group in fused.groups for step in _steps(group, fused, buffers, table, target))
         known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
         known |= {buffer.name for buffer, _ in program.constants}
         kept = kept_alive(program.outputs, program.writes) | known
@@ -47,13 +51,19 @@ def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
     return found
 
 
-def _steps(node: LoopNode, buffers: dict[str, Buffer], table: KernelTable) -> Iterator[Step]:
-    if isinstance(node, Extern):
+def _steps(
+    group: Group, fused: Fused, buffers: dict[str, Buffer], table: KernelTable, target: Target
+) -> Iterator[Step]:
+    node = group.step
+    if node is None:
+        yield table.launch(group_kernel(group, fused.graph, buffers, target, fused.symbols))
+    elif isinstance(node, Scatter):
+        if node.init not in (node.out.name, node.out.base):
+            yield table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers))
+        yield table.launch(single_kernel(node, buffers))
+    else:
+        assert isinstance(node, Extern)
         yield node
-        return
-    if isinstance(node, Scatter) and node.init not in (node.out.name, node.out.base):
-        yield table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers))
-    yield table.launch(single_kernel(node, buffers))
 
 
 def _copy(source: Buffer, out: Buffer) -> Pointwise:

@@ -1,0 +1,214 @@
+"""From the phases of a group to its kernel: bodies, locals, stores.
+
+    phase (g1): t, total       t[g1] = exp(load x[g0, g1])        t is a row: a later phase loads it
+                               total[] += exp(..)                 forwarded within the point
+    phase (g1): out            out[g0, g1] = div(load t[g1], load total[])
+
+Indices are still those of the program's buffers; `views.py` merges dimensions afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.loops.ir.body import Index
+from kiln.loops.ir.builder import BodyBuilder, Inline
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
+from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, Reduction, Scan
+from kiln.loops.schedule.affine import access_form
+from kiln.loops.schedule.group import Access, Member
+from kiln.loops.schedule.phases import PhasePlan, PhasePlans, is_cheap
+from kiln.loops.schedule.single import accumulator_dtype, converted
+from kiln.symbolic import Int, Symbol
+
+Effect = Store | Accumulate
+
+
+@final
+class KernelBuilder:
+    """Phases and locals of one group. `order`: all symbols, outermost first; `stored`: buffers that others read."""
+
+    def __init__(
+        self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], buffers: Mapping[str, Buffer]
+    ) -> None:
+        self.plans, self.group, self.stored, self.buffers = plans, plans.group, stored, buffers
+        self.rank = {one: place for place, one in enumerate(order)}
+        self.rows = _values_in_rows(plans, stored)
+        self.locals: dict[str, Local] = {}
+
+    def axes(self, symbols: object) -> tuple[Axis, ...]:
+        """Axes of group symbols, outermost first."""
+        ordered = sorted(symbols, key=lambda one: self.rank[one])  # type: ignore[call-overload]
+        return tuple(Axis(one, self.group.sizes[one]) for one in ordered)
+
+    def local_axes(self, symbols: object) -> tuple[Axis, ...]:
+        """Axes of a local: blocks have their full size."""
+        ragged = self.group.ragged
+        return tuple(Axis(axis.symbol, ragged.get(axis.symbol, axis.size)) for axis in self.axes(symbols))
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(_PhaseBody(self, place, phase).finish() for place, phase in enumerate(self.plans.phases))
+
+    def accumulator(self, member: Member) -> Local:
+        """The local that a reduction or scan accumulates in, indexed by its kept inner symbols."""
+        if member.out not in self.locals:
+            out = member.node.out.spec.dtype
+            assert isinstance(member.node, Reduction | Scan)
+            dtype = accumulator_dtype(member.node.op, out) if isinstance(member.node, Reduction) else out
+            reduced = member.reduced()
+            kept = [one for one in self.group.inner(member) if one not in reduced]
+            self.locals[member.out] = Local(f"{member.out}_sum", dtype, self.local_axes(kept))
+        return self.locals[member.out]
+
+    def row(self, member: Member) -> Local:
+        """The local that keeps a value for later phases."""
+        if member.out not in self.locals:
+            axes = self.local_axes(self.group.inner(member))
+            self.locals[member.out] = Local(f"{member.out}_row", member.node.out.spec.dtype, axes)
+        return self.locals[member.out]
+
+    def row_index(self, member: Member, local: Local, index: Index) -> Index:
+        """Where in the local stands what is read from the buffer of `member` at `index`."""
+        form = access_form(self.buffers[member.out].spec, index, self.rank)
+        assert form is not None and member.write.form is not None
+        by_stride = {stride: one for one, stride in form.strides.items() if one not in self.group.units}
+        written = member.write.form.strides
+        return tuple(by_stride.get(written.get(axis.symbol, 0), 0) for axis in local.axes)
+
+
+def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]:
+    """Pointwise values that a later phase loads from a local."""
+    found: set[str] = set()
+
+    def visit(reader: Member, place: int) -> None:
+        for access in reader.reads:
+            writer = plans.writer(access.buffer)
+            if writer is None or plans.place[writer.out] == place or not isinstance(writer.node, Pointwise | Scan):
+                continue
+            if writer.out in stored:
+                continue
+            if is_recomputed(plans, writer, reader, access):
+                visit(writer, place)
+            else:
+                found.add(writer.out)
+
+    for member in plans.group.members:
+        visit(member, plans.place[member.out])
+    return frozenset(found)
+
+
+def is_recomputed(plans: PhasePlans, writer: Member, reader: Member, access: Access) -> bool:
+    return is_cheap(writer) and plans.forwards(writer, reader, access)
+
+
+@final
+class _PhaseBody:
+    """One phase while its body is made."""
+
+    def __init__(self, kernel: KernelBuilder, place: int, plan: PhasePlan) -> None:
+        self.kernel, self.place, self.plan = kernel, place, plan
+        self.builder = BodyBuilder()
+        self.values: dict[str, int] = {}
+        self.results: list[int] = []
+        self.effects: list[Effect] = []
+
+    def finish(self) -> Phase:
+        for member in self.plan.members:
+            self._add(member)
+        for member in self.plan.finishing:
+            self._store_result(member)
+        used = symbols_of(*(at for effect in self.effects for at in effect.index))
+        body = self.builder.finish(*self.results, used=used)
+        return Phase(self.kernel.axes(self.plan.axes), body, tuple(self.effects))
+
+    def value(self, member: Member) -> int:
+        """The place of a member's value at this point."""
+        found = self.values.get(member.out)
+        if found is None:
+            values = {own: member.value(own) for own in member.places}
+            # Loads come in the order of the accesses.
+            accesses = iter(member.reads)
+
+            def on_load(buffer: str, index: Index, dtype: torch.dtype, mask: int | None) -> int | None:
+                access, writer = next(accesses), self.kernel.plans.writer(buffer)
+                return None if writer is None else self._inside(writer, member, access, index, mask)
+
+            (found,) = member.node.body.run(Inline(self.builder, values, on_load))
+            if isinstance(member.node, Pointwise):
+                found = converted(self.builder, found, member.node.out.spec.dtype)
+            self.values[member.out] = found
+        return found
+
+    def _inside(self, writer: Member, reader: Member, access: Access, index: Index, mask: int | None) -> int | None:
+        """The place of what `reader` reads of `writer`; None: from memory."""
+        plans = self.kernel.plans
+        if isinstance(writer.node, Pointwise):
+            here = plans.place[writer.out] == self.place
+            if here or (writer.out not in self.kernel.stored and is_recomputed(plans, writer, reader, access)):
+                return self._masked(self.value(writer), mask)
+        if isinstance(writer.node, Reduction):
+            local = self.kernel.accumulator(writer)
+        elif writer.out in self.kernel.rows:
+            local = self.kernel.row(writer)
+        else:
+            return None
+        place = self.builder.load(local.name, self.kernel.row_index(writer, local, index), local.dtype, mask)
+        return converted(self.builder, place, writer.node.out.spec.dtype)
+
+    def _masked(self, value: int, mask: int | None) -> int:
+        if mask is None:
+            return value
+        dtype = self.builder.dtype_of(value)
+        return self.builder.pointwise(PRIMS["where"], dtype, mask, value, self.builder.constant(0, dtype))
+
+    def _result(self, place: int) -> int:
+        if place not in self.results:
+            self.results.append(place)
+        return self.results.index(place)
+
+    def _add(self, member: Member) -> None:
+        node, kernel = member.node, self.kernel
+        result = self._result(self.value(member))
+        if isinstance(node, Pointwise):
+            if member.out in kernel.stored:
+                self.effects.append(Store(member.out, _written_at(member), result))
+            elif member.out in kernel.rows:
+                self.effects.append(self._row_store(member, result))
+            return
+        local = kernel.accumulator(member)
+        reduced = member.reduced()
+        over = tuple(axis for axis in kernel.axes(self.plan.axes) if axis.symbol in reduced)
+        index = tuple(axis.symbol for axis in local.axes)
+        running = None
+        if isinstance(node, Scan):
+            kept = member.out in kernel.stored
+            running = Store(member.out, _written_at(member), result) if kept else self._row_store(member, result)
+        self.effects.append(Accumulate(local.name, node.op, over, index, result, running))
+
+    def _row_store(self, member: Member, result: int) -> Store:
+        row = self.kernel.row(member)
+        return Store(row.name, tuple(axis.symbol for axis in row.axes), result)
+
+    def _store_result(self, member: Member) -> None:
+        """The finished value of a reduction, or of a block of it, to memory."""
+        local = self.kernel.accumulator(member)
+        index = tuple(axis.symbol for axis in local.axes)
+        place = self.builder.load(local.name, index, local.dtype)
+        if member.partial is not None:
+            at = (*member.partial.dims, *_written_at(member))
+            self.effects.append(Store(member.partial.buffer.name, at, self._result(place)))
+            return
+        place = converted(self.builder, place, member.node.out.spec.dtype)
+        self.effects.append(Store(member.out, _written_at(member), self._result(place)))
+
+
+def _written_at(member: Member) -> tuple[Int, ...]:
+    """Index of the result's element at this point."""
+    node = member.node
+    axes = node.kept if isinstance(node, Reduction) else node.axes
+    return tuple(member.value(axis.symbol) for axis in axes)

@@ -1,0 +1,75 @@
+"""From a group to its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kiln.loops.ir.body import Compute
+from kiln.loops.ir.kernel import KernelIR, Phase
+from kiln.loops.ir.nodes import Buffer, Pointwise
+from kiln.loops.schedule.build import KernelBuilder
+from kiln.loops.schedule.graph import Dependencies
+from kiln.loops.schedule.group import Group, Member, Symbols
+from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
+from kiln.loops.schedule.phases import PhasePlan, plan_phases
+from kiln.loops.schedule.single import assemble
+from kiln.support.target import Target
+
+NAMED_FLOPS, LONGEST_NAME = 4, 4
+"""A kernel is named after its reductions and the ops that cost so much, the first few of them."""
+
+
+def group_kernel(
+    group: Group, graph: Dependencies, buffers: Mapping[str, Buffer], target: Target, symbols: Symbols
+) -> KernelIR:
+    """The kernel of a group of fused nodes."""
+    stored = frozenset(one.out for one in group.members if _escapes(one, group, graph))
+    block_units(group, symbols)
+    plans = plan_phases(group, stored)
+    lay = layout(group, target)
+    builder = KernelBuilder(plans, lay.order, stored, buffers)
+    made = builder.phases()
+    if not lay.strip:
+        made = tuple(_vectorised(group, plan, phase, lay) for plan, phase in zip(plans.phases, made, strict=True))
+    units = builder.axes(group.units)
+    return assemble(
+        kernel_name(group), units, made, tuple(builder.locals.values()), buffers,
+        strip=lay.strip, grain=lay.grain, origin=_origin(group),
+    )  # fmt: skip
+
+
+def _escapes(member: Member, group: Group, graph: Dependencies) -> bool:
+    """Does anything outside of the group read the member's result?"""
+    if member.partial is not None:
+        return False
+    uses, inside = graph.uses[member.out], {one.number for one in group.members}
+    return uses.kept or not uses.readers or any(number not in inside for number in uses.readers)
+
+
+def _vectorised(group: Group, plan: PhasePlan, phase: Phase, lay: Layout) -> Phase:
+    """The axis with neighbours in memory innermost and vectorised."""
+    if not phase.axes or plan.serial:
+        return phase
+    symbols = [axis.symbol for axis in phase.axes]
+    best = best_vector(group, (*plan.members, *plan.finishing))
+    vector = lay.vector if lay.vector in symbols else best if best in symbols else symbols[-1]
+    axes = sorted(phase.axes, key=lambda axis: axis.symbol is vector)
+    return replace(phase, axes=tuple(axes), vector=len(axes) - 1)
+
+
+def kernel_name(group: Group) -> str:
+    """`exp_sum_div`: what it mainly computes."""
+    names: dict[str, None] = {}
+    for member in group.members:
+        for op in member.node.body.ops:
+            if isinstance(op, Compute) and op.op.flops >= NAMED_FLOPS:
+                names[op.op.name] = None
+        if not isinstance(member.node, Pointwise):
+            names[member.node.op.value] = None
+    return "_".join(list(names)[:LONGEST_NAME]) or "pointwise"
+
+
+def _origin(group: Group) -> str:
+    origins = dict.fromkeys(member.node.origin for member in group.members if member.node.origin)
+    return ", ".join(list(origins)[:LONGEST_NAME])

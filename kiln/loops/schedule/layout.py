@@ -1,0 +1,121 @@
+"""Loop order, vector axis, strips and grain of a group: how its loops lie on memory and threads.
+
+    units {g0: rows}, inner {g1: columns, stride 1}     rows one by one, phases vectorised along g1
+    units {g1: columns, stride 1}, inner {g0: rows}     strips of columns, each going down the rows
+
+Symbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
+vectorised. If it is a unit, units go through the phases in strips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log2
+from typing import final
+
+from kiln.loops.ir.analyses import flops
+from kiln.loops.schedule.affine import divides, guess
+from kiln.loops.schedule.group import Group, Member, Symbols
+from kiln.support.target import Target
+from kiln.symbolic import Symbol, is_static, sym_min
+
+GRAIN_NANOSECONDS = 20_000
+"""Work that is worth a thread."""
+NANOSECONDS_PER_BYTE, NANOSECONDS_PER_FLOP = 0.05, 0.05
+LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
+SHORT_ROW = 8
+"""Rows that do not fill a vector."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`order`: all symbols, outermost first. `vector`: the one that is vectorised where a phase has it."""
+
+    order: list[Symbol]
+    vector: Symbol | None
+    strip: int
+    grain: int
+
+
+def block_units(group: Group, symbols: Symbols) -> None:
+    """Blocked units become units of blocks, with the units of a block inside."""
+    for old, size in list(group.frozen.items()):
+        block, within = symbols.fresh(), symbols.fresh()
+        whole = group.sizes[old]
+        group.split(old, within, size, block, (whole + size - 1) // size)
+        if not divides(size, whole):
+            group.sizes[within] = sym_min(size, whole - block * size)
+            group.ragged[within] = size
+        del group.units[within]
+        del group.frozen[old]
+        for member in group.members:
+            if member.partial is not None:
+                member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
+
+
+def layout(group: Group, target: Target) -> Layout:
+    """How the loops of `group` are run on `target`."""
+    strides = _strides(group.members)
+    vector = best_vector(group, group.members)
+    units = list(group.units)
+    in_strips = vector is None or vector in group.units or _is_short(group, vector)
+    if in_strips and vector not in group.units:
+        vector = min(units, key=lambda one: strides.get(one, 0.0), default=None)
+    order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
+    strip = _strip(group, target) if in_strips and units else 0
+    return Layout(order, vector if not in_strips else None, strip, _grain(group))
+
+
+def _is_short(group: Group, vector: Symbol) -> bool:
+    size = group.sizes[vector]
+    return is_static(size) and size < SHORT_ROW and group.guess_points(group.units) >= 64
+
+
+def best_vector(group: Group, members: Iterable[Member]) -> Symbol | None:
+    """The symbol with neighbours in memory in most accesses, weighed by bytes; None where there is none."""
+    votes: dict[Symbol, int] = {}
+    for member in members:
+        points = group.guess_points(member.symbols())
+        for access in member.accesses():
+            if access.form is None:
+                continue
+            for one, stride in access.form.strides.items():
+                if is_static(stride) and stride == 1 and one in group.sizes:
+                    votes[one] = votes.get(one, 0) + points
+    return max(votes, key=lambda one: votes[one], default=None)
+
+
+def _strides(members: Iterable[Member]) -> dict[Symbol, float]:
+    """The mean logarithm of the strides of each symbol; writes count twice."""
+    total: dict[Symbol, float] = {}
+    count: dict[Symbol, int] = {}
+    for member in members:
+        for access in (*member.accesses(), member.write):
+            if access.form is None:
+                continue
+            for one, stride in access.form.strides.items():
+                total[one] = total.get(one, 0.0) + log2(max(abs(guess(stride)), 1))
+                count[one] = count.get(one, 0) + 1
+    return {one: total[one] / count[one] for one in total}
+
+
+def _strip(group: Group, target: Target) -> int:
+    """Long strips for pointwise loops; short ones where a strip is most of the work, so that all threads have some."""
+    if not any(group.inner(member) for member in group.members):
+        return LONGEST_STRIP
+    wanted = group.guess_points(group.units) // (4 * target.threads)
+    shortest = SHORTEST_STRIP_BYTES // 4
+    return max(shortest, min(LONGEST_STRIP, 1 << max(wanted, 1).bit_length() - 1))
+
+
+def _grain(group: Group) -> int:
+    """Units that take about `GRAIN_NANOSECONDS`."""
+    cost = 0.0
+    for member in group.members:
+        points = group.guess_points(group.inner(member))
+        size = sum(1 for _ in member.accesses()) * member.node.out.spec.dtype.itemsize
+        cost += points * (size * NANOSECONDS_PER_BYTE + flops(member.node.body) * NANOSECONDS_PER_FLOP)
+    units = GRAIN_NANOSECONDS / max(cost, 0.01)
+    return 1 << max(int(units).bit_length() - 1, 0)

@@ -1,0 +1,197 @@
+"""The rules of fusion: which two groups may become one kernel, and what that saves.
+
+A rule says how two groups meet (`applies`), which units are left (an `Alignment`), and with that the same score
+decides for all: bytes that need not go through memory, and a launch, against parallelism that is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from kiln.loops.ir.nodes import Buffer
+from kiln.loops.schedule.affine import guess, guess_large
+from kiln.loops.schedule.align import Alignment, align, dependencies
+from kiln.loops.schedule.graph import Dependencies
+from kiln.loops.schedule.group import Group, Symbols
+from kiln.loops.schedule.layout import best_vector
+from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
+from kiln.support.target import Target
+
+LAUNCH_BYTES = 1 << 14
+"""What a launch costs, in bytes that could be moved in its time."""
+MOST_MEMBERS, MOST_BUFFERS = 48, 40
+"""Kernels beyond these are slow to compile and short of registers."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What rules look at beside the two groups."""
+
+    buffers: Mapping[str, Buffer]
+    graph: Dependencies
+    symbols: Symbols
+    target: Target
+
+    def bytes(self, name: str) -> int:
+        spec = self.buffers[name].spec
+        return guess(spec.numel()) * spec.dtype.itemsize
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`propose(first, second, context)`: the common space, or None where the rule does not apply."""
+
+    name: str
+    propose: Callable[[Group, Group, Context], Alignment | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    rule: str
+    alignment: Alignment
+    score: int
+
+
+def vertical(first: Group, second: Group, context: Context) -> Alignment | None:
+    """A pointwise consumer joins its pointwise producers: the value stays in a register.
+
+    y = exp(x); z = y + 1        one loop, y is stored only if something else reads it
+    """
+    if first.has_reductions() or second.has_reductions() or not _depends(first, second):
+        return None
+    return _in_rows(first, second, align(first, second, context.symbols))
+
+
+def producers_into_reduction(first: Group, second: Group, context: Context) -> Alignment | None:
+    """Pointwise producers join the reduction that reads them: the reduction's kept axes are the units.
+
+    y = gelu(x); s = sum of y over i1        y[i0, ...] is made and summed by unit i0
+    """
+    if first.has_reductions() or not second.has_reductions() or not _depends(first, second):
+        return None
+    return align(first, second, context.symbols)
+
+
+def consumers_after_reduction(first: Group, second: Group, context: Context) -> Alignment | None:
+    """Consumers of a reduction, pointwise or reductions again, join it: later phases of the same unit.
+
+    s = sum of x over i1; y = x / s        softmax, layer norm, cross-entropy become one kernel
+    """
+    if not first.has_reductions() or not _depends(first, second):
+        return None
+    return align(first, second, context.symbols)
+
+
+def siblings(first: Group, second: Group, context: Context) -> Alignment | None:
+    """Two loops that read the same data and do not depend on each other share the pass over it.
+
+    a = sum of x over i1; b = amax of x over i1
+    """
+    if _depends(first, second) or not _shared(first, second):
+        return None
+    return _in_rows(first, second, align(first, second, context.symbols))
+
+
+def mixed_order(first: Group, second: Group, context: Context) -> Alignment | None:
+    """A column reduction joins a kernel over rows: each block of rows gives its part of the sums.
+
+    dx[i0, i1] = f(row i0 of g); db[i1] = sum of g over i0        the backward of layer norm
+    """
+    if len(second.members) != 1 or not is_splittable(second.members[0]) or second.members[0].partial:
+        return None
+    found = align(first, second, context.symbols, opened=True)
+    if found is None or len(found.units) != len(first.units):
+        return None
+    outer = [found.names.get(one) for one in second.members[0].reduced()]
+    split = any(one in found.units for one in outer)
+    return found if split and all(one in outer for one in first.frozen) else None
+
+
+def _in_rows(first: Group, second: Group, found: Alignment | None) -> Alignment | None:
+    """All units of one of the two are left; where the other loses some, its units become rows."""
+    if found is None or len(found.units) < min(len(first.units), len(second.units)):
+        return None
+    for group, names in ((first, {}), (second, found.names)):
+        if len(found.units) < len(group.units):
+            vector = best_vector(group, group.members)
+            if vector is None or names.get(vector, vector) in found.units:
+                return None
+    return found
+
+
+FUSION_RULES = (
+    Rule("vertical", vertical),
+    Rule("producers-into-reduction", producers_into_reduction),
+    Rule("consumers-after-reduction", consumers_after_reduction),
+    Rule("siblings", siblings),
+    Rule("mixed-order", mixed_order),
+)
+
+
+def _depends(first: Group, second: Group) -> bool:
+    return next(dependencies(first, second), None) is not None
+
+
+def _shared(first: Group, second: Group) -> set[str]:
+    """Buffers that both read and neither writes."""
+    made = first.writers().keys() | second.writers().keys()
+    mine, theirs = ({access.buffer for one in group.members for access in one.reads} for group in (first, second))
+    return (mine & theirs) - made
+
+
+def propose(first: Group, second: Group, context: Context) -> Proposal | None:
+    """What the first rule that applies makes of the two, if it is worth it."""
+    if len(first.members) + len(second.members) > MOST_MEMBERS:
+        return None
+    saved = _saved_bytes(first, second, context)
+    for rule in FUSION_RULES:
+        found = rule.propose(first, second, context)
+        if found is None or not _frozen_stay(first, second, found) or _starves(first, second, found, context):
+            continue
+        score = saved + LAUNCH_BYTES
+        if rule.name == "mixed-order":
+            score -= 2 * LAUNCH_BYTES
+        if rule.name == "siblings" and 8 * saved < _traffic(second, context):
+            continue
+        if score > 0:
+            return Proposal(rule.name, found, score)
+    return None
+
+
+def _saved_bytes(first: Group, second: Group, context: Context) -> int:
+    total = sum(context.bytes(name) for name in _shared(first, second))
+    inside = {member.number for group in (first, second) for member in group.members}
+    for name in {access.buffer for _, _, _, access in dependencies(first, second)}:
+        uses = context.graph.uses[name]
+        stays = not uses.kept and all(number in inside for number in uses.readers)
+        total += context.bytes(name) * (2 if stays else 1)
+    return total
+
+
+def _traffic(group: Group, context: Context) -> int:
+    names = {access.buffer for member in group.members for access in member.accesses()}
+    return sum(context.bytes(name) for name in names)
+
+
+def _frozen_stay(first: Group, second: Group, found: Alignment) -> bool:
+    """Reductions that are split over units must keep these units."""
+    mine = set(first.frozen)
+    theirs = {found.names.get(one) for one in second.frozen}
+    return mine <= found.units.keys() and theirs <= found.units.keys() and len(mine | theirs) <= 1
+
+
+def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:
+    """Does the fused loop leave threads without work that one of the two had?"""
+    left = guess(first.points(found.units))
+    if left >= 4 * context.target.threads:
+        return False
+    for group in (first, second):
+        points = [group.points(member.symbols()) for member in group.members]
+        if left < guess(group.points(group.units)) and any(guess_large(one) > SERIAL_POINTS for one in points):
+            return True
+    return False
