@@ -24,6 +24,7 @@ from typing import Any, final
 from kiln.capture.bytecode import v311, v312
 from kiln.capture.bytecode.exceptions import ExceptionRange, exception_ranges
 from kiln.capture.bytecode.table import Jump, RawInstruction, VersionTable
+from kiln.support.location import Location
 
 TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE)}
 """The table of each CPython version that Kiln knows."""
@@ -71,11 +72,12 @@ class Handler:
 @final
 @dataclass(frozen=True, slots=True)
 class DecodedCode:
-    """`handlers[i]` guards instruction `i`, or is None."""
+    """`handlers[i]` guards instruction `i`, or is None. `locations[i]` is its line, filled in when asked for."""
 
     code: CodeType
     instructions: tuple[Instruction, ...]
     handlers: tuple[Handler | None, ...]
+    locations: list[Location | None]
 
 
 def raw_instructions(code: CodeType) -> Iterator[RawInstruction]:
@@ -111,7 +113,8 @@ def decode(code: CodeType, table: VersionTable | None = None) -> DecodedCode:
         if type(arg) is Jump:
             arg = _index(starts, arg.unit)
         instructions.append(Instruction(name, arg, raw.unit, lines[raw.unit]))
-    return DecodedCode(code, tuple(instructions), _handlers(instructions, starts, exception_ranges(code)))
+    handlers = _handlers(instructions, starts, exception_ranges(code))
+    return DecodedCode(code, tuple(instructions), handlers, [None] * len(instructions))
 
 
 def _index(starts: list[int], unit: int) -> int:

@@ -34,7 +34,7 @@ class GuardCollector:
     """The guards of one capture, in order."""
 
     def __init__(self) -> None:
-        self._guards: dict[tuple[int, GuardKind, object], Guard] = {}
+        self._guards: dict[tuple[int, str, object], Guard] = {}
         self._sources: list[Source] = []
 
     def add(
@@ -46,7 +46,7 @@ class GuardCollector:
         paths that are different objects are merged by `finish`.
         """
         detail = expected if kind in (GuardKind.HAS_ATTR, GuardKind.NO_ATTR) else None
-        key = (id(source), kind, detail)
+        key = (id(source), kind.value, detail)
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, expected, at, why)
 
@@ -55,24 +55,56 @@ class GuardCollector:
 
     def finish(self) -> list[Guard]:
         """The guards that say something which no other says."""
-        texts = {id(guard.source): guard.source for guard in self._guards.values()}
-        names = {number: source.text() for number, source in texts.items()}
-        asked = {(names[id(guard.source)], guard.kind) for guard in self._guards.values()}
-        weaker = {(name, other) for name, kind in asked for other in IMPLIED.get(kind, ())}
-        kept: dict[tuple[str, GuardKind, str], Guard] = {}
-        for guard in self._guards.values():
-            name = names[id(guard.source)]
-            if (name, guard.kind) in weaker or self._absent_is_told(guard, asked, names):
+        paths = Paths()
+        numbered = [(paths.number(guard.source), guard) for guard in self._guards.values()]
+        asked = {(number, guard.kind.value) for number, guard in numbered}
+        weaker = {(number, other.value) for number, guard in numbered for other in IMPLIED.get(guard.kind, ())}
+        kept: dict[tuple[int, str, str], Guard] = {}
+        for number, guard in numbered:
+            kind = guard.kind
+            if (number, kind.value) in weaker:
                 continue
-            kept.setdefault((name, guard.kind, repr(guard.expected)), guard)
+            if kind is GuardKind.ABSENT and (paths.base(number), GuardKind.DICT_KEYS.value) in asked:
+                continue
+            detail = repr(guard.expected) if kind in DETAILED else ""
+            kept.setdefault((number, kind.value, detail), guard)
         return list(kept.values())
 
-    @staticmethod
-    def _absent_is_told(guard: Guard, asked: set[tuple[str, GuardKind]], names: dict[int, str]) -> bool:
-        if guard.kind is not GuardKind.ABSENT or not isinstance(guard.source, ItemSource):
-            return False
-        base = names.get(id(guard.source.base))
-        return base is not None and (base, GuardKind.DICT_KEYS) in asked
+
+DETAILED = frozenset((GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION))
+"""Kinds of which one source may have several."""
+
+
+@final
+class Paths:
+    """Equal sources get equal numbers; each step of a path is looked at once, not once per guard below it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._steps: dict[tuple[object, ...], int] = {}
+        self._bases: list[int] = []
+
+    def number(self, source: Source) -> int:
+        found = self._known.get(id(source))
+        if found is None:
+            found = self._known[id(source)] = self._step(source)
+        return found
+
+    def _step(self, source: Source) -> int:
+        parent = source.parent
+        base = self.number(parent) if parent is not None else -1
+        detail = tuple([getattr(source, name) for name in type(source).__slots__])
+        kinds = tuple([type(one) for one in detail])
+        key = (type(source), base, detail, kinds)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = len(self._bases)
+            self._bases.append(base if isinstance(source, ItemSource) else -1)
+        return found
+
+    def base(self, number: int) -> int:
+        """The number of the dict that the path takes an item of, else -1."""
+        return self._bases[number]
 
 
 def explain(guards: list[Guard]) -> str:

@@ -213,8 +213,13 @@ class SymbolicFrame:
 
     def location(self) -> Location:
         """The user's line that runs now."""
-        line = self.decoded.instructions[self.at].line
-        return Location(self.code.co_filename, line, self.code.co_qualname)
+        at = self.at
+        known = self.decoded.locations[at]
+        if known is None:
+            code = self.code
+            known = Location(code.co_filename, self.decoded.instructions[at].line, code.co_qualname)
+            self.decoded.locations[at] = known
+        return known
 
     def locations(self) -> tuple[Location, ...]:
         """The stack of lines, innermost last."""

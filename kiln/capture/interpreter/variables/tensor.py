@@ -8,6 +8,7 @@ x.item()         asks for the value                         ->  graph break
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any, final
 
 import torch
@@ -305,16 +306,13 @@ def input_name(s: Session, source: Source) -> str:
     if isinstance(source, LocalSource):
         base = source.name
     else:
-        base = "_".join(
-            part
-            for part in "".join(c if c.isalnum() or c == "_" else " " for c in source.text()).split()
-            if part not in NOISE
-        )
+        base = "_".join([part for part in WORDS.findall(source.text()) if part not in NOISE])
     taken: dict[str, int] = s.state.setdefault("input_names", {})
     taken[base] = taken.get(base, -1) + 1
     return f"{base}_{taken[base]}" if taken[base] else base
 
 
+WORDS = re.compile(r"\w+")
 NOISE = frozenset(
     (
         *(
