@@ -107,13 +107,12 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
 def same_spec(oracle: KnownSizes, left: Spec, right: Spec, layout: bool) -> bool:
     """Equal dtype, sizes and device, with `layout` strides and offset too."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
-        pairs = [(left.sizes, right.sizes)]
-        if layout:
-            pairs += [(left.strides, right.strides), ((left.offset,), (right.offset,))]
         return (
             left.dtype is right.dtype
             and left.device == right.device
-            and all(len(a) == len(b) and not any(map(oracle.differ, a, b)) for a, b in pairs)
+            and left.rank == right.rank
+            and not any(map(oracle.differ, left.sizes, right.sizes))
+            and (not layout or _same_layout(oracle, left, right))
         )
     if isinstance(left, tuple) and isinstance(right, tuple):
         pairs_of_parts = zip(left, right, strict=False)
@@ -122,6 +121,14 @@ def same_spec(oracle: KnownSizes, left: Spec, right: Spec, layout: bool) -> bool
             for a, b in pairs_of_parts
         )
     return isinstance(left, ScalarSpec) and isinstance(right, ScalarSpec) and left.kind is right.kind
+
+
+def _same_layout(oracle: KnownSizes, left: TensorSpec, right: TensorSpec) -> bool:
+    """Nothing depends on the stride of a size-1 dimension."""
+    strides = zip(left.strides, right.strides, left.sizes, strict=True)
+    return not oracle.differ(left.offset, right.offset) and not any(
+        size != 1 and oracle.differ(a, b) for a, b, size in strides
+    )
 
 
 def templates_fit(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
