@@ -1,6 +1,6 @@
 """Renaming in bodies and kernels, and the canonical form that makes equal kernels equal data.
 
-    canonical(kernel)    (the kernel with buffers a0, a1.., locals t0.., axes i0.., indirect j0.., sizes n0..; its key)
+    canonical(kernel)    (the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0.., its key)
 
 Two kernels with equal keys are one kernel called with other arguments: names, origins and the order in which a body
 happens to hold independent ops are left out of the key.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.analyses import kernel_reads
 from kiln.loops.ir.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.ir.builder import BodyBuilder, moved, operands_of, symbols_used
 from kiln.loops.ir.indexing import substituted
@@ -125,11 +126,22 @@ def canonical(kernel: KernelIR) -> tuple[KernelIR, str]:
     Parameter i of the kernel is parameter i of its canonical form, size argument i its size argument i.
     """
     ordered = replace(kernel, phases=tuple(map(_ordered_phase, kernel.phases)), name="kernel", origin="")
-    names = {one.name: f"a{place}" for place, one in enumerate(kernel.params)}
-    names |= {one.name: f"t{place}" for place, one in enumerate(kernel.locals)}
-    made = rename_kernel(ordered, Renaming(names, _canonical_symbols(ordered)))
+    made = rename_kernel(ordered, Renaming(_canonical_names(ordered), _canonical_symbols(ordered)))
     access = "".join("w" if one.name in made.writes else "r" for one in made.params)
     return made, hashlib.sha256(f"{access}\n{kernel_text(made)}".encode()).hexdigest()
+
+
+def _canonical_names(kernel: KernelIR) -> dict[str, str]:
+    """Parameters in0, out1, io2 by what happens to them; locals sum0, amax1, row2 by what is kept there."""
+    reads, names = kernel_reads(kernel), {}
+    for place, param in enumerate(kernel.params):
+        kind = "in" if param.name not in kernel.writes else "io" if param.name in reads else "out"
+        names[param.name] = f"{kind}{place}"
+    effects = [effect for phase in kernel.phases for effect in phase.effects]
+    combined = {effect.target: effect.op.value for effect in effects if isinstance(effect, Accumulate)}
+    for place, local in enumerate(kernel.locals):
+        names[local.name] = f"{combined.get(local.name, 'row' if local.axes else 'number')}{place}"
+    return names
 
 
 def _canonical_symbols(kernel: KernelIR) -> dict[Symbol, Int]:

@@ -1,0 +1,96 @@
+"""C++ with GCC's vector extensions, as data: one table of expressions for numbers and for vectors of numbers.
+
+A bool in a vector is a lane of 0 or -1, in a number a `bool`; bf16 and f16 are computed with as float.
+The functions stand in `prelude/*.h`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.loops.codegen.dialect import Dialect
+from kiln.loops.codegen.integers import IntSyntax
+
+CPP_INTEGERS = IntSyntax()
+
+_FUNCTIONS = (
+    "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign", "nextafter", "hypot", "fma", "floor", "ceil",
+    "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
+    "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc",
+    "erfinv", "lgamma", "digamma", "isinf", "signbit", "remainder", "fmod", "pow", "shift_left", "shift_right",
+)  # fmt: skip
+_ARITY = {"where": 3, "fma": 3} | dict.fromkeys(
+    ("maximum", "minimum", "fmax", "fmin", "copysign", "nextafter", "hypot", "atan2", "remainder", "fmod", "pow",
+     "shift_left", "shift_right"), 2,
+)  # fmt: skip
+
+
+def _calls() -> dict[str, str]:
+    """`name({0}, {1})` for each function that is called as the primitive is."""
+    return {name: f"{name}({', '.join(f'{{{place}}}' for place in range(_ARITY.get(name, 1)))})" for name in _FUNCTIONS}
+
+
+# fmt: off
+CPP = Dialect(
+    name="C++",
+    dtypes={
+        torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+        torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+        torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64", torch.bool: "bool",
+    },
+    compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
+    exprs=_calls() | {
+        "neg": "-{0}",
+        "add": "{0} + {1}",
+        "sub": "{0} - {1}",
+        "mul": "{0} * {1}",
+        "div": "{0} / {1}",
+        "reciprocal": "1 / {0}",
+        "floor_div": "float_floor_div({0}, {1})",
+        "trunc_div": "trunc({0} / {1})",
+        "where": "sel({0}, {1}, {2})",
+        "eq": "as_mask({0} == {1})",
+        "ne": "as_mask({0} != {1})",
+        "lt": "as_mask({0} < {1})",
+        "le": "as_mask({0} <= {1})",
+        "gt": "as_mask({0} > {1})",
+        "ge": "as_mask({0} >= {1})",
+        "isnan": "as_mask({0} != {0})",
+        "logical_not": "!{0}",
+        "bitwise_and": "{0} & {1}",
+        "bitwise_or": "{0} | {1}",
+        "bitwise_xor": "{0} ^ {1}",
+        "bitwise_not": "~{0}",
+    },
+    exprs_for={
+        "int": {
+            # Integers have no NaN and wrap around.
+            "isnan": "as_mask({0} != {0})",
+            "isinf": "as_mask({0} != {0})",
+            "signbit": "as_mask({0} < 0)",
+            "floor_div": "int_floor_div({0}, {1}, status, {lanes})",
+            "trunc_div": "int_trunc_div({0}, {1}, status, {lanes})",
+            "remainder": "int_remainder({0}, {1}, status, {lanes})",
+            "fmod": "int_fmod({0}, {1}, status, {lanes})",
+            "pow": "int_pow({0}, {1})",
+        },
+        "bool": {
+            "add": "{0} | {1}",
+            "mul": "{0} & {1}",
+            "maximum": "{0} | {1}",
+            "minimum": "{0} & {1}",
+            "bitwise_not": "!{0}",
+            "eq": "as_mask({0} == {1})",
+            "lt": "!{0} & {1}",
+            "gt": "{0} & !{1}",
+            "le": "!{0} | {1}",
+            "ge": "{0} | !{1}",
+            "abs": "{0}",
+            "isnan": "{0} & !{0}",
+            "isinf": "{0} & !{0}",
+            "signbit": "{0} & !{0}",
+        },
+    },
+    methods=frozenset({"convert", "bitcast"}),
+)
+# fmt: on

@@ -1,0 +1,154 @@
+//@ base
+typedef __INT8_TYPE__ i8;
+typedef __INT16_TYPE__ i16;
+typedef __INT32_TYPE__ i32;
+typedef __INT64_TYPE__ i64;
+typedef __UINT8_TYPE__ u8;
+typedef __UINT16_TYPE__ u16;
+typedef __UINT32_TYPE__ u32;
+typedef __UINT64_TYPE__ u64;
+typedef float f32;
+typedef double f64;
+typedef _Float16 f16;
+struct bf16 {
+  u16 bits;
+};
+#define KILN_INLINE static inline __attribute__((always_inline))
+#define KILN_LAMBDA __attribute__((always_inline))
+
+// vec<T>: one T per lane, as it is computed with. A bool is a lane of 0 or -1.
+template <class T> struct vec_of {
+  typedef T type __attribute__((vector_size(sizeof(T) * W)));
+};
+typedef vec_of<i8>::type i8v;
+typedef vec_of<i16>::type i16v;
+typedef vec_of<i32>::type i32v;
+typedef vec_of<i64>::type i64v;
+typedef vec_of<u8>::type u8v;
+typedef vec_of<u16>::type u16v;
+typedef vec_of<u32>::type u32v;
+typedef vec_of<u64>::type u64v;
+typedef vec_of<f32>::type f32v;
+typedef vec_of<f64>::type f64v;
+typedef i32v mask;
+template <> struct vec_of<bf16> {
+  typedef f32v type;
+};
+template <> struct vec_of<f16> {
+  typedef f32v type;
+};
+template <> struct vec_of<bool> {
+  typedef mask type;
+};
+template <class T> using vec = typename vec_of<T>::type;
+template <class V> concept Lanes = requires(V v) { v[0]; };
+
+// How many lanes of a step are real: all, or the first n.
+struct Full {
+  static constexpr i64 n = W;
+};
+struct Part {
+  i64 n;
+};
+constexpr Full full{};
+
+// The same number in every lane. (x - 0 is x for every x; x + 0 is not, for -0.)
+KILN_INLINE f32v all(f32 x) { return x - f32v{}; }
+KILN_INLINE f64v all(f64 x) { return x - f64v{}; }
+KILN_INLINE i8v all(i8 x) { return x + i8v{}; }
+KILN_INLINE i16v all(i16 x) { return x + i16v{}; }
+KILN_INLINE i32v all(i32 x) { return x + i32v{}; }
+KILN_INLINE i64v all(i64 x) { return x + i64v{}; }
+KILN_INLINE u8v all(u8 x) { return x + u8v{}; }
+KILN_INLINE u16v all(u16 x) { return x + u16v{}; }
+KILN_INLINE u32v all(u32 x) { return x + u32v{}; }
+KILN_INLINE u64v all(u64 x) { return x + u64v{}; }
+KILN_INLINE mask all(bool x) { return all(-(i32)x); }
+
+//@ lanes32
+// 0, 1, 2, ...
+KILN_INLINE i32v lanes32() {
+  i32v r;
+  for (int k = 0; k < W; ++k) r[k] = k;
+  return r;
+}
+
+//@ lanes64: lanes32
+KILN_INLINE i64v lanes64() { return __builtin_convertvector(lanes32(), i64v); }
+
+//@ active: lanes32
+// Which lanes of a step are real.
+KILN_INLINE mask active(Full) { return all(true); }
+KILN_INLINE mask active(Part lanes) { return lanes32() < (i32)lanes.n; }
+
+//@ as_mask
+// The result of a comparison as a bool.
+KILN_INLINE bool as_mask(bool x) { return x; }
+KILN_INLINE mask as_mask(i32v x) { return x; }
+KILN_INLINE mask as_mask(i64v x) { return __builtin_convertvector(x, mask); }
+KILN_INLINE mask as_mask(i16v x) { return __builtin_convertvector(x, mask); }
+KILN_INLINE mask as_mask(i8v x) { return __builtin_convertvector(x, mask); }
+
+//@ sel
+// x where c is true, else y.
+template <class T> KILN_INLINE T sel(bool c, T x, T y) { return c ? x : y; }
+KILN_INLINE f32v sel(mask c, f32v x, f32v y) { return c ? x : y; }
+KILN_INLINE i32v sel(mask c, i32v x, i32v y) { return c ? x : y; }
+KILN_INLINE u32v sel(mask c, u32v x, u32v y) { return c ? x : y; }
+KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
+KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
+KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
+KILN_INLINE i16v sel(mask c, i16v x, i16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
+KILN_INLINE u16v sel(mask c, u16v x, u16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
+KILN_INLINE i8v sel(mask c, i8v x, i8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
+KILN_INLINE u8v sel(mask c, u8v x, u8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
+
+//@ floor_div
+KILN_INLINE i64 floor_div(i64 a, i64 b) { return a / b - ((a % b != 0) & ((a < 0) != (b < 0))); }
+KILN_INLINE i64v floor_div(i64v a, i64v b) { return a / b + (((a % b) != 0) & ((a < 0) != (b < 0))); }
+KILN_INLINE i64v floor_div(i64v a, i64 b) { return floor_div(a, all(b)); }
+KILN_INLINE i64v floor_div(i64 a, i64v b) { return floor_div(all(a), b); }
+
+//@ floor_mod: floor_div
+KILN_INLINE i64 floor_mod(i64 a, i64 b) { return a - b * floor_div(a, b); }
+KILN_INLINE i64v floor_mod(i64v a, i64v b) { return a - b * floor_div(a, b); }
+KILN_INLINE i64v floor_mod(i64v a, i64 b) { return floor_mod(a, all(b)); }
+KILN_INLINE i64v floor_mod(i64 a, i64v b) { return floor_mod(all(a), b); }
+
+//@ min
+KILN_INLINE i64 min(i64 a, i64 b) { return a < b ? a : b; }
+KILN_INLINE i64v min(i64v a, i64v b) { return a < b ? a : b; }
+KILN_INLINE i64v min(i64v a, i64 b) { return min(a, all(b)); }
+KILN_INLINE i64v min(i64 a, i64v b) { return min(all(a), b); }
+
+//@ max
+KILN_INLINE i64 max(i64 a, i64 b) { return a > b ? a : b; }
+KILN_INLINE i64v max(i64v a, i64v b) { return a > b ? a : b; }
+KILN_INLINE i64v max(i64v a, i64 b) { return max(a, all(b)); }
+KILN_INLINE i64v max(i64 a, i64v b) { return max(all(a), b); }
+
+//@ clamp32
+// Nearest number of 30 bits: an index compared with one of a few lanes.
+KILN_INLINE i32 clamp32(i64 x) {
+  constexpr i64 limit = 1 << 30;
+  return (i32)(x < -limit ? -limit : x > limit ? limit : x);
+}
+
+//@ within: sel
+// A Python index into `size` elements: counted from the end where negative; one outside sets the status.
+KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
+  if (at < -size || at >= size) {
+    status[0] = 1;
+    return 0;
+  }
+  return at < 0 ? at + size : at;
+}
+template <class L> KILN_INLINE i64v within(i64v at, i64 size, i64* status, L lanes) {
+  for (i64 k = 0; k < W; ++k) at[k] = k < lanes.n ? within(at[k], size, status) : 0;
+  return at;
+}
+
+//@ wrapped
+// The same without a check.
+KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
+KILN_INLINE i64v wrapped(i64v at, i64 size) { return at < 0 ? at + size : at; }

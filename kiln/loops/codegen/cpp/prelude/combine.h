@@ -1,0 +1,106 @@
+//@ keep: sel active
+// v in the lanes that are real, `other` in the rest.
+template <class V> KILN_INLINE V keep(V v, V other, Full) { return v; }
+template <class V> KILN_INLINE V keep(V v, V other, Part lanes) { return sel(active(lanes), v, other); }
+
+//@ lane
+// A lane's value; of a bool 0 or 1.
+KILN_INLINE bool truth(i32 lane) { return lane != 0; }
+
+//@ sum_lanes
+// Halves added to halves, always in this order.
+template <class T, class V> KILN_INLINE T sum_lanes(V v) {
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) part[k] = part[k] + part[k + half];
+  return part[0];
+}
+
+//@ prod_lanes
+template <class T, class V> KILN_INLINE T prod_lanes(V v) {
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) part[k] = part[k] * part[k + half];
+  return part[0];
+}
+
+//@ amax_lanes: maximum
+template <class T, class V> KILN_INLINE T amax_lanes(V v) {
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) part[k] = maximum(part[k], part[k + half]);
+  return part[0];
+}
+
+//@ amin_lanes: minimum
+template <class T, class V> KILN_INLINE T amin_lanes(V v) {
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) part[k] = minimum(part[k], part[k + half]);
+  return part[0];
+}
+
+//@ any_lanes
+KILN_INLINE bool any_lanes(mask v) {
+  i32 r = 0;
+  for (int k = 0; k < W; ++k) r |= v[k];
+  return r != 0;
+}
+
+//@ all_lanes
+KILN_INLINE bool all_lanes(mask v) {
+  i32 r = -1;
+  for (int k = 0; k < W; ++k) r &= v[k];
+  return r != 0;
+}
+
+//@ Best: sel as_mask beats
+// The extreme value so far and where it was: of equal ones the first, NaN before all.
+template <class V, class I> struct Best {
+  V value;
+  I at;
+};
+
+//@ beats: as_mask
+// Does x come before y?
+template <bool Largest, class V> KILN_INLINE auto beats(V x, V y) {
+  return as_mask(Largest ? (x > y) : (x < y)) | (as_mask(x != x) & as_mask(y == y));
+}
+
+//@ take: Best
+template <bool Largest, class V, class I, class M> KILN_INLINE void take(Best<V, I>& best, V x, I at, M real) {
+  auto better = beats<Largest>(x, best.value) & real;
+  best.value = sel(better, x, best.value);
+  best.at = sel(better, at, best.at);
+}
+
+//@ best_lane: Best
+template <bool Largest, class T, class V> KILN_INLINE Best<T, i64> best_lane(Best<V, i64v> lanes) {
+  Best<T, i64> best{(T)lanes.value[0], (i64)lanes.at[0]};
+  for (int k = 1; k < W; ++k) {
+    T x = lanes.value[k];
+    i64 at = lanes.at[k];
+    bool tie = (x == best.value || (x != x && best.value != best.value)) && at < best.at;
+    if (beats<Largest>(x, best.value) || tie) best = {x, at};
+  }
+  return best;
+}
+
+//@ scan_lanes
+// Lane after lane combined into `run`; each lane gets the value after it.
+template <class R, class V, class L, class F> KILN_INLINE V scan_lanes(V v, R& run, L lanes, F combine) {
+  for (i64 k = 0; k < lanes.n; ++k) {
+    run = combine(run, (R)v[k]);
+    v[k] = run;
+  }
+  return v;
+}
+
+//@ fill
+template <class T> KILN_INLINE void fill(T* p, i64 count, T value) {
+  for (i64 k = 0; k < count; ++k) p[k] = value;
+}

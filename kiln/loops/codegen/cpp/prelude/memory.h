@@ -1,0 +1,160 @@
+//@ read
+// The lanes that are real, as they lie in memory; the others are 0.
+template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Full) {
+  typename vec_of<T>::type r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
+template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Part lanes) {
+  typename vec_of<T>::type r = {};
+  __builtin_memcpy(&r, p, lanes.n * sizeof(T));
+  return r;
+}
+#ifdef __AVX512F__
+KILN_INLINE f32v read(const f32* p, Part lanes) {
+  return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, (u16)((1u << lanes.n) - 1));
+}
+#endif
+
+//@ load: read widen
+template <class T, class L> KILN_INLINE vec<T> load(const T* p, L lanes) { return read(p, lanes); }
+template <class L> KILN_INLINE f32v load(const bf16* p, L lanes) { return widen_bf16(read((const u16*)p, lanes)); }
+template <class L> KILN_INLINE f32v load(const f16* p, L lanes) { return widen_f16(read((const u16*)p, lanes)); }
+template <class L> KILN_INLINE mask load(const bool* p, L lanes) {
+  return __builtin_convertvector(read((const u8*)p, lanes), mask) != 0;
+}
+
+//@ get: widen
+// One element, as it is computed with.
+template <class T> KILN_INLINE T get(const T* p) { return *p; }
+KILN_INLINE f32 get(const bf16* p) { return widen_bf16(p->bits); }
+KILN_INLINE f32 get(const f16* p) { return (f32)*p; }
+
+//@ load_if: load get
+// Lanes without m are not read and give 0.
+template <class T, class L> KILN_INLINE vec<T> load_if(const T* p, mask m, L lanes) {
+  vec<T> r = {};
+  for (i64 k = 0; k < lanes.n; ++k)
+    if (m[k]) r[k] = get(p + k);
+  return r;
+}
+template <class L> KILN_INLINE mask load_if(const bool* p, mask m, L lanes) {
+  mask r = {};
+  for (i64 k = 0; k < lanes.n; ++k)
+    if (m[k]) r[k] = -(i32)p[k];
+  return r;
+}
+
+//@ load_step: get
+// One element every `step`.
+template <class T, class L> KILN_INLINE vec<T> load_step(const T* p, i64 step, L lanes) {
+  vec<T> r = {};
+  for (i64 k = 0; k < lanes.n; ++k) r[k] = get(p + k * step);
+  return r;
+}
+template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) {
+  mask r = {};
+  for (i64 k = 0; k < lanes.n; ++k) r[k] = -(i32)p[k * step];
+  return r;
+}
+
+//@ gather: get
+template <class T, class L> KILN_INLINE vec<T> gather(const T* p, i64v at, L lanes) {
+  vec<T> r = {};
+  for (i64 k = 0; k < lanes.n; ++k) r[k] = get(p + at[k]);
+  return r;
+}
+template <class L> KILN_INLINE mask gather(const bool* p, i64v at, L lanes) {
+  mask r = {};
+  for (i64 k = 0; k < lanes.n; ++k) r[k] = -(i32)p[at[k]];
+  return r;
+}
+
+//@ gather_if: get
+template <class T, class L> KILN_INLINE vec<T> gather_if(const T* p, i64v at, mask m, L lanes) {
+  vec<T> r = {};
+  for (i64 k = 0; k < lanes.n; ++k)
+    if (m[k]) r[k] = get(p + at[k]);
+  return r;
+}
+template <class L> KILN_INLINE mask gather_if(const bool* p, i64v at, mask m, L lanes) {
+  mask r = {};
+  for (i64 k = 0; k < lanes.n; ++k)
+    if (m[k]) r[k] = -(i32)p[at[k]];
+  return r;
+}
+
+//@ write
+template <class T, class V> KILN_INLINE void write(T* p, V v, Full) { __builtin_memcpy(p, &v, sizeof v); }
+template <class T, class V> KILN_INLINE void write(T* p, V v, Part lanes) {
+  __builtin_memcpy(p, &v, lanes.n * sizeof(T));
+}
+#ifdef __AVX512F__
+KILN_INLINE void write(f32* p, f32v v, Part lanes) {
+  __builtin_ia32_storeups512_mask(p, v, (u16)((1u << lanes.n) - 1));
+}
+#endif
+
+//@ store: write narrow
+template <class T, class L> KILN_INLINE void store(T* p, vec<T> v, L lanes) { write(p, v, lanes); }
+template <class L> KILN_INLINE void store(bf16* p, f32v v, L lanes) { write((u16*)p, narrow_bf16(v), lanes); }
+template <class L> KILN_INLINE void store(f16* p, f32v v, L lanes) { write((u16*)p, narrow_f16(v), lanes); }
+template <class L> KILN_INLINE void store(bool* p, mask v, L lanes) {
+  write((u8*)p, __builtin_convertvector(v & 1, u8v), lanes);
+}
+
+//@ put: narrow
+template <class T, class X> KILN_INLINE void put(T* p, X x) { *p = (T)x; }
+KILN_INLINE void put(bf16* p, f32 x) { p->bits = narrow_bf16(x); }
+KILN_INLINE void put(f16* p, f32 x) { *p = (f16)x; }
+
+//@ store_step: put
+template <class T, class V, class L> KILN_INLINE void store_step(T* p, i64 step, V v, L lanes) {
+  for (i64 k = 0; k < lanes.n; ++k) put(p + k * step, v[k]);
+}
+
+//@ scatter: put
+// Lanes in order, so that the last of equal places wins.
+template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v, L lanes) {
+  for (i64 k = 0; k < lanes.n; ++k) put(p + at[k], v[k]);
+}
+
+//@ widen
+KILN_INLINE f32 widen_bf16(u16 bits) { return __builtin_bit_cast(f32, (u32)bits << 16); }
+KILN_INLINE f32v widen_bf16(u16v bits) { return (f32v)(__builtin_convertvector(bits, u32v) << 16); }
+KILN_INLINE f32 widen_f16(u16 bits) { return (f32)__builtin_bit_cast(f16, bits); }
+KILN_INLINE f32v widen_f16(u16v bits) {
+#ifdef __AVX512F__
+  if constexpr (W == 16) return (f32v)__builtin_ia32_vcvtph2ps512_mask((i16v)bits, (f32v){}, (u16)-1, 4);
+#elif defined(__F16C__)
+  if constexpr (W == 8) return (f32v)__builtin_ia32_vcvtph2ps256((i16v)bits);
+#endif
+  f32v r;
+  for (int k = 0; k < W; ++k) r[k] = widen_f16((u16)bits[k]);
+  return r;
+}
+
+//@ narrow
+// To the nearest, ties to even; NaN stays NaN.
+KILN_INLINE u16 narrow_bf16(f32 x) {
+  u32 bits = __builtin_bit_cast(u32, x);
+  return x != x ? 0x7fc0 : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+KILN_INLINE u16v narrow_bf16(f32v x) {
+  u32v bits = (u32v)x;
+  bits = (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
+  return __builtin_convertvector(bits >> 16, u16v);
+}
+KILN_INLINE u16 narrow_f16(f32 x) { return __builtin_bit_cast(u16, (f16)x); }
+KILN_INLINE u16v narrow_f16(f32v x) {
+#ifdef __AVX512F__
+  if constexpr (W == 16) return (u16v)__builtin_ia32_vcvtps2ph512_mask(x, 0, i16v{}, (u16)-1);
+#elif defined(__F16C__)
+  if constexpr (W == 8) return (u16v)__builtin_ia32_vcvtps2ph256(x, 0);
+#endif
+  u16v r;
+  for (int k = 0; k < W; ++k) r[k] = narrow_f16((f32)x[k]);
+  return r;
+}
+template <class V> KILN_INLINE V rounded_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
+template <class V> KILN_INLINE V rounded_f16(V x) { return widen_f16(narrow_f16(x)); }

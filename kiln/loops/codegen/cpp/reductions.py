@@ -1,0 +1,130 @@
+"""Accumulators in C++: how partial results start, combine and end.
+
+                 a number per lane, then one       one per point of the kept axes
+    sum f32      f64v, lanes added at the end      row of f64
+    amax f32     f32v                              row of f32
+    argmax       Best<f32v, i64v>                  rows of value and index
+
+Sums and products of floats are accumulated in double precision: with 1e6 addends the error stays that of one rounding,
+in any order, and two conversions per vector cost less than the memory access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.loops.codegen.cpp.dialect import CPP
+from kiln.loops.codegen.cpp.statements import literal
+from kiln.loops.ir.interpret import reduce_start
+from kiln.loops.ir.kernel import Accumulate
+from kiln.loops.ir.nodes import ReduceOp
+
+_COMBINE: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "{0} + {1}",
+    ReduceOp.PROD: "{0} * {1}",
+    ReduceOp.MAX: "maximum({0}, {1})",
+    ReduceOp.MIN: "minimum({0}, {1})",
+    ReduceOp.ANY: "{0} | {1}",
+    ReduceOp.ALL: "{0} & {1}",
+}
+_LANES: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "sum_lanes<{type}>({0})",
+    ReduceOp.PROD: "prod_lanes<{type}>({0})",
+    ReduceOp.MAX: "amax_lanes<{type}>({0})",
+    ReduceOp.MIN: "amin_lanes<{type}>({0})",
+    ReduceOp.ANY: "any_lanes({0})",
+    ReduceOp.ALL: "all_lanes({0})",
+}
+INDEX_OPS = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+NO_INDEX = "0x7fffffffffffffff"
+"""The index before the first element: behind every real one."""
+
+
+def accumulated_in(op: ReduceOp, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are accumulated."""
+    computed = CPP.computed(dtype)
+    if op in (ReduceOp.ANY, ReduceOp.ALL):
+        return torch.bool
+    wide = op in (ReduceOp.SUM, ReduceOp.PROD) and computed == torch.float32
+    return torch.float64 if wide else computed
+
+
+def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
+    """Both in one. On bool a sum is "any", a product "all"."""
+    if dtype == torch.bool and op in (ReduceOp.SUM, ReduceOp.MAX):
+        op = ReduceOp.ANY
+    if dtype == torch.bool and op in (ReduceOp.PROD, ReduceOp.MIN):
+        op = ReduceOp.ALL
+    return _COMBINE[op].format(left, right)
+
+
+def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
+    """What an accumulator starts from."""
+    return literal(reduce_start(op, dtype), dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Register:
+    """An accumulator that lives in registers while loops deeper than `depth` run.
+
+    `lanes`: it is a vector; `across`: its lanes are combined at the end.
+    """
+
+    effect: Accumulate
+    name: str
+    dtype: torch.dtype
+    depth: int
+    lanes: bool
+    across: bool
+
+    @property
+    def op(self) -> ReduceOp:
+        return self.effect.op
+
+    @property
+    def is_index(self) -> bool:
+        return self.op in INDEX_OPS
+
+    @property
+    def largest(self) -> str:
+        return "true" if self.op is ReduceOp.ARGMAX else "false"
+
+    def type_name(self) -> str:
+        value = CPP.dtype_name(self.dtype)
+        vector = "mask" if self.dtype == torch.bool else value + "v"
+        if self.is_index:
+            return f"Best<{vector}, i64v>" if self.lanes else f"Best<{value}, i64>"
+        return vector if self.lanes else value
+
+    def start(self) -> str:
+        value = start_text(self.op, self.dtype)
+        if self.is_index:
+            return f"{{all({value}), all((i64){NO_INDEX})}}" if self.lanes else f"{{{value}, {NO_INDEX}}}"
+        return f"all({value})" if self.lanes else value
+
+    def merge(self, copies: list[str]) -> str:
+        """All copies combined in a fixed tree."""
+        while len(copies) > 1:
+            pairs = [copies[place : place + 2] for place in range(0, len(copies), 2)]
+            copies = [self._both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        return copies[0]
+
+    def _both(self, left: str, right: str) -> str:
+        return combined(
+            self.op, f"({left})" if " " in left else left, f"({right})" if " " in right else right, self.dtype
+        )
+
+    def lanes_combined(self, text: str) -> str:
+        """One number from a vector."""
+        name = CPP.dtype_name(self.dtype)
+        if self.is_index:
+            return f"best_lane<{self.largest}, {name}>({text})"
+        op = self.op
+        if self.dtype == torch.bool:
+            op = ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL
+        return _LANES[op].format(text, type=name)

@@ -1,0 +1,212 @@
+"""How C++ writes the ops of a body: loads, conversions, indices, tests.
+
+    load x[i0, i1]               const f32v v0 = load(in0 + (64*i0 + i1), lanes);
+    load mean[i0]                const f32 v1 = get(in1 + i0);
+    convert(v0, i64)             const i64v v2 = __builtin_convertvector(v0, i64v);
+    test(i1 <= i0)               const mask v3 = lanes32()*1 <= clamp32(-(i1 - i0));
+
+`lanes` is `full`, or says how many lanes of the last step are real.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+
+from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
+from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.integers import IntPrinter
+from kiln.loops.codegen.kernel_writer import Place, StatementWriter, Storage, Value, Way
+from kiln.loops.ir.analyses import stride_of
+from kiln.loops.ir.indexing import symbols_of
+from kiln.symbolic import Int, Relation, is_static
+from kiln.symbolic.relation import SIGNS
+
+_NARROW = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
+_MAX_STEP = 1 << 20
+"""Largest distance between lanes for which a lane's part of an index fits 32 bits."""
+
+
+@final
+class CppStatements(StatementWriter):
+    """Writes a body in C++."""
+
+    # Text of types and numbers.
+
+    def type_name(self, dtype: torch.dtype, varying: bool) -> str:
+        if varying and dtype == torch.bool:
+            return "mask"
+        return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
+
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return literal(value, dtype)
+
+    def ints(self) -> IntPrinter:
+        return IntPrinter(self.nest.bounds, CPP_INTEGERS)
+
+    def lane_ints(self) -> IntPrinter:
+        """Prints one value per lane."""
+        lane = self.nest.lane_symbol
+        names = {} if lane is None else {lane: f"({lane} + lanes64())"}
+        return IntPrinter(self.nest.bounds, CPP_INTEGERS, names)
+
+    # Operators.
+
+    def operand(self, value: Value, infix: bool) -> str:
+        """A bool is 1 as a number and -1 as a lane, so it is always broadcast."""
+        return value.text if infix and value.dtype != torch.bool else f"all({value.text})"
+
+    def convert(self, value: Value, dtype: torch.dtype) -> str:
+        source, target = CPP.computed(value.dtype), CPP.computed(dtype)
+        text = self._converted(value, source, target)
+        if dtype in _NARROW and value.dtype != dtype:
+            text = f"rounded_{_NARROW[dtype]}({text})"
+        return text
+
+    def _converted(self, value: Value, source: torch.dtype, target: torch.dtype) -> str:
+        if source == target:
+            return value.text
+        if target == torch.bool:
+            return f"as_mask({value.text} != 0)"
+        name = self.type_name(target, value.varying)
+        if source == torch.bool and value.varying:
+            return f"sel({value.text}, all({literal(1, target)}), all({literal(0, target)}))"
+        steps = [self.type_name(one, value.varying) for one in _between(source, target)]
+        if not value.varying:
+            return "".join(f"({one})" for one in (name, *reversed(steps))) + value.text
+        text = value.text
+        for one in (*steps, name):
+            text = f"__builtin_convertvector({text}, {one})"
+        return text
+
+    def bitcast(self, value: Value, dtype: torch.dtype) -> str:
+        if torch.bool in (value.dtype, dtype):
+            return self.convert(value, dtype)
+        text, held = value.text, value.dtype
+        if held in _NARROW:
+            text, held = f"narrow_{_NARROW[held]}({text})", torch.uint16
+        target = torch.uint16 if dtype in _NARROW else dtype
+        name = self.type_name(target, value.varying)
+        if held != target:
+            text = f"({name}){text}" if value.varying else f"__builtin_bit_cast({name}, {text})"
+        return f"widen_{_NARROW[dtype]}({text})" if dtype in _NARROW else text
+
+    # Memory.
+
+    def pointer(self, storage: Storage, offset: Int) -> str:
+        """Address of the element `offset` of a buffer."""
+        return pointer(storage.name, offset, self.ints())
+
+    def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str:
+        zero = f"{self.type_name(storage.spec.dtype, place.way is not Way.ONE)}{{}}"
+        if mask is not None and not mask.varying:
+            return f"{mask.text} ? {self.load_text(storage, place, None)} : {zero}"
+        if place.way is Way.ANY:
+            at = self.lane_ints().text(place.offset)
+            return (
+                f"gather_if({storage.name}, {at}, {mask.text}, lanes)"
+                if mask
+                else (f"gather({storage.name}, {at}, lanes)")
+            )
+        if storage.number:
+            return storage.name
+        here = self.pointer(storage, place.offset)
+        if mask is not None:
+            return self._masked(storage, place, here, mask)
+        if place.way is Way.ONE:
+            return f"get({here})"
+        if place.way is Way.NEXT:
+            return f"load({here}, lanes)"
+        return f"load_step({here}, {self.ints().text(place.step)}, lanes)"
+
+    def _masked(self, storage: Storage, place: Place, here: str, mask: Value) -> str:
+        if place.way is Way.NEXT:
+            return f"load_if({here}, {mask.text}, lanes)"
+        if place.way is Way.STEP:
+            return f"gather_if({here}, lanes64() * {self.ints().operand(place.step)}, {mask.text}, lanes)"
+        dtype = storage.spec.dtype
+        one, zero = f"get({here})", literal(0, CPP.computed(dtype))
+        read = f"any_lanes({mask.text} & active(lanes)) ? {one} : {zero}"
+        return f"sel({mask.text}, all({read}), all({zero}))"
+
+    # Indices.
+
+    def index_text(self, expr: Int, dtype: torch.dtype) -> str:
+        varying = self.nest.varies(symbols_of(expr))
+        if not varying:
+            return f"({self.type_name(dtype, False)})({self.ints().text(expr)})"
+        lanes = Value(f"({self.lane_ints().text(expr)})", torch.int64, True)
+        return self.convert(lanes, dtype)
+
+    def test_text(self, relation: Relation) -> str:
+        difference = relation.difference
+        if not self.nest.varies(relation.free_symbols()):
+            return self.ints().relation(relation)
+        lane = self.nest.lane_symbol
+        step = None if lane is None else stride_of(difference, lane)
+        others = relation.free_symbols() - {lane}
+        if step is None or not is_static(step) or abs(step) > _MAX_STEP or self.nest.varies(others):
+            return f"as_mask(({self.lane_ints().text(difference)}) {SIGNS[relation.kind]} 0)"
+        here = self.ints().text(-difference)
+        lanes = "lanes32()" if step == 1 else f"lanes32() * {step}"
+        return f"{lanes} {SIGNS[relation.kind]} clamp32({here})"
+
+    def indirect_text(self, operand: Value, size: Int, check: bool) -> str:
+        at, limit = self.convert(operand, torch.int64), self.ints().text(size)
+        if not check:
+            return f"wrapped({at}, {limit})"
+        return f"within({at}, {limit}, status, lanes)" if operand.varying else f"within({at}, {limit}, status)"
+
+    def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str:
+        if seed.varying:
+            raise UnsupportedInKernel(language="C++", thing="random numbers", reason="the seed differs between lanes")
+        varying = self.nest.varies(symbols_of(counter))
+        at = (self.lane_ints() if varying else self.ints()).text(counter)
+        made = torch.int64 if distribution == "bits" else CPP.computed(dtype)
+        text = f"random_{distribution}<{CPP.dtype_name(made)}>({seed.text}, {at})"
+        return self._converted(Value(text, made, varying), made, CPP.computed(dtype))
+
+
+def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:
+    """Types on the way: floats become small or unsigned integers through signed ones, as eager does."""
+    if not source.is_floating_point or target.is_floating_point:
+        return []
+    if target in _SMALL:
+        return [torch.int32]
+    return [torch.int64] if target in (torch.uint32, torch.uint64) else []
+
+
+def pointer(name: str, offset: Int, printer: IntPrinter) -> str:
+    """`in0 + (64*i0 + i1)`."""
+    return name if offset == 0 else f"{name} + {printer.operand(offset)}"
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A number of the type that `dtype` is computed in."""
+    computed = CPP.computed(dtype)
+    if computed == torch.bool:
+        return "true" if value else "false"
+    if not computed.is_floating_point:
+        number = int(value)
+        # -9223372036854775808 is minus a number that does not fit.
+        text = f"(-{-number - 1} - 1)" if number == -(1 << 63) else f"{number}{'u' if number >= 1 << 63 else ''}"
+        return f"({CPP.dtype_name(computed)}){text if number >= 0 or text[0] == '(' else f'({text})'}"
+    number, suffix = float(value), "f" if computed == torch.float32 else ""
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number):
+        return f"__builtin_inf{suffix}()" if number > 0 else f"(-__builtin_inf{suffix}())"
+    text = f"{number!r}" if not suffix else _float_text(number)
+    return f"{text}{suffix}" if not text.startswith("-") else f"({text}{suffix})"
+
+
+def _float_text(number: float) -> str:
+    """The shortest decimal that gives this float."""
+    for digits in range(1, 10):
+        text = f"{number:.{digits}g}"
+        if torch.tensor(float(text), dtype=torch.float32).item() == number:
+            break
+    return text if any(sign in text for sign in ".e") else text + ".0"

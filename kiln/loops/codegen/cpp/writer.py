@@ -1,0 +1,230 @@
+"""C++ source of a kernel: `write_cpp(kernel, target)`.
+
+    // kernel add_norm(in0: f32[4096, 1024] ..) ...        the loop IR it was made from
+    extern "C" void k_12ab..(void* const* tensors, const i64* ints, ..) {
+      const f32* in0 = (const f32*)tensors[0];
+      for (i64 i0 = begin; i0 < end; ++i0) {
+        f32 sum0;
+        { ... }                                             one block per phase
+      }
+    }
+
+Equal kernels have equal sources and symbols: names are those of the canonical form. The source includes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import torch
+
+from kiln.graph.prims.spec import TensorSpec, contiguous_strides
+from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
+from kiln.loops.codegen.cpp.phases import PhaseWriter
+from kiln.loops.codegen.cpp.prelude import prelude_for
+from kiln.loops.codegen.cpp.prepare import Prepared, Run, prepare
+from kiln.loops.codegen.cpp.reductions import INDEX_OPS, accumulated_in
+from kiln.loops.codegen.integers import IntPrinter
+from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
+from kiln.loops.ir.analyses import kernel_reads, phase_writes, result_dtypes
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase
+from kiln.loops.ir.nodes import Axis, Buffer
+from kiln.loops.ir.rename import canonical
+from kiln.loops.ir.text import kernel_text
+from kiln.runtime.plan import Kernel, KernelParam
+from kiln.support.target import Target
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, is_static, product
+
+STACK_BYTES = 32 * 1024
+"""Rows up to so many bytes together live on the stack, larger ones in `scratch`."""
+ALIGN = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CppKernel:
+    """A kernel as the plan holds it; `scratch`: bytes that a call needs, in the symbols of the canonical kernel."""
+
+    kernel: Kernel
+    canonical: KernelIR
+    scratch: Int
+
+
+def write_cpp(kernel: KernelIR, target: Target) -> CppKernel:
+    """The C++ source of `kernel` for vectors of `target`. Raises `UnsupportedInKernel`."""
+    return _written(canonical(kernel)[0], target)
+
+
+@lru_cache(maxsize=4096)
+def _written(kernel: KernelIR, target: Target) -> CppKernel:
+    writer = _KernelWriter(prepare(kernel), target.vector_bytes // 4)
+    body = "\n".join(indented(writer.lines()))
+    head = "\n".join(f"// {line}" for line in kernel_text(kernel).split("\n"))
+    used = prelude_for(body, writer.width)
+    symbol = "k_" + hashlib.sha256(f"{used}\n{head}\n{body}".encode()).hexdigest()[:16]
+    source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol)}\n{body}\n}}\n}}\n"
+    params = tuple(KernelParam(one.spec.dtype, _access(one, kernel)) for one in kernel.params)
+    scratch = writer.scratch
+    static = scratch if is_static(scratch) else 0
+    made = Kernel(symbol, "cpp", source, params, len(kernel.ints), scratch_bytes=static)
+    return CppKernel(made, kernel, scratch)
+
+
+_HEAD = """\
+namespace {symbol}_ {{
+using namespace kiln;
+extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* tensors, const i64* ints,
+    const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{"""
+
+
+def _access(param: Buffer, kernel: KernelIR) -> str:
+    read, written = param.name in kernel_reads(kernel), param.name in kernel.writes
+    return "both" if read and written else "write" if written else "read"
+
+
+@final
+class _KernelWriter:
+    """The statements of one kernel function."""
+
+    def __init__(self, prepared: Prepared, width: int) -> None:
+        self.kernel, self.run, self.width = prepared.kernel, prepared.run, width
+        self.ranges = self._ranges(prepared)
+        self.ints = IntPrinter(BoundAnalysis(self.ranges), CPP_INTEGERS)
+        self.scratch: Int = 0
+        self.declared: list[str] = []
+        self.storages: dict[str, Storage] = {}
+        self.rows: dict[str, Storage] = {}
+
+    def _ranges(self, prepared: Prepared) -> dict[Symbol, Range]:
+        """Sizes are not negative, axes run below their sizes."""
+        kernel = prepared.kernel
+        ranges = {one: Range(0) for one in symbols_of(*kernel.ints)} | prepared.ranges
+        self._add_axes(ranges, kernel.units)
+        return ranges
+
+    def _add_axes(self, ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
+        for axis in axes:
+            top = BoundAnalysis(ranges).of(axis.size).hi
+            ranges.setdefault(axis.symbol, Range(0, None if top is None else max(top - 1, 0)))
+
+    def lines(self) -> list[str]:
+        params = self._params()
+        for local in self.kernel.locals:
+            self._local(local)
+        started: set[str] = set()
+        body: list[str] = []
+        for phase in self.kernel.phases:
+            body += self._phase(phase, started)
+            started |= set(phase_writes(phase))
+        return [*params, *self.declared, *self._units(body)]
+
+    def _params(self) -> list[str]:
+        lines = []
+        for place, param in enumerate(self.kernel.params):
+            name = CPP.dtype_name(param.spec.dtype)
+            const = "" if param.name in self.kernel.writes else "const "
+            lines.append(f"{const}{name}* {param.name} = ({const}{name}*)tensors[{place}];")
+            self.storages[param.name] = Storage(param.name, param.spec)
+        for place, given in enumerate(self.kernel.ints):
+            if isinstance(given, Symbol):
+                lines.append(f"const i64 {given} = ints[{place}];")
+        return lines
+
+    # ------------------------------------------------------------------------------------------ locals
+
+    def _local(self, local: Local) -> None:
+        """A number is a variable, a row memory."""
+        effect, value = self._accumulation(local)
+        dtype = CPP.computed(local.dtype)
+        if not local.axes:
+            self.storages[local.name] = Storage(local.name, TensorSpec(dtype, (), ()), number=True)
+            return
+        if effect is not None and effect.op not in INDEX_OPS:
+            dtype = accumulated_in(effect.op, value)
+        self.storages[local.name] = self._row(local.name, dtype, local.axes)
+        if effect is not None and effect.op in INDEX_OPS:
+            self.rows[f"{local.name}.best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
+
+    def _accumulation(self, local: Local) -> tuple[Accumulate | None, torch.dtype]:
+        """What is accumulated into a local, and the dtype of its values."""
+        for phase in self.kernel.phases:
+            dtypes = result_dtypes(phase.body)
+            for effect in phase.effects:
+                if effect.target == local.name and isinstance(effect, Accumulate):
+                    return effect, dtypes[effect.result]
+        return None, local.dtype
+
+    def _row(self, name: str, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Storage:
+        sizes = tuple(axis.size for axis in axes)
+        kind, count = CPP.dtype_name(dtype), product(sizes)
+        size = count * dtype.itemsize
+        if is_static(size) and self._stack_left() >= size:
+            self.declared.append(f"alignas({ALIGN}) {kind} {name}[{max(count, 1)}];")
+        else:
+            self.declared.append(f"{kind}* {name} = ({kind}*)((u8*)scratch + {self.ints.operand(self.scratch)});")
+            self.scratch = self.scratch + (size + ALIGN - 1) // ALIGN * ALIGN
+        return Storage(name, TensorSpec(dtype, sizes, contiguous_strides(sizes)))
+
+    def _stack_left(self) -> int:
+        used = 0
+        for storage in (*self.storages.values(), *self.rows.values()):
+            if any(line.startswith("alignas") and f" {storage.name}[" in line for line in self.declared):
+                size = product(storage.spec.sizes) * storage.spec.dtype.itemsize
+                used += size if is_static(size) else 0
+        return STACK_BYTES - used
+
+    # ------------------------------------------------------------------------------------------ units
+
+    def _phase(self, phase: Phase, started: set[str]) -> list[str]:
+        ranges = dict(self.ranges)
+        self._add_axes(ranges, phase.axes)
+        nest = Nest(phase.axes, phase.vector, BoundAnalysis(ranges))
+        return PhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
+
+    def _numbers(self) -> list[str]:
+        """Declarations of the locals that are numbers, private to a unit."""
+        return [
+            f"{CPP.dtype_name(CPP.computed(local.dtype))} {local.name} = 0;"
+            for local in self.kernel.locals
+            if not local.axes
+        ]
+
+    def _units(self, body: list[str]) -> list[str]:
+        units = self.kernel.units
+        inner = [*self._numbers(), *body]
+        if self.run is not None:
+            return self._runs(self.run, inner)
+        if not units:
+            return inner
+        if len(units) == 1:
+            name = units[0].symbol.name
+            return [f"for (i64 {name} = begin; {name} < end; ++{name}) {{", *indented(inner), "}"]
+        return ["for (i64 unit = begin; unit < end; ++unit) {", *indented([*self._decode(units), *inner]), "}"]
+
+    def _decode(self, units: tuple[Axis, ...]) -> list[str]:
+        """Indices of the unit axes from the number of a unit."""
+        lines = []
+        for place, axis in enumerate(units):
+            below = product(one.size for one in units[place + 1 :])
+            text = "unit" if below == 1 else f"unit / {self.ints.operand(below)}"
+            if place:
+                text = f"{text} % {self.ints.operand(axis.size)}"
+            lines.append(f"const i64 {axis.symbol} = {text};")
+        return lines
+
+    def _runs(self, run: Run, inner: list[str]) -> list[str]:
+        """Units in runs along the last axis."""
+        units, count = self.kernel.units, run.count.name
+        if len(units) == 1:
+            decode, left = [f"const i64 {run.axis.symbol} = unit;"], "end - unit"
+        else:
+            size = self.ints.text(run.axis.size)
+            decode, left = self._decode(units), f"min({size} - {run.axis.symbol}, end - unit)"
+        longest = left if not run.longest else f"min({left}, {run.longest})"
+        lines = [*decode, f"const i64 {count} = {longest};", *inner, f"unit += {count};"]
+        return ["for (i64 unit = begin; unit < end;) {", *indented(lines), "}"]

@@ -1,0 +1,80 @@
+"""What a target language looks like, as data; a kernel writer does the rest.
+
+    CPP.exprs["where"]        "sel({0}, {1}, {2})"
+    CPP.compute_in[bfloat16]  float32
+
+A POINTWISE primitive is a template over its operands; `exprs_for` holds other templates for classes of dtypes
+("float", "int", "bool"). What cannot be a template (`convert`, `bitcast`) is a method of the writer and stands in
+`methods`. A test compares both with `PRIMS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from kiln.graph.prims.table import Prim
+from kiln.support.errors import KilnError
+
+
+class UnsupportedInKernel(KilnError):
+    code = "KILN3401"
+    what = "{language} kernels cannot express {thing}"
+    why = "{reason}"
+    try_ = ("run the operation outside of `kiln.compile`", "report it: the library call should have been kept")
+
+
+_INFIX = re.compile(r"\{0\} [^\w\s(]+ \{1\}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A language for kernels."""
+
+    name: str
+    dtypes: Mapping[torch.dtype, str]
+    """Name of each dtype as it lies in memory."""
+    compute_in: Mapping[torch.dtype, torch.dtype]
+    """Dtypes that are computed with in another one; a dtype that is missing stands for itself."""
+    exprs: Mapping[str, str]
+    exprs_for: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    methods: frozenset[str] = frozenset()
+
+    def computed(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which values of `dtype` are computed."""
+        return self.compute_in.get(dtype, dtype)
+
+    def dtype_name(self, dtype: torch.dtype) -> str:
+        """Raises `UnsupportedInKernel` for a dtype that the language lacks."""
+        if dtype not in self.dtypes:
+            raise UnsupportedInKernel(language=self.name, thing=str(dtype), reason="it has no such number type")
+        return self.dtypes[dtype]
+
+    def expr(self, op: Prim, dtype: torch.dtype) -> str:
+        """The template of `op` on operands of `dtype`."""
+        special = self.exprs_for.get(dtype_class(dtype), {})
+        template = special.get(op.name) or self.exprs.get(op.name)
+        if template is None:
+            raise UnsupportedInKernel(language=self.name, thing=f"`{op.name}` on {dtype}", reason="it has no such form")
+        return template
+
+    def covers(self, op: Prim) -> bool:
+        """Is there a form of `op` for some dtype?"""
+        return (
+            op.name in self.methods or op.name in self.exprs or any(op.name in one for one in self.exprs_for.values())
+        )
+
+
+def is_infix(template: str) -> bool:
+    """Is it `{0} + {1}`, which takes a number and a vector alike?"""
+    return _INFIX.fullmatch(template) is not None
+
+
+def dtype_class(dtype: torch.dtype) -> str:
+    """ "float", "int" or "bool"."""
+    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
