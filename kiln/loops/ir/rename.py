@@ -1,6 +1,7 @@
 """Renaming in bodies and kernels, and the canonical form that makes equal kernels equal data.
 
-    canonical(kernel)    (the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0.., its key)
+    canonical(kernel)    the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0..,
+                         and its key
 
 Two kernels with equal keys are one kernel called with other arguments: names, origins and the order in which a body
 happens to hold independent ops are left out of the key.

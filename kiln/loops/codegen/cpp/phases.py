@@ -3,7 +3,7 @@
     phase (i1: 1000 vector):                 f64v total_p = all(0.0);
         total[] = sum over (i1): load x[i1]  auto step = [&](i64 i1, auto lanes, f64v& total_p) KILN_LAMBDA {
                                                const f32v v0 = load(in0 + i1, lanes);
-                                   =>          total_p = total_p + keep(__builtin_convertvector(v0, f64v), all(0.0), lanes);
+                                   =>          total_p = total_p + keep(wide_v0, all(0.0), lanes);
                                              };
                                              for (i64 i1 = 0; i1 < 992; i1 += 16) step(i1, full, total_p);
                                              step(992, Part{8}, total_p);

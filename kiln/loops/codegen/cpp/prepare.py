@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.loops.ir.analyses import accesses, phase_stores, stride_along
-from kiln.loops.ir.body import Index, LoopBody
+from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.indexing import substituted
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis
@@ -89,7 +89,7 @@ class _RunIndex:
         effects = tuple(self.effect(effect) for effect in phase.effects)
         body = rename_body(phase.body, self.by)
         ops = tuple(
-            replace(op, index=(*op.index, self.lane)) if getattr(op, "buffer", None) in self.private else op
+            replace(op, index=(*op.index, self.lane)) if isinstance(op, Load) and op.buffer in self.private else op
             for op in body.ops
         )
         axes = tuple(Axis(axis.symbol, substituted(axis.size, self.by.symbols)) for axis in phase.axes)

@@ -194,12 +194,12 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         # -9223372036854775808 is minus a number that does not fit.
         text = f"(-{-number - 1} - 1)" if number == -(1 << 63) else f"{number}{'u' if number >= 1 << 63 else ''}"
         return f"({CPP.dtype_name(computed)}){text if number >= 0 or text[0] == '(' else f'({text})'}"
-    number, suffix = float(value), "f" if computed == torch.float32 else ""
-    if math.isnan(number):
+    real, suffix = float(value), "f" if computed == torch.float32 else ""
+    if math.isnan(real):
         return f'__builtin_nan{suffix}("")'
-    if math.isinf(number):
-        return f"__builtin_inf{suffix}()" if number > 0 else f"(-__builtin_inf{suffix}())"
-    text = f"{number!r}" if not suffix else _float_text(number)
+    if math.isinf(real):
+        return f"__builtin_inf{suffix}()" if real > 0 else f"(-__builtin_inf{suffix}())"
+    text = f"{real!r}" if not suffix else _float_text(real)
     return f"{text}{suffix}" if not text.startswith("-") else f"({text}{suffix})"
 
 

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
+from typing import Literal, final
 
 import torch
 
@@ -38,7 +38,7 @@ from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.text import kernel_text
 from kiln.runtime.plan import Kernel, KernelParam
 from kiln.support.target import Target
-from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, is_static, product
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product, symbol
 
 STACK_BYTES = 32 * 1024
 """Rows up to so many bytes together live on the stack, larger ones in `scratch`."""
@@ -58,6 +58,11 @@ class CppKernel:
 def write_cpp(kernel: KernelIR, target: Target) -> CppKernel:
     """The C++ source of `kernel` for vectors of `target`. Raises `UnsupportedInKernel`."""
     return _written(canonical(kernel)[0], target)
+
+
+def write_kernel(kernel: KernelIR, target: Target) -> Kernel:
+    """The C++ kernel of `kernel`, as a plan holds it."""
+    return write_cpp(kernel, target).kernel
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +87,7 @@ extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* ten
     const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{"""
 
 
-def _access(param: Buffer, kernel: KernelIR) -> str:
+def _access(param: Buffer, kernel: KernelIR) -> Literal["read", "write", "both"]:
     read, written = param.name in kernel_reads(kernel), param.name in kernel.writes
     return "both" if read and written else "write" if written else "read"
 
@@ -164,7 +169,7 @@ class _KernelWriter:
         kind, count = CPP.dtype_name(dtype), product(sizes)
         size = count * dtype.itemsize
         if is_static(size) and self._stack_left() >= size:
-            self.declared.append(f"alignas({ALIGN}) {kind} {name}[{max(count, 1)}];")
+            self.declared.append(f"alignas({ALIGN}) {kind} {name}[{size // dtype.itemsize or 1}];")
         else:
             self.declared.append(f"{kind}* {name} = ({kind}*)((u8*)scratch + {self.ints.operand(self.scratch)});")
             self.scratch = self.scratch + (size + ALIGN - 1) // ALIGN * ALIGN
@@ -218,13 +223,18 @@ class _KernelWriter:
         return lines
 
     def _runs(self, run: Run, inner: list[str]) -> list[str]:
-        """Units in runs along the last axis."""
-        units, count = self.kernel.units, run.count.name
-        if len(units) == 1:
-            decode, left = [f"const i64 {run.axis.symbol} = unit;"], "end - unit"
-        else:
-            size = self.ints.text(run.axis.size)
-            decode, left = self._decode(units), f"min({size} - {run.axis.symbol}, end - unit)"
-        longest = left if not run.longest else f"min({left}, {run.longest})"
-        lines = [*decode, f"const i64 {count} = {longest};", *inner, f"unit += {count};"]
-        return ["for (i64 unit = begin; unit < end;) {", *indented(lines), "}"]
+        """Units in runs along the last axis, of which a unit is a strip; several strips where nothing limits a run."""
+        units, axis, strip = self.kernel.units, run.axis, self.kernel.strip
+        blocks = ceil_div(axis.size, strip)
+        decode = self._decode((*units[:-1], Axis(_BLOCK, blocks)))
+        decode.append(f"const i64 {axis.symbol} = {strip} * {_BLOCK};")
+        left = f"{self.ints.text(axis.size)} - {axis.symbol}"
+        if run.longest:
+            lines = [*decode, f"const i64 {run.count} = min({left}, {strip});", *inner]
+            return ["for (i64 unit = begin; unit < end; ++unit) {", *indented(lines), "}"]
+        lines = [*decode, f"const i64 {run.count} = min({left}, {strip} * (end - unit));", *inner]
+        step = f"unit += ({run.count} + {strip - 1}) / {strip}"
+        return ["for (i64 unit = begin; unit < end;) {", *indented([*lines, f"{step};"]), "}"]
+
+
+_BLOCK = symbol("block")

@@ -1,0 +1,106 @@
+"""Compiles kernels that tests write as text and calls them as the executor does."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kiln.loops.codegen.cpp import CppKernel, write_cpp
+from kiln.loops.codegen.units import launch_units
+from kiln.loops.ir.interpret import Memory, run_kernel
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.parse import parse_kernel
+from kiln.loops.ir.verify import verify_kernel
+from kiln.runtime.cache.store import Store
+from kiln.runtime.libraries import Libraries, compile_kernels
+from kiln.support.events import EventSink
+from kiln.support.target import Target, host_cpu
+from kiln.symbolic import Symbol, evaluate
+
+
+@dataclass
+class Case:
+    """A kernel and one call of it. `tensors`: all parameters by name; `sizes`: the size arguments by name."""
+
+    kernel: KernelIR
+    tensors: Mapping[str, torch.Tensor]
+    sizes: Mapping[str, int]
+    pieces: int = 1
+
+    @staticmethod
+    def of(text: str, tensors: Mapping[str, torch.Tensor], pieces: int = 1, **sizes: int) -> Case:
+        kernel = parse_kernel(text)
+        verify_kernel(kernel)
+        return Case(kernel, tensors, sizes, pieces)
+
+    def expected(self) -> tuple[dict[str, torch.Tensor], str | None]:
+        """What the interpreter makes of it, and the fault that it reports."""
+        memory = Memory({name: one.clone() for name, one in self.tensors.items()}, self.symbols())
+        run_kernel(self.kernel, memory)
+        return {name: memory.tensors[name] for name in self.kernel.writes}, memory.status.fault
+
+    def symbols(self) -> dict[Symbol, int]:
+        return {one: self.sizes[one.name] for one in self.kernel.ints if isinstance(one, Symbol)}
+
+    def run(self, written: CppKernel, libraries: Libraries) -> tuple[dict[str, torch.Tensor], int]:
+        """The written tensors and the status after the call, split into `pieces` ranges of units."""
+        tensors = {name: _cloned(one) for name, one in self.tensors.items()}
+        status = call(self.kernel, written, libraries, tensors, self.sizes, self.pieces)
+        return {name: tensors[name] for name in self.kernel.writes}, status
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.preserve_format)
+
+
+def call(
+    kernel: KernelIR, written: CppKernel, libraries: Libraries, tensors: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int], pieces: int = 1,
+) -> int:  # fmt: skip
+    """Run a compiled kernel; its status."""
+    values = [evaluate(one, sizes) for one in kernel.ints]
+    names = {f"n{place}": value for place, value in enumerate(values)}
+    pointers = (ctypes.c_void_p * len(kernel.params))(*(tensors[one.name].data_ptr() for one in kernel.params))
+    ints = (ctypes.c_int64 * max(len(values), 1))(*values)
+    scratch = torch.empty(evaluate(written.scratch, names) + 64, dtype=torch.uint8)
+    status = (ctypes.c_int64 * 1)(0)
+    units = evaluate(launch_units(kernel), sizes)
+    bounds = [units * piece // pieces for piece in range(pieces + 1)]
+    aligned = (scratch.data_ptr() + 63) // 64 * 64
+    function = libraries.function(written.kernel.symbol)
+    for begin, end in itertools.pairwise(bounds):
+        function(pointers, ints, None, begin, end, aligned, status)
+    return status[0]
+
+
+def compiled(
+    kernels: Sequence[KernelIR], folder: Path, target: Target | None = None
+) -> tuple[list[CppKernel], Libraries]:
+    """All kernels in as few g++ calls as there are cores."""
+    written = [write_cpp(one, target or host_cpu()) for one in kernels]
+    return written, compile_kernels([one.kernel for one in written], Store(folder), EventSink())
+
+
+def check(cases: Sequence[Case], folder: Path, *, rtol: float = 2e-6, atol: float = 1e-6) -> None:
+    """Every case gives in C++ what the interpreter gives."""
+    written, libraries = compiled([case.kernel for case in cases], folder)
+    for case, one in zip(cases, written, strict=True):
+        expected, fault = case.expected()
+        actual, status = case.run(one, libraries)
+        assert (status != 0) == (fault is not None), f"{case.kernel.name}: status {status}, {fault}"
+        if fault is not None:
+            continue
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                actual[name],
+                value,
+                rtol=rtol,
+                atol=atol,
+                equal_nan=True,
+                msg=lambda text, one=one: f"{text}\n{one.kernel.source[-3000:]}",
+            )

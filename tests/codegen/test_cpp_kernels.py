@@ -1,0 +1,277 @@
+"""Kernels of every shape in C++ against the interpreter; all of them are compiled by one call of g++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.codegen.native import Case, check
+
+F32 = torch.float32
+
+
+def randn(*sizes: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    return torch.randn(*sizes).to(dtype)
+
+
+def norm(columns: int) -> Case:
+    text = f"""
+        kernel norm{columns}(x: f32[s0, {columns}], w: f32[{columns}] -> out: f32[s0, {columns}]; s0) units (i0: s0)
+            local row(i1: {columns}): f32
+            local total: f32
+            local square: f32
+            phase (i1: {columns} vector):
+                v0 = load x[i0, i1]
+                row[i1] = mul(v0, f32(2.0))
+                total[] = sum over (i1): mul(v0, f32(2.0))
+            phase (i1: {columns} vector):
+                v3 = sub(load row[i1], mul(load total[], f32({1 / columns})))
+                row[i1] = v3
+                square[] = sum over (i1): mul(v3, v3)
+            phase (i1: {columns} vector):
+                v5 = rsqrt(add(mul(load square[], f32({1 / columns})), f32(1e-05)))
+                out[i0, i1] = mul(mul(load row[i1], v5), load w[i1])
+    """
+    return Case.of(text, {"x": randn(5, columns), "w": randn(columns), "out": randn(5, columns)}, pieces=2, s0=5)
+
+
+def pointwise_cases() -> list[Case]:
+    flat = """
+        kernel flat(x: f32[s0], y: f32[s0] -> out: f32[s0]; s0) units (i0: s0) strip 64
+            phase ():
+                out[i0] = add(mul(load x[i0], load y[i0]), f32(0.5))
+    """
+    rows = """
+        kernel rows(x: f32[s0, 40], b: f32[40], c: f32[s0] -> out: f32[s0, 40]; s0) units (i0: s0, i1: 40) strip 32
+            phase ():
+                out[i0, i1] = sub(add(load x[i0, i1], load b[i1]), load c[i0])
+    """
+    strided = """
+        kernel strided(x: f32[7, 40 | 1, 7] -> out: f32[7, 40]) units (i0: 7, i1: 40) strip 32
+            phase ():
+                out[i0, i1] = neg(load x[i0, i1])
+    """
+    inner = """
+        kernel inner(x: f32[3, 50] -> out: f32[3, 50]) units (i0: 3)
+            phase (i1: 50 vector):
+                out[i0, i1] = where(test(i1 < i0 + 20), load x[i0, i1], index(i1 + 3*i0, f32))
+    """
+    scalar = """
+        kernel scalar(x: f32[3, 5] -> out: f32[5, 3]) units (i0: 3)
+            phase (i1: 5):
+                out[i1, i0] = exp(load x[i0, i1])
+    """
+    divided = """
+        kernel divided(x: f32[4, 25] -> out: f32[100]) units (i0: 100) strip 64
+            phase ():
+                out[i0] = load x[i0//25, i0 % 25]
+    """
+    return [
+        Case.of(flat, {"x": randn(1000), "y": randn(1000), "out": randn(1000)}, pieces=3, s0=1000),
+        Case.of(flat, {"x": randn(7), "y": randn(7), "out": randn(7)}, s0=7),
+        Case.of(rows, {"x": randn(9, 40), "b": randn(40), "c": randn(9), "out": randn(9, 40)}, pieces=4, s0=9),
+        Case.of(strided, {"x": randn(40, 7).t(), "out": randn(7, 40)}),
+        Case.of(inner, {"x": randn(3, 50), "out": randn(3, 50)}),
+        Case.of(scalar, {"x": randn(3, 5), "out": randn(5, 3)}),
+        Case.of(divided, {"x": randn(4, 25), "out": randn(100)}),
+    ]
+
+
+def padded_cases() -> list[Case]:
+    pad = """
+        kernel pad(x: f32[3, 20] -> out: f32[3, 30]) units (i0: 3, i1: 30) strip 16
+            phase ():
+                v0 = bitwise_and(test(i1 >= 4), test(i1 < 24))
+                out[i0, i1] = where(v0, load x[i0, i1 - 4] if v0, f32(7.0))
+    """
+    step = """
+        kernel step(x: f32[60] -> out: f32[25]) units (i1: 25) strip 64
+            phase ():
+                v0 = test(i1 < 20)
+                out[i1] = load x[3*i1] if v0
+    """
+    uniform = """
+        kernel uniform(x: f32[3], m: b8[3] -> out: f32[3, 40]) units (i0: 3)
+            phase (i1: 40 vector):
+                v0 = test(i1 < 20)
+                out[i0, i1] = add(load x[i0] if v0, load x[i0] if load m[i0])
+    """
+    return [
+        Case.of(pad, {"x": randn(3, 20), "out": randn(3, 30)}),
+        Case.of(step, {"x": randn(60), "out": randn(25)}),
+        Case.of(uniform, {"x": randn(3), "m": torch.tensor([True, False, True]), "out": randn(3, 40)}),
+    ]
+
+
+def reduction(op: str, x: torch.Tensor, out: torch.Tensor, dtype: str, vector: str = " vector") -> Case:
+    kind = {torch.int64: "i64", torch.bool: "b8", torch.bfloat16: "bf16", torch.float64: "f64"}.get(out.dtype, "f32")
+    text = f"""
+        kernel {op}_{dtype}(x: {dtype}[4, 70] -> out: {kind}[4]) units (i0: 4)
+            local total: {kind}
+            phase (i1: 70{vector}):
+                total[] = {op} over (i1): load x[i0, i1]
+            phase ():
+                out[i0] = load total[]
+    """
+    return Case.of(text, {"x": x, "out": out})
+
+
+def reduction_cases() -> list[Case]:
+    x = randn(4, 70)
+    holes = x.clone()
+    holes[1, 3] = holes[2, 69] = float("nan")
+    whole = torch.randint(-9, 9, (4, 70))
+    bits = whole > 8
+    cases = [reduction(op, x if op == "prod" else holes, randn(4), "f32") for op in ("sum", "prod", "amax", "amin")]
+    cases += [reduction(op, holes, torch.zeros(4, dtype=torch.int64), "f32") for op in ("argmax", "argmin")]
+    cases += [
+        reduction(op, whole, torch.zeros(4, dtype=torch.int64), "i64") for op in ("argmax", "sum", "prod", "amin")
+    ]
+    cases += [reduction(op, bits, torch.zeros(4, dtype=torch.bool), "b8") for op in ("any", "all")]
+    cases += [reduction(op, x.double(), randn(4).double(), "f64") for op in ("sum", "amax")]
+    cases += [reduction("amax", x.bfloat16(), randn(4).bfloat16(), "bf16")]
+    cases += [reduction("argmin", whole, torch.zeros(4, dtype=torch.int64), "i64", "")]
+    return cases
+
+
+def row_cases() -> list[Case]:
+    columns = """
+        kernel columns(x: f32[33, s0] -> out: f32[s0]; s0) units (i0: s0) strip 32
+            local total: f32
+            local top: f32
+            phase (i1: 33):
+                total[] = sum over (i1): load x[i1, i0]
+                top[] = amax over (i1): load x[i1, i0]
+            phase ():
+                out[i0] = sub(load total[], load top[])
+    """
+    where = """
+        kernel where_max(x: f32[33, s0] -> out: i64[s0]; s0) units (i0: s0) strip 32
+            local at: i64
+            phase (i1: 33):
+                at[] = argmax over (i1): load x[i1, i0]
+            phase ():
+                out[i0] = load at[]
+    """
+    kept = """
+        kernel kept(x: f32[6, 5, 37] -> out: f32[6, 5], low: f32[6, 37]) units (i0: 6)
+            local total(i1: 5): f32
+            local least(i2: 37): f32
+            phase (i1: 5, i2: 37 vector):
+                v0 = load x[i0, i1, i2]
+                total[i1] = sum over (i2): v0
+                least[i2] = amin over (i1): v0
+            phase (i1: 5):
+                out[i0, i1] = load total[i1]
+            phase (i2: 37 vector):
+                low[i0, i2] = load least[i2]
+    """
+    whole = """
+        kernel whole(x: f32[s0, 20] -> out: f32[]; s0) units ()
+            local total: f32
+            phase (i0: s0, i1: 20 vector):
+                total[] = sum over (i0, i1): load x[i0, i1]
+            phase ():
+                out[] = load total[]
+    """
+    large = """
+        kernel large(x: f32[3, s0] -> out: f32[3, s0]; s0) units (i0: 3)
+            local row(i1: s0): f32
+            phase (i1: s0 vector):
+                row[i1] = exp(load x[i0, i1])
+            phase (i1: s0 vector):
+                out[i0, i1] = load row[-i1 + s0 - 1]
+    """
+    return [
+        Case.of(columns, {"x": randn(33, 50), "out": randn(50)}, pieces=2, s0=50),
+        Case.of(where, {"x": randn(33, 50), "out": torch.zeros(50, dtype=torch.int64)}, s0=50),
+        Case.of(kept, {"x": randn(6, 5, 37), "out": randn(6, 5), "low": randn(6, 37)}),
+        Case.of(whole, {"x": randn(30, 20), "out": randn(())}, s0=30),
+        Case.of(large, {"x": randn(3, 100), "out": randn(3, 100)}, s0=100),
+    ]
+
+
+def data_cases() -> list[Case]:
+    embedding = """
+        kernel embedding(w: f32[10, 24], at: i64[6] -> out: f32[6, 24]) units (i0: 6)
+            phase (i1: 24 vector):
+                j0 = indirect(load at[i0], 10)
+                out[i0, i1] = load w[j0, i1]
+    """
+    lanes = """
+        kernel lanes(x: f32[5, 10], at: i32[5] -> out: f32[5]) units (i0: 5) strip 16
+            phase ():
+                j0 = indirect(convert(load at[i0], i64), 10)
+                out[i0] = load x[i0, j0]
+    """
+    scatter = """
+        kernel scatter(at: i64[40], y: f32[40, s0] -> out: f32[8, s0]; s0) units (i1: s0) strip 16
+            phase (i0: 40):
+                j0 = indirect(load at[i0], 8)
+                out[j0, i1] sum = load y[i0, i1]
+    """
+    collide = """
+        kernel collide(at: i64[40], y: f32[40] -> out: f32[8]) units ()
+            phase (i0: 40 vector):
+                j0 = indirect(load at[i0], 8)
+                out[j0] amax = load y[i0]
+    """
+    at, wide = torch.randint(-10, 10, (6,)), torch.randint(0, 8, (40,))
+    wrong = torch.tensor([0, 3, 10, 2, 1, 0])
+    return [
+        Case.of(embedding, {"w": randn(10, 24), "at": at, "out": randn(6, 24)}),
+        Case.of(embedding, {"w": randn(10, 24), "at": wrong, "out": randn(6, 24)}),
+        Case.of(lanes, {"x": randn(5, 10), "at": at[:5].int(), "out": randn(5)}),
+        Case.of(lanes, {"x": randn(5, 10), "at": wrong[:5].int(), "out": randn(5)}),
+        Case.of(scatter, {"at": wide, "y": randn(40, 20), "out": randn(8, 20)}, s0=20),
+        Case.of(collide, {"at": wide, "y": randn(40), "out": randn(8)}),
+    ]
+
+
+def scan_cases() -> list[Case]:
+    def scan(op: str, vector: str, dtype: str = "f32") -> str:
+        return f"""
+            kernel {op}_scan{len(vector)}{dtype}(x: {dtype}[4, 45] -> out: {dtype}[4, 45]) units (i0: 4)
+                local total: {dtype}
+                phase (i1: 45{vector}):
+                    total[] = {op} over (i1) to out[i0, i1]: load x[i0, i1]
+        """
+
+    across = """
+        kernel across(x: f32[9, 45] -> out: f32[9, 45]) units (i1: 45) strip 32
+            local total: f32
+            phase (i0: 9):
+                total[] = sum over (i0) to out[i0, i1]: load x[i0, i1]
+    """
+    x, whole = randn(4, 45), torch.randint(-5, 5, (4, 45))
+    cases = [
+        Case.of(scan(op, v), {"x": x, "out": randn(4, 45)}) for op in ("sum", "prod", "amax") for v in (" vector", "")
+    ]
+    cases.append(Case.of(scan("sum", "", "i64"), {"x": whole, "out": whole.clone()}))
+    cases.append(Case.of(across, {"x": randn(9, 45), "out": randn(9, 45)}))
+    return cases
+
+
+def narrow_cases() -> list[Case]:
+    def mix(dtype: str) -> str:
+        return f"""
+            kernel {dtype}(x: {dtype}[s0], y: f32[s0] -> out: {dtype}[s0], b: f32[s0]; s0) units (i0: s0) strip 16
+                phase ():
+                    v0 = convert(load x[i0], f32)
+                    v1 = convert(mul(v0, load y[i0]), {dtype})
+                    out[i0] = v1
+                    b[i0] = sub(load y[i0], convert(v1, f32))
+        """
+
+    cases = []
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
+        tensors = {"x": randn(90, dtype=dtype), "y": randn(90), "out": randn(90, dtype=dtype), "b": randn(90)}
+        cases.append(Case.of(mix(name), tensors, s0=90))
+    return cases
+
+
+def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
+    groups = [pointwise_cases(), padded_cases(), reduction_cases(), row_cases(), data_cases(), scan_cases()]
+    cases = [norm(48), norm(100), norm(300), norm(1000), *narrow_cases(), *(case for group in groups for case in group)]
+    check(cases, tmp_path)
