@@ -45,7 +45,7 @@ class GuardCollector:
         Sources are told apart by identity here (hashing a path costs more than checking it); equal
         paths that are different objects are merged by `finish`.
         """
-        detail = expected if kind in (GuardKind.HAS_ATTR, GuardKind.NO_ATTR) else None
+        detail = expected if kind in DETAILED else None
         key = (id(source), kind.value, detail)
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, expected, at, why)

@@ -10,6 +10,7 @@ frame cannot: then the frame is interpreted again, to break in front of the oute
 from __future__ import annotations
 
 import gc
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,12 +34,13 @@ from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, operators, stack
-from kiln.capture.interpreter.variables import builtin, classes, constant, iterators, mapping, module, sequence, tensor
+from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
+from kiln.capture.interpreter.variables import builtin, classes, constant, iterators, module, sequence, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import Cell, namespace
-from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, tensor_expectation
+from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellSource, LocalSource, Source
-from kiln.support.errors import KilnError
+from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
 __all__ = ["Capture", "Region", "capture_frame"]
@@ -149,6 +151,8 @@ def capture_frame(
                 return skip(function, reason, session)
             except SkippedFrame as reason:
                 return skip(function, reason, session)
+            except Exception as fault:
+                return skip(function, internal_fault(fault), session)
             finally:
                 restore_modes(session)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), session)
@@ -173,6 +177,7 @@ def new_session(
     session.dims = callbacks.dims
     session.is_compiling = is_compiling
     session.stop_at = stops
+    remember_state(session)
     return session
 
 
@@ -181,6 +186,13 @@ def describe(raised: Raised) -> str:
     args = value.attrs.get("args") if hasattr(value, "attrs") else None
     items = [repr(one.real()) if one.real() is not MISSING else "..." for one in (args._items or [])] if args else []
     return f"{value.type_name()}({', '.join(items)})"
+
+
+def internal_fault(fault: Exception) -> KilnError:
+    """A fault of ours: the frame runs eager, the report names the place."""
+    reason = InternalFault(stage="capture", problem="".join(traceback.format_exception_only(fault)).strip())
+    reason.__cause__ = fault
+    return reason
 
 
 def skip(function: types.FunctionType, reason: KilnError, session: Session) -> Capture:
@@ -317,20 +329,3 @@ def write_argument_list(head: Assembler, records: list[Any], total: int) -> None
         head.op("LIST_EXTEND", 1)
         taken += count
     head.list_to_tuple()
-
-
-def finish_guards(s: Session) -> list[Guard]:
-    """All guards: those asked for while interpreting, then tensors, shared objects and relations of sizes."""
-    for value in s.state.get("inputs", ()):
-        static = [None if isinstance(n, torch.SymInt) else int(n) for n in value.fake.shape]
-        strides = [None if isinstance(n, torch.SymInt) else int(n) for n in value.fake.stride()]
-        expected = tensor_expectation(value.original, tuple(static), tuple(strides))
-        s.guards.add(value.source, GuardKind.TENSOR, expected)
-    for value, sources in s.aliases():
-        if (
-            isinstance(value, (tensor.Tensor, objects.Object, mapping.Dict, sequence.List, mapping.Set))
-            and value.source
-        ):
-            paths = (value.source, *sources)
-            s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0,) * len(paths), "object"))
-    return s.guards.finish()

@@ -43,6 +43,11 @@ for _name in NAMES:
     _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     SPECIAL[_plain] = (f"__{_name}__", f"__r{_name}__")
     SPECIAL[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
+PLAIN: dict[Any, Any] = {
+    getattr(operator, f"i{_name}"): getattr(operator, _name + "_" if _name in ("and", "or") else _name)
+    for _name in NAMES
+}
+"""In-place operator -> the operator that makes a new value."""
 REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
 for _name, _other in REFLECTED.items():
     SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
@@ -74,7 +79,8 @@ def binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
 def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
     """A tensor is involved: recorded; only symbolic numbers: computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
-        return s.record(function, [left, right], {})
+        # `0 += tensor` makes a new tensor: only a tensor is changed in place.
+        return s.record(function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if isinstance(left, Sequence) or isinstance(right, Sequence):
         return dispatch(s, function, left, right)
     return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)

@@ -53,6 +53,7 @@ for _function, _value in (
     (torch.overrides.has_torch_function_unary, False),
     (torch.overrides.has_torch_function_variadic, False),
     (torch._C._is_tracing, False),
+    (torch._C._log_api_usage_once, None),
 ):
     handles(_function)(answer(_value))  # type: ignore[arg-type]
 

@@ -1,0 +1,70 @@
+"""The guards that are known when the recording is over: tensors, shared objects, sizes, torch's state.
+
+    x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
+                               s0 <= 512  with s0 = x.size(0)        (asked by user code at model.py:41)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.interpreter.core import Session
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, ShapeRelation, tensor_expectation
+from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
+from kiln.runtime.guards.state import current_state
+from kiln.symbolic import Symbol
+
+SHARED = (Tensor, Object, Dict, List, Set)
+"""Kinds of values of which one object may be reached on several paths."""
+
+
+def finish_guards(s: Session) -> list[Guard]:
+    """All guards of the capture. The state guard comes first: it is one comparison."""
+    s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.state["global_state"])
+    specs = {id(record.fake): record.spec for record in s.recorder.inputs}
+    names: dict[str, Source] = {}
+    for value in s.state.get("inputs", ()):
+        tensor_guard(s, value, specs[id(value.fake)], names)
+    for value in s.state.get("inputs", ()):
+        stride_guards(s, value, specs[id(value.fake)], names)
+    for guard in s.recorder.env.guards:
+        relation(s, str(guard.relation), names, guard.location)
+    for value, sources in s.aliases():
+        if isinstance(value, SHARED) and value.source is not None:
+            paths = (value.source, *sources)
+            expected = AliasExpectation(paths, (0,) * len(paths), "object")
+            s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, expected)
+    return s.guards.finish()
+
+
+def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:
+    """Metadata, with any value where a size is a symbol; symbols get the source of their first size."""
+    sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
+    strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
+    s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(value.original, sizes, strides))
+    for dim, size in enumerate(spec.sizes):
+        if isinstance(size, Symbol):
+            names.setdefault(size.name, SizeSource(value.source, dim))
+
+
+def stride_guards(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:
+    """A stride that is an expression of symbols is what the expression says."""
+    for dim, stride in enumerate(spec.strides):
+        if not isinstance(stride, int):
+            own = f"stride_{dim}"
+            relation(s, f"{own} == {stride}", {**names, own: StrideSource(value.source, dim)}, None)
+
+
+def relation(s: Session, text: str, names: dict[str, Source], location: Any) -> None:
+    used = tuple((name, source) for name, source in names.items() if name in text)
+    source = used[0][1] if used else LocalSource("")
+    s.guards.add(source, GuardKind.SHAPE_RELATION, ShapeRelation(text, used), location)
+
+
+def remember_state(s: Session) -> None:
+    """Torch's state at the entry of the frame, before the program changes it."""
+    s.state["global_state"] = current_state()
