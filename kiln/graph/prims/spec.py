@@ -9,6 +9,7 @@ bf16[8, 128 @cuda:0]            another device than the CPU
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, final
 
 import torch
@@ -101,6 +102,7 @@ Spec = TensorSpec | ScalarSpec | tuple["TensorSpec | ScalarSpec | None", ...]
 """Of a node: one tensor, one scalar, or the results of an op with several (None where it returns no tensor)."""
 
 
+@lru_cache(maxsize=8192)
 def contiguous_strides(sizes: tuple[Int, ...]) -> tuple[Int, ...]:
     """Row-major strides; as in eager, a dimension of size 0 counts as 1."""
     strides: list[Int] = []
