@@ -3,9 +3,10 @@
     %3 = mm(x, w); %4 = gelu(%3)        the backward reads the derivative of gelu at %3, and x and w
     candidates: %3, or what is inside of gelu; %3 is one tensor, gelu's insides are two: {%3, x, w} is the cut
 
-A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read by
-or made by a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans, scatters,
-and values that a library op of the backward reads from memory anyway. Views are never saved but their base.
+A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read or
+made by a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans,
+scatters, and values that a library op of the backward reads from memory anyway. Views are never saved but
+their base.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
 """

@@ -16,6 +16,7 @@ from typing import final
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
@@ -30,19 +31,20 @@ class SeparateOutputs:
         taken: set[Node] = set()
         copies: list[Node] = []
         outputs = list(graph.outputs)
+        shared = {one.alias.index for one in outputs if one.alias is not None and one.alias.of == "output"}
         for index, output in enumerate(outputs):
             if output.alias is not None:
                 continue
             base = owner(output.value)
             if base in taken or is_outside(base):
-                copy = fresh_copy(output.value)
-                copies.append(copy)
-                outputs[index] = replace(output, value=copy)
+                made = copied_with_base(output.value) if index in shared else [fresh_copy(output.value)]
+                copies += made
+                outputs[index] = replace(output, value=made[-1])
             taken.add(base)
         if not copies:
             return graph, 0
-        made = Graph(graph.inputs, [*graph.nodes, *copies], tuple(outputs), graph.writes, graph.name, graph.facts)
-        return made, len(copies)
+        nodes = [*graph.nodes, *copies]
+        return Graph(graph.inputs, nodes, tuple(outputs), graph.writes, graph.name, graph.facts), len(copies)
 
 
 def owner(node: Node) -> Node:
@@ -63,3 +65,15 @@ def fresh_copy(node: Node) -> Node:
     return Node(
         PRIMS["clone"], (node,), {"strides": spec.strides}, spec.with_view(spec.sizes, spec.strides, 0), node.origin
     )
+
+
+def copied_with_base(node: Node) -> list[Node]:
+    """A copy of the whole memory that `node` views, and the same views of it: other outputs are views of it too."""
+    chain: list[Node] = []
+    while node.op.kind is Kind.VIEW:
+        chain.append(node)
+        node = node.inputs[0]
+    made = [fresh_copy(node)]
+    for view in reversed(chain):
+        made.append(with_inputs(view, (made[-1],)))
+    return made

@@ -137,6 +137,24 @@ def test_outputs_get_memory_of_their_own() -> None:
     )  # fmt: skip
 
 
+def test_an_output_with_views_is_copied_with_its_memory() -> None:
+    graph = graph_of(
+        '%0: f32[4] "x"',
+        "%1: f32[4] = neg(%0)",
+        "%2: f32[2 at 2] = slice(%1, axis=0, start=2, stop=4, step=1)",
+        "%3: f32[2] = slice(%1, axis=0, start=0, stop=2, step=1)",
+        "return %1, %2, %3 views output 1 as f32[2]",
+    )
+    check(
+        SeparateOutputs(), graph,
+        "%1: f32[4] = neg(%0)",
+        "%2: f32[2] = slice(%1, axis=0, start=0, stop=2, step=1)",
+        "%3: f32[4] = clone(%1, strides=(1,))",
+        "%4: f32[2 at 2] = slice(%3, axis=0, start=2, stop=4, step=1)",
+        "return %1, %4, %2 views output 1 as f32[2]",
+    )  # fmt: skip
+
+
 LINEAR = (
     '%0: f32[2, 3] "x", %1: f32[3, 4] "w", %2: f32[4] "b"',
     "%3: f32[2, 4] = aten.addmm.default(%2, %0, %1)",
