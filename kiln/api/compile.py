@@ -136,7 +136,8 @@ def _function(function: Any, session: Session) -> Any:
             return builtin(*args, **kwargs)
 
     dispatcher = session.dispatcher(function)
-    functools.update_wrapper(dispatcher, function)
+    for name in functools.WRAPPER_ASSIGNMENTS:  # `__wrapped__` is the dispatcher's own
+        dispatcher.__dict__[name] = getattr(function, name)
     dispatcher.__dict__["session"] = session
     return dispatcher
 

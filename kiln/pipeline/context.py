@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from kiln.runtime.cache.store import Store
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
@@ -14,9 +15,10 @@ from kiln.support.target import Target
 @final
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """Options, the machine, where events and texts go."""
+    """Options, the machine, where events and texts go, the on-disk cache."""
 
     options: Options
     target: Target
     events: EventSink
     dump: Dump
+    store: Store

@@ -23,7 +23,8 @@ from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import Region, compile_region
 from kiln.pipeline.sizes import SizeHistory
-from kiln.runtime.guards import build_tree
+from kiln.runtime.cache.store import Store, default_folder
+from kiln.runtime.guards.tree import build_tree
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
@@ -66,6 +67,7 @@ class Session:
         self.name = name
         self.settings = settings
         self.events = events
+        self.store = Store(settings.options.cache_dir or default_folder())
         self.sizes = SizeHistory(settings.options.dynamic)
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
@@ -135,7 +137,7 @@ class Session:
 
     def _capture_once(self, function: FunctionType, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
-        context = CompileContext(self.settings.options, self.settings.target, self.events, dump)
+        context = CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
 
         def compile_trace(recorder: Recorder, trace: Trace) -> Region:
             if self.settings.backend is not None:

@@ -15,6 +15,7 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
+from kiln.loops.codegen.cpp.kernel import write_kernel
 from kiln.loops.codegen.plan_writer import write_plan
 from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
