@@ -92,7 +92,7 @@ def _stage(report: Report, event: Event) -> None:
 
 def _break(report: Report, event: Event) -> None:
     data = event.data
-    report.breaks.append(Break(str(data["code"]), str(data["where"]), str(data["reason"])))
+    report.breaks.append(Break(str(data["code"]), str(data.get("at", "")), str(data["reason"])))
 
 
 def _count(name: str) -> Any:

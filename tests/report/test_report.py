@@ -15,7 +15,7 @@ def recorded() -> Report:
     events.emit("region")
     events.emit("kernels", count=3)
     for line in range(20):
-        events.emit("graph_break", code="KILN1007", where=f"m.py:{line}, in f", reason="`if` asks for a value")
+        events.emit("graph_break", code="KILN1007", at=f"m.py:{line}, in f", reason="`if` asks for a value")
     return report
 
 
