@@ -15,14 +15,16 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
-from kiln.loops.codegen.cpp.kernel import write_kernel
+from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule
 from kiln.pipeline.context import CompileContext
 from kiln.runtime.plan import Plan
 from kiln.runtime.plan_text import plan_text
+from kiln.support.target import Target
 
 
 @final
@@ -33,6 +35,10 @@ class Stage:
     name: str
     run: Callable[[Any, CompileContext], Any]
     show: Callable[[Any], str]
+
+
+def write_cpp_plan(program: ScheduledProgram, target: Target) -> Plan:
+    return write_plan(program, lambda kernel: write_cpp(kernel, target))
 
 
 # fmt: off

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.codegen.units import launch_units
@@ -46,7 +46,19 @@ from kiln.runtime.plan import (
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Symbol
 
-KernelWriter = Callable[[KernelIR], Kernel]
+
+class PrintedKernel(Protocol):
+    """A kernel in the target's language; `scratch`: bytes that a call needs, in the size symbols of `canonical`."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def canonical(self) -> KernelIR: ...
+    @property
+    def scratch(self) -> Int: ...
+
+
+KernelWriter = Callable[[KernelIR], PrintedKernel]
 
 
 class UnboundSymbol(KilnError):
@@ -72,7 +84,7 @@ class _PlanWriter:
         self.slots: dict[str, Slot] = {}
         self.specs: dict[str, TensorSpec] = {}
         self.views: dict[tuple[str, TensorSpec], Slot] = {}
-        self.kernels: dict[int, Kernel] = {}
+        self.kernels: dict[int, PrintedKernel] = {}
         self.steps: list[Step] = []
         self.num_slots = len(program.inputs)
         self.host_reads: list[SymbolBinding] = []
@@ -102,7 +114,7 @@ class _PlanWriter:
         outputs = tuple(self._output(one) for one in program.outputs)
         bindings = (*self._bindings(), *self.host_reads)
         self._check_bound(bindings)
-        kernels = {kernel.symbol: kernel for kernel in self.kernels.values()}
+        kernels = {one.kernel.symbol: one.kernel for one in self.kernels.values()}
         return Plan(
             program.name,
             inputs,
@@ -157,18 +169,20 @@ class _PlanWriter:
 
     def _launch(self, step: ScheduledLaunch) -> None:
         ir = step.kernel
-        kernel = self.kernels.get(id(ir))
-        if kernel is None:
-            kernel = self.kernels[id(ir)] = self.write_kernel(ir)
-        sizes = {symbol: value for symbol, value in zip(ir.ints, step.ints, strict=True) if isinstance(symbol, Symbol)}
+        printed = self.kernels.get(id(ir))
+        if printed is None:
+            printed = self.kernels[id(ir)] = self.write_kernel(ir)
+        sizes = _values(ir, step.ints)
+        scratch = _substitute(printed.scratch, _values(printed.canonical, step.ints))
         self.steps.append(
             Launch(
-                kernel.symbol,
+                printed.kernel.symbol,
                 tuple(self.slots[name] for name in step.args),
                 step.ints,
                 (),
                 _substitute(launch_units(ir), sizes),
                 _substitute(ir.grain, sizes),
+                scratch,
                 origin=step.origin or ir.origin,
             )
         )
@@ -231,6 +245,11 @@ class _PlanWriter:
                 for symbol in () if isinstance(value, int) else value.free_symbols():
                     if symbol.name not in known:
                         raise UnboundSymbol(symbol=symbol)
+
+
+def _values(kernel: KernelIR, ints: Sequence[Int]) -> dict[Symbol, Int]:
+    """The size symbols of a kernel at one launch."""
+    return {one: value for one, value in zip(kernel.ints, ints, strict=True) if isinstance(one, Symbol)}
 
 
 def _substitute(value: Int, sizes: dict[Symbol, Int]) -> Int:
