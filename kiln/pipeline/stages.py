@@ -46,7 +46,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, context: run_passes(graph, context.events),                 graph_text),
     Stage("lowering", lambda graph, context: lower(graph, context.target, context.events),      program_text),
     Stage("schedule", lambda loops, context: schedule(loops, context.target, context.events),   scheduled_text),
-    Stage("plan",     lambda kernels, context: write_plan(kernels, write_kernel),             plan_text),
+    Stage("plan",     lambda kernels, context: write_cpp_plan(kernels, context.target),           plan_text),
 )
 # fmt: on
 
