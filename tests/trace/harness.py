@@ -76,7 +76,7 @@ def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
     node = Node(PRIMS["input"], (), {"index": len(recorder.inputs), "name": name}, spec)
     fake = recorder.fake_of(node)
     real = tangent_of(torch.empty([recorder.env.hint(size) for size in spec.sizes], dtype=spec.dtype))
-    recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec))
+    recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec, origin=fake))
     return fake
 
 
@@ -95,13 +95,16 @@ def eager(function: Function, args: Sequence[Any], *, backward: bool = False) ->
 
 
 def copies(args: Sequence[Any]) -> list[Any]:
-    """Fresh tensors with the same values and strides."""
+    """Fresh tensors with the same values and strides, sharing memory as the given ones do."""
+
+    bases: dict[Any, torch.Tensor] = {}
 
     def copied(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):
             return one
         base = torch.empty(one.untyped_storage().nbytes() // one.element_size(), dtype=one.dtype)
         base.copy_(one.detach().as_strided(base.shape, (1,), 0)) if base.numel() else None
+        base = bases.setdefault((one.untyped_storage()._cdata, one.dtype), base)
         made = base.as_strided(one.shape, one.stride(), one.storage_offset())
         return made.requires_grad_(one.requires_grad)
 
@@ -140,10 +143,10 @@ def check(
                 f"{where}: fake strides {fake.stride()}, eager {want.stride()} of {want.shape}"
             )
         torch.testing.assert_close(got, want.detach(), rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
-    written = dict(run.written)
-    for i, (before, after) in enumerate(zip(inputs, _real_order(traced, for_eager), strict=True)):
+    for i, value in run.written:
+        inputs[i].detach().copy_(value)
+    for got, after in zip(inputs, _real_order(traced, for_eager), strict=True):
         if after is not None:
-            got = written.get(i, before)
             torch.testing.assert_close(got.detach(), after.detach(), rtol=rtol, atol=atol, equal_nan=True)
     return traced
 

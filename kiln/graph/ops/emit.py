@@ -37,11 +37,22 @@ _ROWS = PRIMS.rows
 class Emit(Builder):
     """A growing list of nodes. `numerics` is "fast", "rounded" or "strict" (see the design)."""
 
-    __slots__ = ("numerics",)
+    __slots__ = ("_specialise", "numerics")
 
-    def __init__(self, oracle: SizeOracle, numerics: str = "fast") -> None:
+    def __init__(
+        self, oracle: SizeOracle, numerics: str = "fast", specialise: Callable[[Int], int] | None = None
+    ) -> None:
         super().__init__(oracle)
         self.numerics = numerics
+        self._specialise = specialise
+
+    def static(self, value: Int) -> int:
+        """The number of a size in this call, which becomes a guard: for what no graph with symbols can express."""
+        if isinstance(value, int):
+            return value
+        if self._specialise is None:
+            raise ValueError(f"the number of {value} is needed")
+        return self._specialise(value)
 
     def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
         """One number, size or real number over sizes, of rank 0, as an element of `dtype`."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Step, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
@@ -132,13 +131,10 @@ def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> Steps:
 @view("split.Tensor")
 def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[Steps]:
     axis = axis_of(dim, x.rank)
-    size = x.sizes[axis]
-    if not isinstance(size, int) or not isinstance(split_size, int):
-        raise UnsupportedOp(op="aten.split", reason=f"the number of results depends on {size} and {split_size}")
-    if split_size == 0:
+    size, length = e.static(x.sizes[axis]), e.static(split_size)
+    if length == 0:
         return [_slice(axis, 0, 0)]
-    starts = range(0, max(size, 1), split_size)
-    return [_slice(axis, start, min(start + split_size, size)) for start in starts]
+    return [_slice(axis, start, min(start + length, size)) for start in range(0, max(size, 1), length)]
 
 
 @view("split_with_sizes.default")
@@ -155,9 +151,7 @@ def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: in
 @view("unbind.int")
 def unbind(e: Emit, x: TensorSpec, dim: int = 0) -> list[Steps]:
     axis = axis_of(dim, x.rank)
-    size = x.sizes[axis]
-    if not isinstance(size, int):
-        raise UnsupportedOp(op="aten.unbind", reason=f"the number of results is {size}")
+    size = e.static(x.sizes[axis])
     return [(("select", {"axis": axis, "index": index}),) for index in range(size)]
 
 

@@ -33,6 +33,7 @@ class FakeTensor(torch.Tensor):
 
     place: Place
     symbols: Symbols | None
+    is_input = False
     _is_param: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -46,9 +46,9 @@ def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
         if isinstance(record.fake, FakeTensor):
-            root = record.fake.place.storage.root
-            if root is not None and root.node is not record.node:
-                found.append((record, root.node))
+            place = record.origin.place
+            if place.step is None and place.node is not record.node:
+                found.append((record, place.node))
     return found
 
 
@@ -79,19 +79,22 @@ class _Outputs:
         self.mode = mode
         self.made = 0
         self.owners: dict[int, tuple[str, int, FakeTensor]] = {}
+        self.same: dict[int, tuple[str, int, FakeTensor]] = {}
         self.bases: set[int] = set()
         for index, record in enumerate(records):
             if isinstance(record.fake, FakeTensor):
-                self.owners[id(record.fake.place.storage)] = ("input", index, record.fake)
+                owner = self.same[id(record.fake)] = ("input", index, record.fake)
+                if record.origin.place.step is None:
+                    self.owners[id(record.fake.place.storage)] = owner
                 self.bases.add(id(record.node))
 
     def output(self, fake: FakeTensor) -> Output:
         place = fake.place
         value = self.mode.memory.read(place)
-        owner = self.owners.get(id(place.storage))
+        owner = self.same.get(id(fake)) or self.owners.get(id(place.storage))
         alias: Alias | None = None
         if owner is None:
-            self.owners[id(place.storage)] = ("output", self.made, fake)
+            self.owners[id(place.storage)] = self.same[id(fake)] = ("output", self.made, fake)
             value = self.owned(place, value)
         else:
             of, index, first = owner

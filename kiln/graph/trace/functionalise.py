@@ -19,7 +19,7 @@ from kiln.graph.ops import Emit, Step
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.prims.meta import META, equal, is_dense, view_strides
 from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.trace.place import Place
+from kiln.graph.trace.place import Place, parent_of, reaches_outside, root_of
 
 Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
 """The new value of the parent from its old value and the new value of the view."""
@@ -39,24 +39,32 @@ class Functionaliser:
         return place.node
 
     def _replay(self, place: Place) -> None:
-        assert place.parent is not None and place.step is not None, "the root of a storage is never stale"
-        place.node = self._apply(place.step, self.read(place.parent))
+        assert place.step is not None, "the root of a storage is never stale"
+        parent = parent_of(place)
+        place.node = self._apply(place.step, self.read(parent), parent)
         place.version = place.storage.version
 
-    def _apply(self, step: Step, parent: Node) -> Node:
+    def _apply(self, step: Step, node: Node, parent: Place) -> Node:
         name, attrs = step
-        if name == "view" and view_strides(self.emit.oracle, parent.tensor, attrs["sizes"]) is None:
+        if name == "view" and view_strides(self.emit.oracle, node.tensor, attrs["sizes"]) is None:
             name = "reshape"
-        return self.emit.node(name, parent, **attrs)
+        elif name == "as_strided":
+            attrs = self._rebased(attrs, node, parent)
+        return self.emit.node(name, node, **attrs)
+
+    def _rebased(self, attrs: dict[str, Any], node: Node, root: Place) -> dict[str, Any]:
+        """Sizes, strides and offset over the storage, for the node that now holds what is in it."""
+        if node.spec is root.spec:
+            return attrs
+        if not self._same_strides(node.tensor, root.spec) or reaches_outside(attrs, root.spec):
+            raise UnsupportedMutation(op="as_strided", reason="it reads memory around a tensor that was changed")
+        return attrs | {"offset": attrs["offset"] - root.spec.offset + node.tensor.offset}
 
     def view(self, place: Place, step: Step) -> Place:
         """The place one view step below `place`."""
-        parent = place
-        if step[0] == "as_strided":
-            assert place.storage.root is not None
-            parent = place.storage.root
+        parent = root_of(place.storage) if step[0] == "as_strided" else place
         source = self.read(parent)
-        node = self._apply(step, source)
+        node = self._apply(step, source, parent)
         spec = node.tensor if source.spec is parent.spec else self._spec(step, parent.spec)
         return Place(place.storage, node, spec, parent, step)
 
@@ -68,30 +76,38 @@ class Functionaliser:
     def write(self, place: Place, value: Node, op: str) -> None:
         """`place` now holds `value`: a node with its sizes and dtype."""
         storage = place.storage
-        chain: list[tuple[Place, Node]] = []
-        target: Place | None = place
-        while target is not None:
-            value = self._relaid(value, target.spec)
-            chain.append((target, value))
-            parent = target.parent
-            if parent is not None:
-                assert target.step is not None
-                name, attrs = target.step
-                inverse = INVERSES.get(name)
-                if inverse is None:
-                    raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
-                value = inverse(self.emit, self.read(parent), value, attrs)
+        if storage.tangled:
+            raise UnsupportedMutation(op=op, reason="it writes to memory that two inputs share in part")
+        target, value = place, self._relaid(value, place.spec)
+        chain = [(target, value)]
+        while target.step is not None:
+            parent = parent_of(target)
+            value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
             target = parent
+            chain.append((target, value))
         storage.version += 1
         for target, value in chain:
             target.node, target.version = value, storage.version
 
+    def _put_back(self, target: Place, parent: Place, value: Node, op: str) -> Node:
+        """The new value of `parent` when the view `target` of it becomes `value`."""
+        assert target.step is not None
+        name, attrs = target.step
+        inverse = INVERSES.get(name)
+        if inverse is None:
+            raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
+        old = self.read(parent)
+        if name == "as_strided":
+            attrs = self._rebased(attrs, old, parent)
+        return inverse(self.emit, old, value, attrs)
+
+    def _same_strides(self, left: TensorSpec, right: TensorSpec) -> bool:
+        parts = zip(left.strides, right.strides, left.sizes, strict=True)
+        return left.strides == right.strides or all(a == b or size == 1 for a, b, size in parts)
+
     def _relaid(self, value: Node, spec: TensorSpec) -> Node:
         """`value` with the strides of `spec`, where a dense tensor can have them."""
-        have = value.tensor
-        if have.strides == spec.strides or not is_dense(self.emit.oracle, spec.sizes, spec.strides):
-            return value
-        if all(a == b or size == 1 for a, b, size in zip(have.strides, spec.strides, spec.sizes, strict=True)):
+        if self._same_strides(value.tensor, spec) or not is_dense(self.emit.oracle, spec.sizes, spec.strides):
             return value
         return self.emit.node("clone", value, strides=spec.strides)
 

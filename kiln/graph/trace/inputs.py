@@ -8,10 +8,14 @@ A stride is the product of the sizes inside of it where that is its number in th
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 
+from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.breaks import UnsupportedInput
+from kiln.graph.trace.place import Place, Storage, extent, fresh_place, root_of
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.policy import DimChoice, DimKind
 
@@ -29,6 +33,61 @@ def refuse_strange(real: torch.Tensor, name: str) -> None:
         reason = "it is quantized" if real.is_quantized else "it is a meta tensor"
     if reason:
         raise UnsupportedInput(name=name, reason=reason)
+
+
+@final
+class SharedMemory:
+    """Which inputs lie in the same memory: a write to one must be seen in the other.
+
+    Of two that overlap, the one that contains the other is the root, the other a view of it (which keeps its own
+    input node until the first write). Where neither does, a write breaks the graph.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[Place]] = {}
+
+    def place(self, real: torch.Tensor, node: Node) -> Place:
+        """Where a new input is."""
+        place = fresh_place(node)
+        if not real.numel():
+            return place
+        for other in self._places.setdefault(real.untyped_storage()._cdata, []):
+            self._relate(place, other)
+        self._places[real.untyped_storage()._cdata].append(place)
+        return place
+
+    def _relate(self, new: Place, old: Place) -> None:
+        if new.storage is old.storage:
+            return
+        mine, theirs = extent(new.spec), extent(old.spec)
+        if mine is not None and theirs is not None and (mine[1] <= theirs[0] or theirs[1] <= mine[0]):
+            return
+        fresh = new.step is None and root_of(new.storage) is new and new.spec.dtype is old.spec.dtype
+        if mine is None or theirs is None or not fresh:
+            new.storage.tangled = old.storage.tangled = True
+        elif theirs[0] <= mine[0] and mine[1] <= theirs[1]:
+            join(new, old.storage)
+            hang(new, root_of(old.storage))
+        elif mine[0] <= theirs[0] and theirs[1] <= mine[1] and old.storage.version == 0 and old.step is None:
+            join(new, old.storage)
+            hang(old, new)
+            old.storage.root = new
+        else:
+            new.storage.tangled = old.storage.tangled = True
+
+
+def join(place: Place, storage: Storage) -> None:
+    """Bring a place without views into another storage; what was written there before, it has not seen."""
+    storage.tangled |= place.storage.tangled
+    place.storage = storage
+    place.version = 0
+
+
+def hang(place: Place, root: Place) -> None:
+    """Make a root a view over the storage of another."""
+    spec = place.spec
+    place.step = ("as_strided", {"sizes": spec.sizes, "strides": spec.strides, "offset": spec.offset})
+    place.parent = root
 
 
 def symbolic_spec(env: ShapeEnv, real: torch.Tensor, dims: tuple[DimChoice, ...]) -> TensorSpec:

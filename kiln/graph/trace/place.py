@@ -10,22 +10,27 @@ A place knows the node that holds its value as of one version of its storage.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import Step
 from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Expr
 
 
 @final
 class Storage:
-    """Memory that places share. `version` counts the writes."""
+    """Memory that places share. `version` counts the writes.
 
-    __slots__ = ("root", "version")
+    `tangled`: another storage of the recording may overlap it, so that a write would have to reach both.
+    """
+
+    __slots__ = ("root", "tangled", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self.root: Place | None = None
+        self.tangled = False
 
 
 @final
@@ -44,9 +49,33 @@ class Place:
         self.step = step
         self.version = storage.version
 
-    @property
-    def stale(self) -> bool:
-        return self.version != self.storage.version
+
+def root_of(storage: Storage) -> Place:
+    assert storage.root is not None
+    return storage.root
+
+
+def parent_of(place: Place) -> Place:
+    """What the step of `place` is applied to; `as_strided` counts from the root, whatever that is by now."""
+    assert place.parent is not None and place.step is not None
+    return root_of(place.storage) if place.step[0] == "as_strided" else place.parent
+
+
+def extent(spec: TensorSpec) -> tuple[int, int] | None:
+    """First element and one past the last in the storage; None where that is symbolic."""
+    numbers = (*spec.sizes, *spec.strides, spec.offset)
+    if any(isinstance(one, Expr) for one in numbers):
+        return None
+    start = int(spec.offset)  # type: ignore[arg-type]
+    reach = sum((size - 1) * step for size, step in zip(spec.sizes, spec.strides, strict=True))  # type: ignore[operator]
+    return start, start + (0 if 0 in spec.sizes else reach + 1)  # type: ignore[operator, return-value]
+
+
+def reaches_outside(attrs: dict[str, Any], root: TensorSpec) -> bool:
+    """Does an `as_strided` use elements of the storage that are not the root's? Taken as yes where that is symbolic."""
+    whole = extent(root)
+    part = extent(root.with_view(attrs["sizes"], attrs["strides"], attrs["offset"]))
+    return whole is None or part is None or part[0] < whole[0] or part[1] > whole[1]
 
 
 def fresh_place(node: Node) -> Place:

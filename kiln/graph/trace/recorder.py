@@ -23,7 +23,7 @@ from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.constants import Constants, spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import refuse_strange, symbolic_spec
+from kiln.graph.trace.inputs import SharedMemory, refuse_strange, symbolic_spec
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -51,9 +51,10 @@ class Recorder:
         self.calls: list[TorchCall] = []
         self.inputs: list[InputRecord] = []
         self._symbols = Symbols(env)
-        self._emit = Emit(self._symbols, numerics)
+        self._emit = Emit(self._symbols, numerics, self._symbols.specialise)
         self._constants = Constants()
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
+        self._memory = SharedMemory()
         self._by_real: dict[int, InputRecord] = {}
 
     # Inputs.
@@ -69,9 +70,10 @@ class Recorder:
         spec = self._input_spec(real, dims)
         node = self._input_node(name, spec)
         leaf, grad = real.is_leaf, real.requires_grad
-        fake = origin = self._mode.fake(fresh_place(node), grad)
+        fake = origin = self._mode.fake(self._memory.place(real, node), grad)
         if grad and not leaf:
             fake = self._non_leaf(origin)
+        fake.is_input = True
         is_parameter = isinstance(real, torch.nn.Parameter)
         if is_parameter:
             fake._is_param = True

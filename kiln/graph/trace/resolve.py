@@ -110,21 +110,40 @@ def mutable_handler(op: OpOverload, name: str) -> Handler | None:
     written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     if base.endswith("_") and not base.endswith("__") and written == ["self"]:
         rule = functional_rule(INPLACE.get(name) or f"{base[:-1]}.{overload}")
+        if rule is None and (other := functional_overload(getattr(torch.ops.aten, base[5:-1], None), op, [])):
+            rule = functional_rule(other)
         return inplace_handler(rule) if rule else None
     if all(arg.kwarg_only for arg in op._schema.arguments if arg.name in written):
-        functional = without_out(op, written)
-        rule = functional_rule(functional) if functional else None
-        return out_handler(rule, written) if rule else None
+        other = functional_overload(op.overloadpacket, op, written)
+        rule = functional_rule(other) if other else None
+        return out_handler(rule, written, other in FACTORIES) if rule else None
     return None
 
 
-def without_out(op: OpOverload, written: list[str]) -> str | None:
-    """The overload of the same op that takes the same arguments and returns its result."""
+FACTORY_ARGUMENTS = ["dtype", "layout", "device", "pin_memory"]
+FACTORIES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "arange.default", "arange.start", "arange.start_step", "zeros.default", "ones.default", "full.default",
+        "rand.default", "randn.default", "randint.default", "randint.low", "eye.default", "eye.m", "linspace.default",
+    )
+)  # fmt: skip
+"""Functions of no tensor: their `out=` overload takes dtype and device from `out`."""
+
+
+def functional_overload(packet: Any, op: OpOverload, written: list[str]) -> str | None:
+    """The overload that takes the same arguments (but those of a factory) and returns its result."""
+    if packet is None:
+        return None
     taken = [(arg.name, str(arg.type)) for arg in op._schema.arguments if arg.name not in written]
-    packet = op.overloadpacket
     for overload in packet.overloads():
         other = getattr(packet, overload)
-        if not other._schema.is_mutable and [(arg.name, str(arg.type)) for arg in other._schema.arguments] == taken:
+        if other._schema.is_mutable:
+            continue
+        arguments = [(arg.name, str(arg.type)) for arg in other._schema.arguments]
+        if arguments == taken or (
+            arguments[: len(taken)] == taken and [name for name, _ in arguments[len(taken) :]] == FACTORY_ARGUMENTS
+        ):
             return str(other)
     return None
 
@@ -140,10 +159,12 @@ def inplace_handler(rule: Rule) -> Handler:
     return handler
 
 
-def out_handler(rule: Rule, written: list[str]) -> Handler:
+def out_handler(rule: Rule, written: list[str], factory: bool) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs = [kwargs[name] for name in written]
         named = {key: mode.value(one) for key, one in kwargs.items() if key not in written}
+        if factory:
+            named |= {"dtype": outs[0].dtype, "device": outs[0].device}
         result = rule(mode.emit, *[mode.value(one) for one in args], **named)
         for out, value in zip(outs, result if isinstance(result, tuple | list) else (result,), strict=True):
             spec = mode.place(out).spec

@@ -56,16 +56,22 @@ def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
     return args[0]
 
 
-def metadata_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def metadata_change(view: str) -> Handler:
     """`x.t_()`: the tensor moves to the view; its geometry is changed below the Python key."""
-    fake: FakeTensor = args[0]
-    place = fake.place
-    base, overload = str(op).rsplit(".", 1)
-    for step in VIEWS.get(f"{base[:-1]}.{overload}")(mode.emit, place.spec, *args[1:], **kwargs):  # type: ignore[misc]
-        place = mode.memory.view(place, step)
-    mode.mutations += 1
-    move(mode, fake, place)
-    return fake
+
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        fake: FakeTensor = args[0]
+        if fake.is_input:
+            raise UnsupportedMutation(op=str(op), reason="it changes the sizes or strides of an input")
+        place = fake.place
+        rule: Any = VIEWS.get(view)
+        for step in rule(mode.emit, place.spec, *[mode.value(one) for one in args[1:]], **kwargs):
+            place = mode.memory.view(place, step)
+        mode.mutations += 1
+        move(mode, fake, place)
+        return fake
+
+    return handler
 
 
 def move(mode: RecordingMode, fake: FakeTensor, place: Any) -> None:
@@ -76,16 +82,12 @@ def move(mode: RecordingMode, fake: FakeTensor, place: Any) -> None:
     fake.place = place
 
 
-for _name in (
-    "t_.default",
-    "transpose_.default",
-    "unsqueeze_.default",
-    "squeeze_.default",
-    "squeeze_.dim",
-    "squeeze_.dims",
-    "as_strided_.default",
-):
-    SPECIAL[f"aten.{_name}"] = metadata_change
+for _name, _view in {
+    "t_.default": "t.default", "transpose_.default": "transpose.int", "unsqueeze_.default": "unsqueeze.default",
+    "squeeze_.default": "squeeze.default", "squeeze_.dim": "squeeze.dim", "squeeze_.dims": "squeeze.dims",
+    "as_strided_.default": "as_strided.default",
+}.items():  # fmt: skip
+    SPECIAL[f"aten.{_name}"] = metadata_change(f"aten.{_view}")
 
 
 @special(
