@@ -4,7 +4,8 @@
     net.add_edge(0, 1, 5); net.add_edge(1, 3, 2)
     net.sink_side(0, 3)     =   {3}: the vertices behind the minimum cut that is nearest to the sink
 
-Written here because networkx takes 15 times as long for the joint graph of BERT and 0.1 s to import.
+Written here because of time: the cut of a 12-layer BERT (1,610 vertices, 2,105 edges) takes 4.5 ms, with networkx
+21 to 250 ms by algorithm, and networkx takes 0.27 s to import.
 Source: E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970.
 """
 
