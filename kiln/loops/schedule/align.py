@@ -122,10 +122,10 @@ def _match_once(
         if small == large:
             pairs[mine] = theirs
             del digits[stride]
-        elif divides(large, small) and theirs not in one.frozen:
+        elif divides(large, small) and one.can_split(theirs):
             _split(one, theirs, large, symbols)
             return True
-        elif divides(small, large) and mine not in other.frozen:
+        elif divides(small, large) and other.can_split(mine):
             _split(other, mine, small, symbols)
             return True
     return False

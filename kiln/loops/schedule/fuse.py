@@ -15,6 +15,7 @@ from kiln.loops.ir.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Symbols, combined_axes, member_of
 from kiln.loops.schedule.order import Order, current
+from kiln.loops.schedule.phases import is_serial
 from kiln.loops.schedule.rules import Context, Proposal, propose
 from kiln.loops.schedule.split import initial_units, make_partial
 from kiln.support.target import Target
@@ -81,6 +82,8 @@ class _Fuser:
         member = member_of(node, number, self.buffers, fresh)
         group = Group([member], origin=node.origin)
         group.sizes = {fresh[axis.symbol]: axis.size for axis in axes if axis.symbol in fresh}
+        if is_serial(member):
+            group.whole = frozenset(member.reduced())
         group.units = initial_units(group, member, self.target)
         return group
 
@@ -102,6 +105,7 @@ class _Fuser:
         second.rename(proposal.alignment.names)
         first.sizes |= second.sizes
         first.frozen |= second.frozen
+        first.whole |= second.whole
         first.units = dict(proposal.alignment.units)
         first.members = sorted((*first.members, *second.members), key=lambda one: one.number)
         self.applied[proposal.rule] = self.applied.get(proposal.rule, 0) + 1

@@ -97,6 +97,8 @@ class Group:
     sizes: dict[Symbol, Int] = field(default_factory=dict)
     frozen: dict[Symbol, int] = field(default_factory=dict)
     """Blocked symbols and the units per block: these are not split."""
+    whole: frozenset[Symbol] = frozenset()
+    """Symbols that are not split either: a scan runs along them, an index reduction gives their value."""
     ragged: dict[Symbol, int] = field(default_factory=dict)
     """Largest size of symbols whose size depends on the unit."""
     after: set[Group] = field(default_factory=set)
@@ -121,6 +123,9 @@ class Group:
         """About how many points; blocks count as full."""
         return guess(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
 
+    def can_split(self, symbol: Symbol) -> bool:
+        return symbol not in self.frozen and symbol not in self.whole
+
     def has_reductions(self) -> bool:
         return any(not isinstance(one.node, Pointwise) for one in self.members)
 
@@ -143,6 +148,7 @@ class Group:
         """Group symbols under new names."""
         self.units = {names.get(one, one): None for one in self.units}
         self.sizes = {names.get(one, one): size for one, size in self.sizes.items()}
+        self.whole = frozenset(names.get(one, one) for one in self.whole)
         self.frozen = {names.get(one, one): size for one, size in self.frozen.items()}
         for member in self.members:
             for axis, parts in member.places.items():

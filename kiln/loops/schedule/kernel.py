@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kiln.loops.ir.body import Compute
-from kiln.loops.ir.kernel import KernelIR, Phase
+from kiln.loops.ir.kernel import Phase
 from kiln.loops.ir.nodes import Buffer, Pointwise
 from kiln.loops.schedule.build import KernelBuilder
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
 from kiln.loops.schedule.phases import PhasePlan, plan_phases
-from kiln.loops.schedule.single import assemble
+from kiln.loops.schedule.single import Call, assemble
 from kiln.support.target import Target
 
 NAMED_FLOPS, LONGEST_NAME = 4, 4
@@ -22,12 +22,12 @@ NAMED_FLOPS, LONGEST_NAME = 4, 4
 
 def group_kernel(
     group: Group, graph: Dependencies, buffers: Mapping[str, Buffer], target: Target, symbols: Symbols
-) -> KernelIR:
+) -> Call:
     """The kernel of a group of fused nodes."""
     stored = frozenset(one.out for one in group.members if _escapes(one, group, graph))
     block_units(group, symbols)
     plans = plan_phases(group, stored)
-    lay = layout(group, target)
+    lay = layout(group, stored, target)
     builder = KernelBuilder(plans, lay.order, stored, buffers)
     made = builder.phases()
     if not lay.strip:

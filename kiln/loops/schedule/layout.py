@@ -55,10 +55,12 @@ def block_units(group: Group, symbols: Symbols) -> None:
                 member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
 
 
-def layout(group: Group, target: Target) -> Layout:
-    """How the loops of `group` are run on `target`."""
+def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
+    """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
     strides = _strides(group.members)
-    vector = best_vector(group, group.members)
+    vector = best_vector(group, group.members, stored)
+    if vector is None:
+        vector = best_vector(group, group.members)
     units = list(group.units)
     in_strips = vector is None or vector in group.units or _is_short(group, vector)
     if in_strips and vector not in group.units:
@@ -73,16 +75,20 @@ def _is_short(group: Group, vector: Symbol) -> bool:
     return is_static(size) and size < SHORT_ROW and group.guess_points(group.units) >= 64
 
 
-def best_vector(group: Group, members: Iterable[Member]) -> Symbol | None:
-    """The symbol with neighbours in memory in most accesses, weighed by bytes; None where there is none."""
+def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] | None = None) -> Symbol | None:
+    """The symbol with neighbours in memory in most accesses, weighed by elements; None where there is none.
+
+    `stored`: which results of members reach memory; None: all.
+    """
+    private = group.writers().keys() - stored if stored is not None else frozenset()
     votes: dict[Symbol, int] = {}
     for member in members:
-        points = group.guess_points(member.symbols())
         for access in member.accesses():
-            if access.form is None:
+            if access.form is None or access.buffer in private:
                 continue
             for one, stride in access.form.strides.items():
-                if is_static(stride) and stride == 1 and one in group.sizes:
+                if is_static(stride) and stride == 1:
+                    points = group.guess_points(dict.fromkeys(access.form.strides))
                     votes[one] = votes.get(one, 0) + points
     return max(votes, key=lambda one: votes[one], default=None)
 

@@ -13,7 +13,8 @@ may hit a place twice run through the colliding axes in order, so that results d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 
@@ -24,6 +25,8 @@ from kiln.loops.ir.builder import BodyBuilder, dtype_of
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.schedule.views import Loops, merge_views, open_sizes
+from kiln.symbolic import Int, Symbol
 
 STRIP = 256
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
@@ -32,20 +35,20 @@ SingleNode = Pointwise | Reduction | Scan | Scatter
 Buffers = Mapping[str, Buffer]
 
 
-def single_kernel(node: SingleNode, buffers: Buffers) -> KernelIR:
+def single_kernel(node: SingleNode, buffers: Buffers) -> Call:
     """The kernel that computes `node` alone; `buffers` are those of the program by name."""
     make = _MAKERS[type(node)]
-    kernel: KernelIR = make(node, buffers)
-    return kernel
+    call: Call = make(node, buffers)
+    return call
 
 
-def _pointwise(node: Pointwise, buffers: Buffers) -> KernelIR:
+def _pointwise(node: Pointwise, buffers: Buffers) -> Call:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
     strip = STRIP if node.axes else 0
     return assemble("pointwise", node.axes, (phase,), (), buffers, strip=strip, origin=node.origin)
 
 
-def _reduction(node: Reduction, buffers: Buffers) -> KernelIR:
+def _reduction(node: Reduction, buffers: Buffers) -> Call:
     total = Local("total", accumulator_dtype(node.op, node.out.spec.dtype), ())
     vector = None if node.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) else len(node.reduced) - 1
     gather = Phase(node.reduced, node.body, (Accumulate(total.name, node.op, node.reduced, (), 0),), vector)
@@ -55,7 +58,7 @@ def _reduction(node: Reduction, buffers: Buffers) -> KernelIR:
     return assemble(node.op.value, node.kept, (gather, finish), (total,), buffers, origin=node.origin)
 
 
-def _scan(node: Scan, buffers: Buffers) -> KernelIR:
+def _scan(node: Scan, buffers: Buffers) -> Call:
     along = node.axes[node.along]
     units = tuple(axis for axis in node.axes if axis is not along)
     total = Local("total", dtype_of(node.body.ops, node.body.results[0]), ())
@@ -64,7 +67,7 @@ def _scan(node: Scan, buffers: Buffers) -> KernelIR:
     return assemble(f"scan_{node.op.value}", units, (phase,), (total,), buffers, origin=node.origin)
 
 
-def _scatter(node: Scatter, buffers: Buffers) -> KernelIR:
+def _scatter(node: Scatter, buffers: Buffers) -> Call:
     """Units are the axes that are indices of the result themselves: different units write different places."""
     own = {axis.symbol for axis in node.axes} & set(node.index)
     units = tuple(axis for axis in node.axes if axis.symbol in own)
@@ -74,7 +77,7 @@ def _scatter(node: Scatter, buffers: Buffers) -> KernelIR:
     return assemble("scatter", units, (phase,), (), buffers, strip=strip, origin=node.origin)
 
 
-_MAKERS: Mapping[type, Callable[[Any, Buffers], KernelIR]] = {
+_MAKERS: Mapping[type, Callable[[Any, Buffers], Call]] = {
     Pointwise: _pointwise,
     Reduction: _reduction,
     Scan: _scan,
@@ -97,6 +100,15 @@ def _at(axes: tuple[Axis, ...]) -> Index:
     return tuple(axis.symbol for axis in axes)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel, named after the buffers of the program, and the values of those of its sizes that are not symbols."""
+
+    kernel: KernelIR
+    sizes: Mapping[Symbol, Int]
+
+
 def assemble(
     name: str,
     units: tuple[Axis, ...],
@@ -107,24 +119,25 @@ def assemble(
     strip: int = 0,
     grain: int = 1,
     origin: str = "",
-) -> KernelIR:
+) -> Call:
     """A kernel with the parameters and size arguments that its phases use, in order of appearance."""
     private = {one.name for one in locals_}
     loaded = [access.buffer for phase in phases for access in accesses(phase.body)]
     stored = [store.target for phase in phases for store in phase_stores(phase)]
     written = dict.fromkeys(name for name in stored if name not in private)
     read = dict.fromkeys(name for name in loaded if name not in private and name not in written)
-    params = tuple(_parameter(buffers[name]) for name in (*read, *written))
-    kernel = KernelIR(name, units, phases, locals_, params, frozenset(written), (), grain, strip, origin)
-    sizes = kernel_symbols(kernel) | symbols_of(*(size for one in params for size in one.spec.sizes))
-    ints = tuple(sorted(sizes, key=lambda one: one.sort_key))
-    return KernelIR(name, units, phases, locals_, params, frozenset(written), ints, grain, strip, origin)
-
-
-def _parameter(buffer: Buffer) -> Buffer:
-    """`buffer` as a kernel sees it: from its first element on."""
-    spec = buffer.spec
-    return Buffer(buffer.name, spec.with_view(spec.sizes, spec.strides, 0))
+    used = {name: buffers[name] for name in (*read, *written)}
+    loops, sizes = open_sizes(merge_views(Loops(units, phases, locals_, used)))
+    params = tuple(loops.buffers[name] for name in used)
+    kernel = KernelIR(
+        name, loops.units, loops.phases, loops.locals, params, frozenset(written), (), grain,
+        strip if loops.units else 0, origin,
+    )  # fmt: skip
+    needed = kernel_symbols(kernel) | symbols_of(*(size for one in params for size in one.spec.sizes))
+    # Sizes of parameters may be in terms of blocks, which are units.
+    needed -= {axis.symbol for axis in loops.units}
+    ints: list[Symbol] = sorted(needed, key=lambda one: one.sort_key)
+    return Call(replace(kernel, ints=tuple(ints)), sizes)
 
 
 def copy_body(source: Buffer, index: Index) -> LoopBody:

@@ -11,6 +11,8 @@ from typing import final
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.scheduled import Launch
+from kiln.loops.schedule.single import Call
+from kiln.symbolic import Symbol
 
 
 @final
@@ -21,13 +23,15 @@ class KernelTable:
         self.by_key: dict[str, KernelIR] = {}
         self._names: dict[str, int] = {}
 
-    def launch(self, kernel: KernelIR) -> Launch:
-        """The launch of `kernel` on the buffers that it names."""
+    def launch(self, call: Call) -> Launch:
+        """The launch of a kernel on the buffers that it names."""
+        kernel = call.kernel
         made, key = canonical(kernel)
         if key not in self.by_key:
             self.by_key[key] = replace(made, name=self._fresh(kernel.name))
         args = tuple(param.name for param in kernel.params)
-        return Launch(self.by_key[key], args, kernel.ints, kernel.origin)
+        ints = tuple(call.sizes.get(one, one) if isinstance(one, Symbol) else one for one in kernel.ints)
+        return Launch(self.by_key[key], args, ints, kernel.origin)
 
     def _fresh(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1
