@@ -60,7 +60,7 @@ def open_sizes(loops: Loops) -> tuple[Loops, dict[Symbol, Int]]:
     outer = loops.units[0] if loops.units else None
     for name, buffer in buffers.items():
         sizes = tuple(
-            opened(size) if (outer is not None and axis is outer.symbol) or axis is None else size
+            opened(size, axis is not None) if (outer is not None and axis is outer.symbol) or axis is None else size
             for size, axis in zip(buffer.spec.sizes, loops.dims[name], strict=True)
         )
         buffers[name] = Buffer(name, buffer.spec.with_view(sizes, buffer.spec.strides, 0))
