@@ -47,7 +47,7 @@ def _compiled_class(cls: type[nn.Module], session: Session) -> type[nn.Module]:
     call: Any = cls.__call__
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        return original_module(self).__reduce_ex__(protocol)
+        return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         twin = compile_module(copy.deepcopy(original_module(self), memo), session)

@@ -15,15 +15,17 @@ class SizeHistory:
 
     def __init__(self, dynamic: Literal["auto", "never", "always"]) -> None:
         self._dims = DimPolicy(dynamic)
+        self._parameter_dims = DimPolicy("never")
         self._scalars = ScalarPolicy(dynamic)
         self._sizes: dict[str, list[tuple[int, ...]]] = {}
         self._ints: dict[str, list[int]] = {}
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...]:
-        """Per dimension: static or a symbol. A size that changed once becomes a symbol."""
+        """Per dimension: static or a symbol. A size that changed once becomes a symbol; those of parameters do not."""
         sizes = tuple(tensor.shape)
         seen = self._sizes.setdefault(source.text(), [])
-        choice = self._dims.choose(sizes, seen, read_marks(tensor))
+        policy = self._parameter_dims if isinstance(tensor, torch.nn.Parameter) else self._dims
+        choice = policy.choose(sizes, seen, read_marks(tensor))
         if sizes not in seen:
             seen.append(sizes)
         return choice

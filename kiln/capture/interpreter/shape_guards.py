@@ -1,7 +1,7 @@
 """The guards that are known when the recording is over: tensors, shared objects, sizes, torch's state.
 
-    x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
-                               s0 <= 512  with s0 = x.size(0)        (asked by user code at model.py:41)
+x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
+                           s0 <= 512  with s0 = x.size(0)        (asked by user code at model.py:41)
 """
 
 from __future__ import annotations
