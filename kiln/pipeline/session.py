@@ -6,10 +6,12 @@ publishes it. What cannot be compiled runs eager, with one warning that names th
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -89,7 +91,7 @@ class Session:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
-        with self._lock, self.events.stage("compile", function=dispatcher.function.__qualname__):
+        with self._lock, _without_collection(), self.events.stage("compile", function=dispatcher.function.__qualname__):
             try:
                 entry = self._new_variant(dispatcher, arguments)
             except KilnError as problem:
@@ -176,6 +178,18 @@ class Session:
             self.events.emit("fault", text=trace or problem.render())
             warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
         return Entry(None, dispatcher.function, problem)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A compile makes many objects that live on; the cycle collector would walk them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _last_line(fault: Exception) -> str:
