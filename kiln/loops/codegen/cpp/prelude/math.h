@@ -25,6 +25,9 @@ KILN_INLINE i32v to_i32(f32v x) { return __builtin_convertvector(x, i32v); }
 //@ scaled: power_of_two to_i32
 // x * 2^n for a whole n from -250 to 250, in two steps so that neither overflows before the product does.
 KILN_INLINE f32v scaled(f32v x, f32v n) {
+#ifdef __AVX512F__
+  if constexpr (W == 16) return (f32v)__builtin_ia32_scalefps512_mask(x, n, x, (u16)-1, 4);
+#endif
   i32v whole = to_i32(n), half = whole >> 1;
   return x * power_of_two(half) * power_of_two(whole - half);
 }
@@ -33,11 +36,12 @@ KILN_INLINE f32v scaled(f32v x, f32v n) {
 // x to the nearest integer, for |x| < 2^22.
 KILN_INLINE f32v nearest(f32v x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-//@ exp: KILN_FUNCTION mad scaled nearest
-// 2^n * (1 + r + r^2 P(r)) with x = n log 2 + r, |r| <= log(2)/2; P is minimax (relative error 3e-9).
-KILN_INLINE f32v exp(f32v x) {
-  x = x < -104.0f ? all(-104.0f) : x;
-  x = x > 89.0f ? all(89.0f) : x;
+//@ exp_part: mad nearest
+// exp(x) = 2^n (1 + r + r^2 P(r)) with x = n log 2 + r, |r| <= log(2)/2; P is minimax (relative error 3e-9).
+struct Power {
+  f32v value, n;
+};
+KILN_INLINE Power exp_part(f32v x) {
   f32v n = nearest(x * 0x1.715476p+0f);
   f32v r = mad(n, -0x1.62e4p-1f, x);
   r = mad(n, -0x1.7f7d1cp-20f, r);
@@ -45,10 +49,25 @@ KILN_INLINE f32v exp(f32v x) {
   p = mad(p, r, 0.041668281f);
   p = mad(p, r, 0.166665167f);
   p = mad(p, r, 0.49999994f);
-  return scaled(mad(r * r, p, r) + 1.0f, n);
+  return {mad(r * r, p, r) + 1.0f, n};
+}
+
+//@ exp: KILN_FUNCTION exp_part scaled
+KILN_INLINE f32v exp(f32v x) {
+  x = x < -104.0f ? all(-104.0f) : x;
+  x = x > 89.0f ? all(89.0f) : x;
+  auto [value, n] = exp_part(x);
+  return scaled(value, n);
 }
 KILN_ONE_LANE(exp)
 KILN_LIBM_F64(exp)
+
+//@ exp_moderate: exp_part to_i32
+// exp(x) for -80 <= x <= 80, where nothing overflows.
+KILN_INLINE f32v exp_moderate(f32v x) {
+  auto [value, n] = exp_part(x);
+  return (f32v)((i32v)value + (to_i32(n) << 23));
+}
 
 //@ exp2: KILN_FUNCTION mad scaled nearest
 // 2^n * (1 + r P(r)) with x = n + r, |r| <= 1/2 (relative error 2e-10).
@@ -135,7 +154,7 @@ KILN_INLINE f32v log(f32v x) {
 KILN_ONE_LANE(log)
 KILN_LIBM_F64(log)
 
-//@ log1p: KILN_FUNCTION split_exponent log_part log_special power_of_two
+//@ log1p: KILN_FUNCTION split_exponent log_part log_special power_of_two sel abs
 // u = 1 + x rounds; what it lost is added to f.
 KILN_INLINE f32v log1p(f32v x) {
   f32v u = x + 1.0f;
@@ -214,23 +233,25 @@ KILN_ONE_LANE(sigmoid)
 KILN_INLINE f64 sigmoid(f64 x) { return 1.0 / (1.0 + exp(-x)); }
 KILN_INLINE f64v sigmoid(f64v x) { return 1.0 / (1.0 + exp(-x)); }
 
-//@ tanh: KILN_FUNCTION exp abs copysign
-// x + x^3 P(x^2) (relative error 4e-10) near 0, else 1 - 2/(exp(2|x|) + 1).
+//@ tanh: KILN_FUNCTION exp_moderate abs copysign
+// x + x^3 P(x^2) (relative error 5e-10) near 0, else 1 - 2/(exp(2|x|) + 1).
 KILN_INLINE f32v tanh(f32v x) {
   f32v size = abs(x), square = x * x;
-  f32v p = mad(all(0.00201066583f), square, -0.00802839734f);
-  p = mad(p, square, 0.0216386896f);
-  p = mad(p, square, -0.0539351441f);
-  p = mad(p, square, 0.13333112f);
+  f32v p = mad(all(-0.000512176892f), square, 0.00272287964f);
+  p = mad(p, square, -0.00839966722f);
+  p = mad(p, square, 0.0217273999f);
+  p = mad(p, square, -0.0539445169f);
+  p = mad(p, square, 0.133331448f);
   p = mad(p, square, -0.333333284f);
-  f32v near = mad(x * square, p, x);
-  f32v far = copysign(1.0f - 2.0f / (exp(size + size) + 1.0f), x);
-  return size < 0.65f ? near : far;
+  f32v near = mad(size * square, p, size);
+  f32v a = size < 10.0f ? size : all(10.0f);
+  f32v far = 1.0f - 2.0f / (exp_moderate(a + a) + 1.0f);
+  return copysign(size > 0.85f ? far : near, x);
 }
 KILN_ONE_LANE(tanh)
 KILN_LIBM_F64(tanh)
 
-//@ erf: KILN_FUNCTION exp abs copysign
+//@ erf: KILN_FUNCTION exp_moderate abs copysign
 // x + x P(x^2) (relative error 9e-10) near 0, else 1 - exp(-Q(|x|)) with Q = -log(erfc) (error 5e-11).
 KILN_INLINE f32v erf(f32v x) {
   f32v size = abs(x), square = x * x;
@@ -240,7 +261,7 @@ KILN_INLINE f32v erf(f32v x) {
   p = mad(p, square, 0.112836257f);
   p = mad(p, square, -0.376126289f);
   p = mad(p, square, 0.128379166f);
-  f32v near = mad(x, p, x);
+  f32v near = mad(size, p, size);
   f32v a = size < 4.0f ? size : all(4.0f);
   f32v q = mad(all(2.1092741e-05f), a, -0.000434444606f);
   q = mad(q, a, 0.00417100918f);
@@ -249,42 +270,43 @@ KILN_INLINE f32v erf(f32v x) {
   q = mad(q, a, 0.633346915f);
   q = mad(q, a, 1.12951493f);
   q = mad(q, a, -0.00017468445f);
-  f32v far = copysign(1.0f - exp(-q), x);
-  f32v r = size < 0.93f ? near : far;
-  return x != x ? x : r;
+  f32v far = 1.0f - exp_moderate(-q);
+  return copysign(size > 0.93f ? far : near, x);
 }
 KILN_ONE_LANE(erf)
 KILN_LIBM_F64(erf)
 
 //@ quadrant: mad nearest to_i32
-// x = n pi/2 + r with |r| <= pi/4, for |x| < 20000: pi/2 in three parts of 24 bits.
+// x = n pi/2 + r + rest with |r| <= pi/4, for |x| < 20000: pi/2 in three parts of 24 bits. The first difference is
+// exact, `rest` is what the second one rounds off.
 struct Quadrant {
-  f32v r;
+  f32v r, rest;
   i32v n;
 };
 KILN_INLINE Quadrant quadrant(f32v x) {
   f32v n = nearest(x * 0x1.45f306p-1f);
-  f32v r = mad(n, -0x1.921fb4p+0f, x);
-  r = mad(n, -0x1.4442dp-24f, r);
-  r = mad(n, -0x1.84698ap-48f, r);
-  return {r, to_i32(n)};
+  f32v high = mad(n, -0x1.921fb4p+0f, x);
+  f32v r = mad(n, -0x1.4442dp-24f, high);
+  f32v rest = mad(n, all(-0x1.4442dp-24f), high - r);
+  return {r, mad(n, all(-0x1.84698ap-48f), rest), to_i32(n)};
 }
 
 //@ sin_cos_part: mad
-// Sine and cosine of |r| <= pi/4: r + r^3 P(r^2), 1 - r^2/2 + r^4 Q(r^2) (relative errors 2e-10, 7e-12).
-KILN_INLINE f32v sin_part(f32v r) {
+// Sine and cosine of r + rest: r + r^3 P(r^2), 1 - r^2/2 + r^4 Q(r^2) (relative errors 2e-10, 7e-12).
+KILN_INLINE f32v sin_part(f32v r, f32v rest) {
   f32v square = r * r;
   f32v p = mad(all(2.82641486e-06f), square, -0.000198525653f);
   p = mad(p, square, 0.00833337847f);
   p = mad(p, square, -0.166666672f);
-  return mad(r * square, p, r);
+  return r + mad(r * square, p, rest);
 }
-KILN_INLINE f32v cos_part(f32v r) {
+KILN_INLINE f32v cos_part(f32v r, f32v rest) {
   f32v square = r * r;
   f32v q = mad(all(-2.87680592e-07f), square, 2.48209744e-05f);
   q = mad(q, square, -0.00138889777f);
   q = mad(q, square, 0.0416666679f);
-  return mad(square * square, q, mad(square, -0.5f, 1.0f));
+  f32v low = mad(square * square, q, -(r * rest));
+  return mad(square, all(-0.5f), all(1.0f)) + low;
 }
 
 //@ sin: KILN_FUNCTION quadrant sin_cos_part any_lanes abs
@@ -293,8 +315,8 @@ KILN_INLINE f32v sin(f32v x) {
     for (int k = 0; k < W; ++k) x[k] = __builtin_sinf(x[k]);
     return x;
   }
-  auto [r, n] = quadrant(x);
-  f32v v = ((n & 1) != 0) ? cos_part(r) : sin_part(r);
+  auto [r, rest, n] = quadrant(x);
+  f32v v = ((n & 1) != 0) ? cos_part(r, rest) : sin_part(r, rest);
   v = ((n & 2) != 0) ? -v : v;
   return x == 0.0f ? x : v;
 }
@@ -307,8 +329,8 @@ KILN_INLINE f32v cos(f32v x) {
     for (int k = 0; k < W; ++k) x[k] = __builtin_cosf(x[k]);
     return x;
   }
-  auto [r, n] = quadrant(x);
-  f32v v = ((n & 1) != 0) ? sin_part(r) : cos_part(r);
+  auto [r, rest, n] = quadrant(x);
+  f32v v = ((n & 1) != 0) ? sin_part(r, rest) : cos_part(r, rest);
   return (((n + 1) & 2) != 0) ? -v : v;
 }
 KILN_ONE_LANE(cos)

@@ -1,0 +1,277 @@
+"""What a phase does with the values of its body: stores, accumulators, scans.
+
+    out[i0, i1] = v2              store(out2 + (64*i0 + i1), v2, lanes);
+    total[] = sum over (i1): v0   total_p = total_p + keep(__builtin_convertvector(v0, f64v), all(0.0), lanes);
+    low[i1] = amin over (i0): v0  store(low + i1, minimum(load(low + i1, lanes), v0), lanes);
+
+An accumulator whose kept loops are all outside of its reduced ones is a register, declared where the reduced loops
+begin and finished where they end; another one is a row in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.loops.codegen.cpp.dialect import CPP
+from kiln.loops.codegen.cpp.reductions import INDEX_OPS, NO_INDEX, Register, accumulated_in, combined, start_text
+from kiln.loops.codegen.cpp.statements import CppStatements
+from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.kernel_writer import Place, Storage, Value, Way
+from kiln.loops.ir.kernel import Accumulate, Store
+from kiln.loops.ir.nodes import ReduceOp
+from kiln.symbolic import product
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A running combination: its state lives outside of the loop at `depth`, or in a row."""
+
+    effect: Accumulate
+    name: str
+    dtype: torch.dtype
+    depth: int
+    lanes: bool
+    row: Storage | None
+
+
+@final
+class EffectWriter:
+    """Collects the statements of all effects of a phase, and what has to stand before and around its loops."""
+
+    def __init__(
+        self, body: CppStatements, storages: Mapping[str, Storage], rows: Mapping[str, Storage], started: set[str]
+    ) -> None:
+        """`rows`: memory of best values (`name.best`); `started`: accumulators that earlier phases began."""
+        self.body, self.nest = body, body.nest
+        self.storages, self.rows, self.started = storages, rows, started
+        self.registers: list[Register] = []
+        self.scans: list[Scan] = []
+        self.before: list[str] = []
+        self.lines: list[str] = []
+
+    @property
+    def depth(self) -> int:
+        return len(self.nest.axes)
+
+    def add(self, effect: Store | Accumulate, value: Value) -> None:
+        """Write one effect of the phase."""
+        if isinstance(effect, Store):
+            self._store(effect, value)
+        elif effect.running is not None:
+            self._scan(effect, effect.running, value)
+        else:
+            self._accumulate(effect, value)
+
+    def _place(self, target: str, effect: Store | Accumulate) -> tuple[Storage, Place]:
+        storage = self.storages[target]
+        return storage, self.nest.place(storage.spec, effect.index)
+
+    def _store(self, effect: Store, value: Value) -> None:
+        storage, place = self._place(effect.target, effect)
+        if storage.number:
+            self.lines.append(f"{storage.name} = {self._as_stored(value, storage)};")
+            return
+        self.lines += self._store_lines(storage, place, value, effect.combine)
+
+    def _as_stored(self, value: Value, storage: Storage) -> str:
+        """The value in the type that the storage's dtype is computed in."""
+        dtype = CPP.computed(storage.spec.dtype)
+        return value.text if CPP.computed(value.dtype) == dtype else self.body.convert(value, dtype)
+
+    def _store_lines(self, storage: Storage, place: Place, value: Value, combine: ReduceOp | None) -> list[str]:
+        here = self.body.pointer(storage, place.offset)
+        text = self._as_stored(value, storage)
+        dtype = CPP.computed(storage.spec.dtype)
+        if self.nest.vector is None:
+            both = text if combine is None else combined(combine, f"get({here})", text, dtype)
+            return [f"put({here}, {both});"]
+        vector = text if value.varying else f"all({text})"
+        if combine is not None and place.way is not Way.NEXT:
+            return self._each_lane(storage, place, vector, combine, dtype)
+        if combine is not None:
+            vector = combined(combine, f"load({here}, lanes)", vector, dtype)
+        if place.way is Way.NEXT:
+            return [f"store({here}, {vector}, lanes);"]
+        if place.way is Way.STEP:
+            return [f"store_step({here}, {self.body.ints().text(place.step)}, {vector}, lanes);"]
+        if place.way is Way.ONE:
+            return [f"store_step({here}, 0, {vector}, lanes);" if value.varying else f"put({here}, {text});"]
+        return [f"scatter({storage.name}, {self.body.lane_ints().text(place.offset)}, {vector}, lanes);"]
+
+    def _each_lane(
+        self, storage: Storage, place: Place, vector: str, combine: ReduceOp, dtype: torch.dtype
+    ) -> list[str]:
+        """Combine lane by lane, because two lanes may hit one place."""
+        at = self.body.ints() if place.way is Way.ONE else self.body.lane_ints()
+        offset = at.operand(place.offset) if place.way is Way.ONE else f"({at.text(place.offset)})[k]"
+        one = "each[k] != 0" if dtype == torch.bool else "each[k]"
+        name = CPP.dtype_name(dtype)
+        return [
+            "for (i64 k = 0; k < lanes.n; ++k) {",
+            f"  const auto each = {vector};",
+            f"  auto* p = {storage.name} + {offset};",
+            f"  put(p, ({name})({combined(combine, 'get(p)', f'({name})({one})', dtype)}));",
+            "}",
+        ]
+
+    # ------------------------------------------------------------------------------------------ accumulators
+
+    def _outer_depth(self, effect: Accumulate) -> int | None:
+        """Depth outside of all reduced loops if no kept loop runs inside of them, else None."""
+        reduced = [place for place, axis in enumerate(self.nest.axes) if axis in effect.over]
+        kept = [place for place, axis in enumerate(self.nest.axes) if axis not in effect.over]
+        first = min(reduced, default=self.depth)
+        return first if all(place < first for place in kept) else None
+
+    def _accumulate(self, effect: Accumulate, value: Value) -> None:
+        dtype = accumulated_in(effect.op, value.dtype)
+        depth = self._outer_depth(effect)
+        if depth is None:
+            self._accumulate_row(effect, value, dtype)
+            return
+        vector = self.nest.vector
+        lanes = vector is not None
+        across = vector is not None and self.nest.axes[vector] in effect.over
+        register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across)
+        self.registers.append(register)
+        text = self._wide(value, dtype, lanes)
+        if register.is_index:
+            at = self.body.lane_ints() if across else self.body.ints()
+            index = at.text(effect.over[0].symbol)
+            index = index if across or not lanes else f"all({index})"
+            real = "active(lanes)" if lanes else "true"
+            self.lines.append(f"take<{register.largest}>({register.name}, {text}, {index}, {real});")
+            return
+        if across:
+            text = f"keep({text}, all({start_text(effect.op, dtype)}), lanes)"
+        self.lines.append(f"{register.name} = {combined(effect.op, register.name, text, dtype)};")
+
+    def _wide(self, value: Value, dtype: torch.dtype, lanes: bool) -> str:
+        """The value as it is accumulated, as a vector if `lanes`."""
+        text = value.text if CPP.computed(value.dtype) == dtype else self.body.convert(value, dtype)
+        return text if value.varying or not lanes else f"all({text})"
+
+    def finish(self, register: Register, copies: list[str]) -> list[str]:
+        """Store the accumulated value into its local."""
+        effect = register.effect
+        text = register.merge(copies)
+        lanes = register.lanes and not register.across
+        if register.across:
+            text = register.lanes_combined(text)
+        if register.is_index:
+            text = f"{text}.at" if " " not in text else f"({text}).at"
+        result = torch.int64 if register.is_index else register.dtype
+        return self._combine_into(effect, Value(f"({text})" if " " in text else text, result, lanes))
+
+    def _combine_into(self, effect: Accumulate, value: Value) -> list[str]:
+        storage, place = self._place(effect.target, effect)
+        started = effect.target in self.started
+        if started and effect.op in INDEX_OPS:
+            raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="two phases feed it")
+        if storage.number:
+            text = self._as_stored(value, storage)
+            if started:
+                text = combined(effect.op, storage.name, text, CPP.computed(storage.spec.dtype))
+            return [f"{storage.name} = {text};"]
+        if place.way is Way.ONE and not value.varying:
+            here, text = self.body.pointer(storage, place.offset), self._as_stored(value, storage)
+            if started:
+                text = combined(effect.op, f"get({here})", text, CPP.computed(storage.spec.dtype))
+            return [f"put({here}, {text});"]
+        return self._store_lines(storage, place, value, effect.op if started else None)
+
+    def _accumulate_row(self, effect: Accumulate, value: Value, dtype: torch.dtype) -> None:
+        """Accumulators in memory, one per point of the kept axes."""
+        row, place = self._place(effect.target, effect)
+        if effect.op in INDEX_OPS:
+            self._accumulate_best(effect, value, row, place)
+            return
+        held = CPP.computed(row.spec.dtype)
+        if effect.target not in self.started:
+            self._fill(row, start_text(effect.op, held))
+        vector = self.nest.vector
+        lanes = vector is not None
+        text = self._wide(value, held, lanes)
+        if lanes and place.way is Way.ONE:
+            register = Register(effect, "", held, 0, True, True)
+            text = register.lanes_combined(f"keep({text}, all({start_text(effect.op, held)}), lanes)")
+            here = self.body.pointer(row, place.offset)
+            self.lines.append(f"put({here}, {combined(effect.op, f'get({here})', text, held)});")
+            return
+        self.lines += self._store_lines(row, place, Value(text, row.spec.dtype, lanes), effect.op)
+
+    def _fill(self, row: Storage, start: str) -> None:
+        count = self.body.ints().text(product(row.spec.sizes))
+        name = CPP.dtype_name(row.spec.dtype)
+        self.before.append(f"fill({row.name}, {count}, ({name}){start});")
+
+    def _accumulate_best(self, effect: Accumulate, value: Value, row: Storage, place: Place) -> None:
+        """Rows of the best value and its index."""
+        best = self.rows[f"{effect.target}.best"]
+        self._fill(best, start_text(effect.op, best.spec.dtype))
+        self._fill(row, NO_INDEX)
+        lanes = self.nest.vector is not None
+        if lanes and place.way is not Way.NEXT:
+            raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="its lanes are mixed")
+        read, end = ("load({0}, lanes)", ", lanes") if lanes else ("get({0})", "")
+        value_at, index_at = (self.body.pointer(one, place.offset) for one in (best, row))
+        index = self.body.ints().text(effect.over[0].symbol)
+        write = "store" if lanes else "put"
+        self.lines += [
+            f"Best<decltype({read.format(value_at)}), decltype({read.format(index_at)})> "
+            f"{effect.target}_p = {{{read.format(value_at)}, {read.format(index_at)}}};",
+            f"take<{'true' if effect.op is ReduceOp.ARGMAX else 'false'}>({effect.target}_p, "
+            f"{self._wide(value, best.spec.dtype, lanes)}, {f'all((i64){index})' if lanes else f'(i64){index}'}, "
+            f"{'active(lanes)' if lanes else 'true'});",
+            f"{write}({value_at}, {effect.target}_p.value{end});",
+            f"{write}({index_at}, {effect.target}_p.at{end});",
+        ]
+
+    # ------------------------------------------------------------------------------------------ scans
+
+    def _scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+        dtype = accumulated_in(effect.op, value.dtype)
+        depth = self._outer_depth(effect)
+        name = f"{effect.target}_p"
+        vector = self.nest.vector
+        along = vector is not None and self.nest.axes[vector] in effect.over
+        lanes = vector is not None and not along
+        row = None if depth is not None else self.storages[effect.target]
+        self.scans.append(Scan(effect, name, dtype, 0 if depth is None else depth, lanes, row))
+        storage, place = self._place(running.target, running)
+        if along:
+            one = combined(effect.op, "a", "b", dtype)
+            text = self._wide(value, CPP.computed(value.dtype), True)
+            after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
+            result = Value(after, value.dtype, True)
+        else:
+            result = self._scan_step(effect, value, dtype, name, row, lanes)
+        self.lines += self._store_lines(storage, place, result, None)
+
+    def _scan_step(
+        self, effect: Accumulate, value: Value, dtype: torch.dtype, name: str, row: Storage | None, lanes: bool
+    ) -> Value:
+        """One step that does not run along the lanes; the value after it."""
+        text = self._wide(value, dtype, lanes)
+        if row is None:
+            self.lines.append(f"{name} = {combined(effect.op, name, text, dtype)};")
+            return Value(name, dtype, lanes)
+        held = CPP.computed(row.spec.dtype)
+        self._fill(row, start_text(effect.op, held))
+        here = self.body.pointer(row, self.nest.place(row.spec, effect.index).offset)
+        read = f"load({here}, lanes)" if lanes else f"get({here})"
+        text = self._wide(value, held, lanes)
+        kind = CPP.dtype_name(held) + ("v" if lanes else "")
+        self.lines.append(f"const {kind} {name} = {combined(effect.op, read, text, held)};")
+        self.lines.append(f"store({here}, {name}, lanes);" if lanes else f"put({here}, {name});")
+        return Value(name, row.spec.dtype, lanes)
+
+    def declare_scan(self, scan: Scan) -> str:
+        value = CPP.dtype_name(scan.dtype)
+        start = start_text(scan.effect.op, scan.dtype)
+        return f"{value}v {scan.name} = all({start});" if scan.lanes else f"{value} {scan.name} = {start};"
