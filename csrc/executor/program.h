@@ -93,7 +93,8 @@ struct Layout {
 struct Input {
   std::string name;
   ScalarKind scalar;
-  Register number;  // where a scalar goes
+  Register
+      number;  // where a scalar goes; of a tensor: is it copied into the layout on a difference?
   int32_t layout;
 };
 

@@ -80,6 +80,24 @@ PyObject* value_to_python(const Value& value) {
   }
 }
 
+bool value_from_python(PyObject* object, Value& value) {
+  if (c10::TensorImpl* tensor = tensor_of(object)) {
+    value.set_tensor(TensorPtr::reclaim_copy(tensor));
+  } else if (PyErr_Occurred()) {
+    return false;
+  } else if (PyBool_Check(object)) {
+    value.set_bool(object == Py_True);
+  } else if (PyLong_Check(object)) {
+    value.set_int(PyLong_AsLongLong(object));
+  } else if (PyFloat_Check(object)) {
+    value.set_float(PyFloat_AS_DOUBLE(object));
+  } else if (object != Py_None) {
+    PyErr_Format(PyExc_TypeError, "expected a tensor, a number or None, got %s",
+                 Py_TYPE(object)->tp_name);
+  }
+  return !PyErr_Occurred();
+}
+
 void set_python_error(const std::exception_ptr& error) {
   torch::translate_exception_to_python(error);
 }

@@ -19,6 +19,9 @@ c10::TensorImpl* tensor_of(PyObject* object);
 // A new reference, or nullptr with a Python error.
 PyObject* value_to_python(const Value& value);
 
+// A new reference to a tensor, or a number, or None. False: a Python error is set.
+bool value_from_python(PyObject* object, Value& value);
+
 // As torch would raise it.
 void set_python_error(const std::exception_ptr& error);
 

@@ -90,7 +90,7 @@ class Run {
 
   void read_scalar(const Input& input, const Value& value, size_t number);
   void bind(const Binding& binding);
-  void check_input(const Input& input, const Value& value, size_t number) const;
+  void check_input(const Input& input, Value& value, size_t number) const;
   void step(const Step& step);
   void allocate(const Step& step);
   void allocate_reuse(const Step& step);
@@ -162,13 +162,20 @@ void Run::bind(const Binding& binding) {
   }
 }
 
-void Run::check_input(const Input& input, const Value& value, size_t number) const {
+void Run::check_input(const Input& input, Value& value, size_t number) const {
   if (input.layout == kNone) return;
   const Layout& planned = layout(input.layout);
-  if (!fits(*value.tensor(), planned, ints_)) {
-    wrong_input(number,
-                "expected " + describe(planned, ints_) + ", got " + describe(*value.tensor()));
+  const c10::TensorImpl& given = *value.tensor();
+  if (fits(given, planned, ints_)) return;
+  bool same_sizes =
+      !given.has_symbolic_sizes_strides() && given.sizes() == sizes_of(planned, ints_);
+  if (!input.number || !same_sizes) {
+    wrong_input(number, "expected " + describe(planned, ints_) + ", got " + describe(given));
   }
+  c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
+  TensorPtr adapted = empty_strided(planned, ints_);
+  copy_into(*adapted, given);
+  value.set_tensor(std::move(adapted));
 }
 
 void Run::enter(Value* inputs) {
@@ -251,7 +258,7 @@ void Run::allocate_reuse(const Step& step) {
   const Layout& planned = layout(step.b);
   bool is_input = step.c < static_cast<Slot>(program_.inputs.size());
   Value old = std::move(slots_[step.c]);
-  bool enough = old.is_tensor() && (donate_ || !is_input) &&
+  bool enough = old.is_tensor() && (!is_input || donate_) && old.is_only_owner() &&
                 static_cast<int64_t>(old.tensor()->storage().nbytes()) >= ints_[planned.bytes];
   if (!enough) return allocate(step);
   slots_[step.a].set_tensor(over_storage(*old.tensor(), planned, ints_, ints_[planned.offset]));

@@ -74,6 +74,12 @@ class Value {
   int64_t integer() const { return word_.integer; }
   double real() const { return word_.real; }
 
+  // Does nobody else hold the tensor or its memory?
+  bool is_only_owner() const {
+    return owned_ && c10::raw::intrusive_ptr::use_count(word_.tensor) == 1 &&
+           word_.tensor->storage().use_count() == 1;
+  }
+
   // A new reference; undefined unless this is a tensor.
   TensorPtr share() const {
     return is_tensor() ? TensorPtr::reclaim_copy(word_.tensor) : TensorPtr();

@@ -25,6 +25,26 @@ class Executor:
     @property
     def num_steps(self) -> int: ...
 
+@final
+class Region:
+    """A differentiable region; made by `kiln.runtime.autograd.make_region`."""
+
+    def __init__(
+        self,
+        name: str,
+        num_inputs: int,
+        forward: Callable[..., Sequence[Any]],
+        results: Sequence[tuple[int, int, int, int]],
+        saved: Sequence[tuple[int, int, int, int]],
+        written: Sequence[tuple[int, int]],
+        backward: Callable[[tuple[bool, ...]], Callable[..., Sequence[Any]]],
+        differentiate: Callable[..., Sequence[Any]] | None,
+        no_second_derivative: str,
+    ) -> None: ...
+    def __call__(self, *args: Any) -> tuple[Any, ...]: ...
+    @property
+    def name(self) -> str: ...
+
 def release_memory() -> int:
     """Free the arenas that are not in use; returns their bytes."""
 

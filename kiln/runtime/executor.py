@@ -9,7 +9,7 @@ Thread-safe and re-entrant. Differences from `python_executor.py`, the reference
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 import torch
@@ -24,10 +24,15 @@ from kiln.runtime.program import encode_program
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM = range(5)
 
 
-def make_executor(plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = ()) -> Executor:
-    """Raises InvalidPlan, UnknownOperator, MissingKernel."""
+def make_executor(
+    plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = (), adapt: Collection[int] = ()
+) -> Executor:
+    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
+
+    Raises InvalidPlan, UnknownOperator, MissingKernel.
+    """
     names = [one.name for one in plan.inputs]
-    return load_executor(encode_program(plan), libraries, constants, Explain(plan.name, names))
+    return load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names))
 
 
 def load_executor(

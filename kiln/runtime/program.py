@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -63,11 +63,14 @@ LAYOUTS = {torch.strided: 0, torch.sparse_coo: 1}
 # fmt: on
 
 
-def encode_program(plan: Plan) -> bytes:
-    """Raises InvalidPlan."""
+def encode_program(plan: Plan, adapt: Collection[int] = ()) -> bytes:
+    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
+
+    Raises InvalidPlan.
+    """
     verify_plan(plan)
     strings = Strings()
-    words = ProgramEncoder(plan, strings).encode()
+    words = ProgramEncoder(plan, strings, adapt).encode()
     data = array("q", [MAGIC, FORMAT, len(words), len(strings.texts), *words]).tobytes()
     return data + strings.encode()
 
@@ -95,9 +98,10 @@ def float_word(value: float) -> int:
 class ProgramEncoder:
     """One plan; nested plans get encoders of their own that share the strings."""
 
-    def __init__(self, plan: Plan, strings: Strings) -> None:
+    def __init__(self, plan: Plan, strings: Strings, adapt: Collection[int] = ()) -> None:
         self.plan = plan
         self.strings = strings
+        self.adapt = frozenset(adapt)
         self.registers = RegisterFile()
         self.specs = slot_specs(plan)
         self.memory: MemoryPlan = plan_memory(plan)
@@ -132,7 +136,7 @@ class ProgramEncoder:
                 self.scalar_slots[slot] = (kind, register)
                 words += [self.strings.number(one.name), SCALAR_KINDS[kind], register]
             else:
-                words += [self.strings.number(one.name), NONE, 0]
+                words += [self.strings.number(one.name), NONE, int(slot in self.adapt)]
         return words
 
     def binding_words(self) -> list[int]:

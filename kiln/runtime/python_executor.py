@@ -208,7 +208,8 @@ def operator_overload(target: str) -> Any:
 
 
 def _allocate(run: PlanRun, step: Allocate) -> None:
-    reused = run.values[step.reuse] if step.reuse is not None else None
+    is_input = step.reuse is not None and step.reuse < len(run.inputs)
+    reused = run.values[step.reuse] if step.reuse is not None and not is_input else None  # the caller holds inputs
     if step.reuse is not None:
         run.values[step.reuse] = None
     needed = run.number(storage_elements(step.spec)) * step.spec.dtype.itemsize

@@ -17,6 +17,7 @@ from kiln.runtime.plan import (
     Allocate,
     CallAten,
     Constant,
+    HostRead,
     Launch,
     Plan,
     PlanInput,
@@ -201,22 +202,28 @@ def test_random_seed_follows_the_generator(libraries: Libraries) -> None:
 def test_memory_is_reused(make: Make, libraries: Libraries) -> None:
     plan = Plan(
         "reuse",
-        (PlanInput("x", spec(4)), PlanInput("saved", spec(4)), PlanInput("small", spec(4))),
+        (PlanInput("x", spec(4)), PlanInput("saved", spec(4))),
         (),
         (
-            Allocate(3, spec(2, 2), reuse=1),
-            Launch("k_scale", (0, 3), (1,), (2.0,), 4),
-            Allocate(4, spec(8), reuse=2),  # too small: fresh memory
+            CallAten("aten.neg.default", (Ref(0),), (), (2,), (spec(4),)),
+            HostRead("u0", 1, "float"),
+            Allocate(3, spec(2, 2), reuse=2),
+            Launch("k_scale", (0, 3), (1,), (Ref(7),), 4),
+            CallAten("aten.neg.default", (Ref(0),), (), (4,), (spec(4),)),
+            Allocate(5, spec(8), reuse=4),  # too small: fresh memory
+            Allocate(6, spec(4), reuse=1),  # the caller holds the input: fresh memory
         ),
-        (PlanOutput(slot=3), PlanOutput(slot=4)),
+        (PlanOutput(slot=3), PlanOutput(slot=5), PlanOutput(slot=6)),
         (SCALE,),
-        num_slots=5,
-        donated=(1, 2),
+        num_slots=8,
+        donated=(1,),
     )
-    saved, small = torch.zeros(4), torch.zeros(4)
-    reused, fresh = make(plan, libraries)(torch.arange(4.0), saved, small)
-    assert reused.data_ptr() == saved.data_ptr() and saved.tolist() == [1.0, 3.0, 5.0, 7.0]
-    assert fresh.data_ptr() != small.data_ptr()
+    plan = replace(
+        plan, inputs=(*plan.inputs[:1], PlanInput("saved", spec())), symbols=(SymbolBinding("u0", "unbacked", 7),)
+    )
+    saved = torch.tensor(2.0)
+    out, _, fresh = make(plan, libraries)(torch.arange(4.0), saved)
+    assert out.tolist() == [[1.0, 3.0], [5.0, 7.0]] and fresh.data_ptr() != saved.data_ptr()
 
 
 def test_tensors_that_are_not_plain_memory_are_refused(libraries: Libraries) -> None:

@@ -1,0 +1,235 @@
+// The Python face of a plan: `Executor(program, addresses, constants, explain)` is a callable
+// without a Python frame.
+#include "executor/executor_object.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "executor/python.h"
+
+namespace kiln {
+
+namespace {
+
+struct ExecutorObject {
+  PyObject_HEAD vectorcallfunc call;
+  std::shared_ptr<const Executor> executor;
+  PyObject* explain;  // (kind, value, origin, detail) -> exception
+};
+
+// Sets the Python error of the C++ exception that is being handled.
+void raise_current(PyObject* explain) {
+  try {
+    throw;
+  } catch (const PlanError& error) {
+    raise_plan_error(explain, error);
+  } catch (...) {
+    set_python_error(std::current_exception());
+  }
+}
+
+bool read_argument(PyObject* given, const Input& input, Value& value) {
+  switch (input.scalar) {
+    case ScalarKind::kTensor:
+      if (c10::TensorImpl* tensor = tensor_of(given)) value.borrow(tensor);
+      return !PyErr_Occurred();
+    case ScalarKind::kInt:
+      if (PyLong_Check(given) && !PyBool_Check(given)) value.set_int(PyLong_AsLongLong(given));
+      return !PyErr_Occurred();
+    case ScalarKind::kFloat:
+      if (PyFloat_Check(given)) value.set_float(PyFloat_AS_DOUBLE(given));
+      return true;
+    case ScalarKind::kBool:
+      if (PyBool_Check(given)) value.set_bool(given == Py_True);
+      return true;
+  }
+  return true;
+}
+
+PyObject* results_to_python(const Program& program, std::vector<Value>& outputs,
+                            PyObject* const* args) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(outputs.size()));
+  if (!tuple) return nullptr;
+  for (size_t n = 0; n < outputs.size(); n++) {
+    const Output& one = program.outputs[n];
+    bool is_input = one.layout == kNone && one.operand >= 0 &&
+                    (one.kind == OutputKind::kInput ||
+                     (one.kind == OutputKind::kSlot &&
+                      static_cast<size_t>(one.operand) < program.inputs.size()));
+    PyObject* made = is_input ? Py_NewRef(args[one.operand]) : value_to_python(outputs[n]);
+    if (!made) {
+      Py_DECREF(tuple);
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), made);
+  }
+  return tuple;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  auto* object = reinterpret_cast<ExecutorObject*>(self);
+  const Executor& executor = *object->executor;
+  const Program& program = executor.program();
+  auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
+  if (count != program.inputs.size() || (names && PyTuple_GET_SIZE(names))) {
+    std::string problem = "the plan takes " + std::to_string(program.inputs.size()) +
+                          " arguments, not " + std::to_string(count);
+    raise_plan_error(object->explain, PlanError(ErrorKind::kInput, -1, problem));
+    return nullptr;
+  }
+  try {
+    std::vector<Value> inputs(count);
+    std::vector<Value> outputs(program.outputs.size());
+    for (size_t n = 0; n < count; n++) {
+      if (!read_argument(args[n], program.inputs[n], inputs[n])) return nullptr;
+    }
+    {
+      ReleaseGil released;
+      executor.run(inputs.data(), outputs.data(), false);
+      rebuild_views(program, inputs.data(), outputs.data());
+    }
+    return results_to_python(program, outputs, args);
+  } catch (...) {
+    raise_current(object->explain);
+    return nullptr;
+  }
+}
+
+bool link(Program& program, PyObject* addresses) {
+  for (KernelEntry& kernel : program.kernels) {
+    PyObject* address = PyDict_GetItemString(addresses, kernel.symbol.c_str());
+    if (!address) {
+      PyErr_Format(PyExc_KeyError, "no address of kernel %s", kernel.symbol.c_str());
+      return false;
+    }
+    kernel.function = reinterpret_cast<KernelFunction>(PyLong_AsVoidPtr(address));
+    if (PyErr_Occurred()) return false;
+  }
+  for (Branch& branch : program.branches) {
+    if (!link(*branch.if_true, addresses) || !link(*branch.if_false, addresses)) return false;
+  }
+  return true;
+}
+
+bool read_constants(PyObject* given, std::vector<TensorPtr>& constants) {
+  PyObject* items = PySequence_Fast(given, "constants must be a sequence of tensors");
+  if (!items) return false;
+  bool good = true;
+  for (Py_ssize_t n = 0; good && n < PySequence_Fast_GET_SIZE(items); n++) {
+    c10::TensorImpl* tensor = tensor_of(PySequence_Fast_GET_ITEM(items, n));
+    good = tensor != nullptr;
+    if (good) constants.push_back(TensorPtr::reclaim_copy(tensor));
+  }
+  Py_DECREF(items);
+  if (!good && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a constant is no tensor");
+  return good;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"program", "addresses", "constants", "explain", nullptr};
+  Py_buffer bytes;
+  PyObject *addresses, *constants, *explain;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*O!OO", const_cast<char**>(names), &bytes,
+                                   &PyDict_Type, &addresses, &constants, &explain)) {
+    return nullptr;
+  }
+  PyObject* self = nullptr;
+  try {
+    auto program =
+        decode_program(static_cast<const char*>(bytes.buf), static_cast<size_t>(bytes.len));
+    std::vector<TensorPtr> tensors;
+    if (link(*program, addresses) && read_constants(constants, tensors)) {
+      auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors));
+      self = type->tp_alloc(type, 0);
+      if (self) {
+        auto* object = reinterpret_cast<ExecutorObject*>(self);
+        new (&object->executor) std::shared_ptr<const Executor>(std::move(executor));
+        object->call = call;
+        object->explain = Py_NewRef(explain);
+      }
+    }
+  } catch (...) {
+    raise_current(explain);
+  }
+  PyBuffer_Release(&bytes);
+  return self;
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<ExecutorObject*>(self)->explain);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<ExecutorObject*>(self)->explain);
+  return 0;
+}
+
+void dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  reinterpret_cast<ExecutorObject*>(self)->executor.~shared_ptr();
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* name(PyObject* self, void*) {
+  const std::string& text = reinterpret_cast<ExecutorObject*>(self)->executor->program().name;
+  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+}
+
+PyObject* num_steps(PyObject* self, void*) {
+  const Program& program = reinterpret_cast<ExecutorObject*>(self)->executor->program();
+  return PyLong_FromSize_t(program.steps.size());
+}
+
+PyGetSetDef properties[] = {
+    {"name", name, nullptr, "Name of the plan.", nullptr},
+    {"num_steps", num_steps, nullptr, "Number of its steps.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject executor_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.Executor",
+    .tp_basicsize = sizeof(ExecutorObject),
+    .tp_dealloc = dealloc,
+    .tp_vectorcall_offset = offsetof(ExecutorObject, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "Executor(program, addresses, constants, explain): runs a plan.",
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_getset = properties,
+    .tp_new = make,
+};
+
+}  // namespace
+
+void raise_plan_error(PyObject* explain, const PlanError& error) {
+  PyObject* made = PyObject_CallFunction(explain, "iLss", static_cast<int>(error.kind),
+                                         static_cast<long long>(error.value), error.origin.c_str(),
+                                         error.detail.c_str());
+  if (!made) return;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made)), made);
+  Py_DECREF(made);
+}
+
+bool add_executor_type(PyObject* module) {
+  return PyType_Ready(&executor_type) == 0 &&
+         PyModule_AddObjectRef(module, "Executor", reinterpret_cast<PyObject*>(&executor_type)) ==
+             0;
+}
+
+std::shared_ptr<const Executor> executor_of(PyObject* object) {
+  if (!PyObject_TypeCheck(object, &executor_type)) return nullptr;
+  return reinterpret_cast<ExecutorObject*>(object)->executor;
+}
+
+PyObject* explain_of(PyObject* object) {
+  return reinterpret_cast<ExecutorObject*>(object)->explain;
+}
+
+}  // namespace kiln

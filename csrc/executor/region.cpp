@@ -1,0 +1,329 @@
+#include "executor/region.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <type_traits>
+
+#include "executor/aten.h"
+
+namespace kiln {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+// std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13.
+using NodePtr = decltype(ag::Edge::function);
+
+template <typename T, typename... Args>
+auto new_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<ag::Node>>) {
+    return std::make_shared<T>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
+
+PyObject* mask_to_python(const std::vector<bool>& mask) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(mask.size()));
+  for (size_t n = 0; tuple && n < mask.size(); n++) {
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), PyBool_FromLong(mask[n]));
+  }
+  return tuple;
+}
+
+at::Tensor tensor_of(const Value& value) { return at::Tensor(value.share()); }
+
+// Rethrows a Python error as the one that torch's engine carries to the caller.
+[[noreturn]] void throw_to_engine(const RaisedError& error) {
+  TakeGil gil;
+  error.restore();
+  python_error carried;
+  carried.persist();
+  throw carried;
+}
+
+class RegionNode final : public ag::Node {
+ public:
+  std::string name() const override { return state_->name; }
+
+  void start(std::shared_ptr<RegionState> state, const std::vector<Value>& inputs) {
+    state_ = std::move(state);
+    ag::edge_list edges(inputs.size());
+    for (size_t n = 0; n < inputs.size(); n++) {
+      if (!inputs[n].is_tensor()) continue;
+      at::Tensor input = tensor_of(inputs[n]);
+      if (input.requires_grad()) edges[n] = ag::impl::gradient_edge(input);
+    }
+    set_next_edges(std::move(edges));
+  }
+
+  // Keeps what backward needs; to be called after the outputs have this node as their history.
+  void save(const std::vector<Value>& inputs, std::vector<Value>& results) {
+    saved_.resize(state_->saved.size());
+    for (size_t n = 0; n < saved_.size(); n++) {
+      const SavedEntry& entry = state_->saved[n];
+      auto index = static_cast<size_t>(entry.index);
+      bool is_output = entry.kind == SavedKind::kOutput;
+      Value& value = entry.kind == SavedKind::kInput ? const_cast<Value&>(inputs.at(index))
+                                                     : results.at(index);
+      if (entry.base != BaseKind::kNone) {
+        const auto& bases = entry.base == BaseKind::kInput ? inputs : results;
+        share_version(value, bases.at(static_cast<size_t>(entry.base_index)));
+      }
+      keep(saved_[n], value, is_output && state_->results[index].differentiable);
+    }
+    if (!state_->differentiate) return;
+    again_.resize(inputs.size());
+    for (size_t n = 0; n < inputs.size(); n++) keep(again_[n], inputs[n], false);
+  }
+
+  ag::variable_list apply(ag::variable_list&& tangents) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t n = 0; n < tangents.size(); n++) tangents[n] = dense(tangents[n], n);
+    std::vector<bool> mask(num_outputs());
+    for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
+    try {
+      if (!c10::GradMode::is_enabled()) return run(tangents, mask);
+      if (state_->differentiate) return differentiate(tangents, mask);
+    } catch (const RaisedError& error) {
+      throw_to_engine(error);
+    }
+    return refuse_second_derivative(tangents, mask);
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Kept& one : saved_) one.tensor.reset_data();
+    for (Kept& one : again_) one.tensor.reset_data();
+  }
+
+ private:
+  struct Kept {
+    ag::SavedVariable tensor;
+    Value number;
+    bool is_tensor = false;
+    bool is_output = false;
+  };
+
+  static void share_version(const Value& view, const Value& base) {
+    if (!view.is_tensor() || !base.is_tensor() || view.tensor()->is_inference()) return;
+    ag::impl::set_version_counter(tensor_of(view), ag::impl::version_counter(tensor_of(base)));
+  }
+
+  static void keep(Kept& kept, const Value& value, bool is_output) {
+    kept.is_tensor = value.is_tensor();
+    kept.is_output = is_output;
+    if (kept.is_tensor) {
+      kept.tensor = ag::SavedVariable(tensor_of(value), is_output);
+    } else {
+      kept.number = const_cast<Value&>(value).hand_over();
+    }
+  }
+
+  at::Tensor unpack(const Kept& kept) {
+    return kept.tensor.unpack(kept.is_output ? getptr() : NodePtr());
+  }
+
+  at::Tensor dense(at::Tensor tangent, size_t n) const {
+    if (!tangent.defined()) return input_metadata(n).zeros_like();
+    return tangent.layout() == c10::kStrided ? tangent : tangent.to_dense();
+  }
+
+  // The backward plan on saved values and tangents. Unless the graph is kept, it owns the only
+  // reference to what was saved, so that each is freed, or its memory reused, at its last use.
+  ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
+    bool keep_graph = ag::get_current_graph_task_keep_graph();
+    std::vector<Value> inputs(saved_.size() + tangents.size());
+    for (size_t n = 0; n < saved_.size(); n++) {
+      if (!saved_[n].is_tensor) {
+        inputs[n] = saved_[n].number.hand_over();
+        continue;
+      }
+      inputs[n].set_tensor(unpack(saved_[n]).unsafeReleaseIntrusivePtr());
+      if (!keep_graph) saved_[n].tensor.reset_data();
+    }
+    for (size_t n = 0; n < tangents.size(); n++) {
+      inputs[saved_.size() + n].set_tensor(tangents[n].unsafeReleaseIntrusivePtr());
+    }
+    at::AutoGradMode no_grad(false);
+    return gradients(state_->backward(mask)(inputs, !keep_graph), mask);
+  }
+
+  ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
+    TORCH_CHECK(results.size() == mask.size(), name(), ": backward returned ", results.size(),
+                " gradients for ", mask.size(), " inputs");
+    ag::variable_list made(mask.size());
+    for (size_t n = 0; n < mask.size(); n++) {
+      if (mask[n]) made[n] = at::Tensor(results[n].take());
+    }
+    return made;
+  }
+
+  // create_graph=True: the region once more, differentiably.
+  ag::variable_list differentiate(const ag::variable_list& tangents,
+                                  const std::vector<bool>& mask) {
+    std::vector<Value> inputs(again_.size());
+    for (size_t n = 0; n < again_.size(); n++) {
+      if (again_[n].is_tensor) {
+        inputs[n].set_tensor(unpack(again_[n]).unsafeReleaseIntrusivePtr());
+      } else {
+        inputs[n] = again_[n].number.hand_over();
+      }
+    }
+    std::vector<Value> given(tangents.size());
+    for (size_t n = 0; n < given.size(); n++) given[n].set_tensor(tangents[n].getIntrusivePtr());
+    TakeGil gil;
+    PyObject* masked = mask_to_python(mask);
+    PyObject* made =
+        PyObject_CallFunction(state_->differentiate.get(), "NNN", values_to_python(inputs),
+                              values_to_python(given), masked);
+    std::vector<Value> results;
+    bool good = made && values_from_python(made, results);
+    Py_XDECREF(made);
+    if (!good) throw RaisedError::fetch();
+    return gradients(std::move(results), mask);
+  }
+
+  // The gradients, with a history that raises when it is differentiated: never silently a constant.
+  ag::variable_list refuse_second_derivative(ag::variable_list& tangents,
+                                             const std::vector<bool>& mask) {
+    ag::variable_list made;
+    try {
+      made = run(tangents, mask);
+    } catch (const RaisedError& error) {
+      throw_to_engine(error);
+    }
+    for (at::Tensor& one : made) {
+      if (!one.defined()) continue;
+      one = one.detach();
+      one.set_requires_grad(true);
+    }
+    auto refuse =
+        new_node<ag::DelayedError>(state_->no_second_derivative, static_cast<int64_t>(made.size()));
+    return (*refuse)(std::move(made));
+  }
+
+  std::shared_ptr<RegionState> state_;
+  std::vector<Kept> saved_;
+  std::vector<Kept> again_;
+};
+
+bool needs_gradient(const std::vector<Value>& inputs) {
+  if (!c10::GradMode::is_enabled()) return false;
+  for (const Value& input : inputs) {
+    if (input.is_tensor() && input.tensor()->requires_grad()) return true;
+  }
+  return false;
+}
+
+void refuse_forward_mode(const std::vector<Value>& inputs) {
+  if (!ag::ForwardADLevel::try_get_by_idx(0)) return;
+  for (const Value& input : inputs) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!input.is_tensor() || !tensor_of(input)._fw_grad(0).defined(),
+                                "KILN4009  a compiled region has no forward-mode derivative");
+  }
+}
+
+// Results that are inputs, or views of inputs and other results, as autograd must see them.
+void rebuild(const RegionState& state, const std::vector<Value>& inputs,
+             std::vector<Value>& results) {
+  for (size_t n = 0; n < state.results.size(); n++) {
+    const ResultEntry& entry = state.results[n];
+    if (entry.base == BaseKind::kNone) continue;
+    auto index = static_cast<size_t>(entry.base_index);
+    const Value& base = entry.base == BaseKind::kInput ? inputs[index] : results[index];
+    if (!entry.is_view) {
+      results[n].set_tensor(base.share());
+      continue;
+    }
+    const c10::TensorImpl& plain = *results[n].tensor();
+    results[n].set_tensor(
+        view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
+  }
+}
+
+std::vector<Value> lend(std::vector<Value>& inputs) {
+  std::vector<Value> lent(inputs.size());
+  for (size_t n = 0; n < inputs.size(); n++) lent[n] = inputs[n].hand_over();
+  return lent;
+}
+
+}  // namespace
+
+const Callable& RegionState::backward(const std::vector<bool>& mask) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = backwards_.find(mask);
+    if (found != backwards_.end()) return found->second;
+  }
+  // Not under the mutex: compiling runs Python, which may switch threads.
+  TakeGil gil;
+  PyObject* wanted = mask_to_python(mask);
+  PyObject* made = wanted ? PyObject_CallOneArg(make_backward.get(), wanted) : nullptr;
+  Py_XDECREF(wanted);
+  if (!made) throw RaisedError::fetch();
+  Callable callable(made);
+  Py_DECREF(made);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return backwards_.emplace(mask, std::move(callable)).first->second;
+}
+
+int RegionState::visit(visitproc visit, void* arg) const {
+  if (int stop = forward.visit(visit, arg)) return stop;
+  for (const auto& [mask, callable] : backwards_) {
+    if (int stop = callable.visit(visit, arg)) return stop;
+  }
+  Py_VISIT(make_backward.get());
+  Py_VISIT(differentiate.get());
+  return 0;
+}
+
+void RegionState::drop() {
+  forward = Callable();
+  backwards_.clear();
+  make_backward.reset();
+  differentiate.reset();
+}
+
+std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
+                               std::vector<Value>& inputs) {
+  bool recorded = needs_gradient(inputs);
+  if (recorded) refuse_forward_mode(inputs);
+  auto node = recorded ? new_node<RegionNode>() : nullptr;
+  if (node) node->start(state, inputs);
+  std::vector<Value> lent = lend(inputs);
+  std::vector<Value> results;
+  {
+    at::AutoGradMode no_grad(false);
+    results = state->forward(lent, false);
+  }
+  TORCH_CHECK(results.size() >= state->results.size(), state->name, ": forward returned ",
+              results.size(), " results, expected ", state->results.size(), " or more");
+  if (node) {
+    for (size_t n = 0; n < state->results.size(); n++) {
+      if (!state->results[n].differentiable) continue;
+      at::Tensor result = tensor_of(results[n]);
+      TORCH_CHECK(result.defined() && !result.requires_grad(), state->name, ": result ", n,
+                  " is not a fresh tensor");
+      ag::set_history(result, node);
+    }
+    node->save(inputs, results);
+  }
+  for (auto [input, result] : state->written) {
+    copy_into(*inputs[static_cast<size_t>(input)].tensor(),
+              *results[static_cast<size_t>(result)].tensor());
+  }
+  rebuild(*state, inputs, results);
+  results.resize(state->results.size());
+  return results;
+}
+
+}  // namespace kiln

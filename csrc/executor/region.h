@@ -1,0 +1,64 @@
+// A differentiable region: a forward callable, and a node of autograd that runs the backward
+// callable.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executor/callable.h"
+
+namespace kiln {
+
+// Numbers of kiln/runtime/autograd.py.
+enum class SavedKind : uint8_t { kInput, kOutput, kExtra };
+enum class BaseKind : uint8_t { kNone, kInput, kOutput };
+
+struct SavedEntry {
+  SavedKind kind;
+  int32_t index;
+  // An extra that is a view of an input or output shares its version.
+  BaseKind base;
+  int32_t base_index;
+};
+
+struct ResultEntry {
+  bool differentiable;
+  // A result that is, or is a view of, an input or another output, rebuilt outside the node.
+  BaseKind base;
+  int32_t base_index;
+  bool is_view;
+};
+
+struct RegionState {
+  std::string name;
+  size_t num_inputs = 0;
+  std::vector<ResultEntry> results;
+  std::vector<SavedEntry> saved;
+  // Inputs that get the value of a result written into them, seen by autograd.
+  std::vector<std::pair<int32_t, int32_t>> written;
+  Callable forward;
+  std::shared_ptr<PyObject> make_backward;  // (mask) -> callable
+  std::shared_ptr<PyObject> differentiate;  // (inputs, tangents, mask) -> gradients, or None
+  std::string no_second_derivative;
+
+  // The callable for the inputs that need a gradient, compiled on first use.
+  const Callable& backward(const std::vector<bool>& mask);
+
+  // For Python's collector: shows, or lets go of, the Python objects.
+  int visit(visitproc visit, void* arg) const;
+  void drop();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::vector<bool>, Callable> backwards_;
+};
+
+// Without the interpreter lock. `inputs` are borrowed from the caller; the results are the user's
+// outputs.
+std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
+                               std::vector<Value>& inputs);
+
+}  // namespace kiln

@@ -1,0 +1,163 @@
+#include "executor/region_object.h"
+
+#include <cstddef>
+#include <exception>
+
+#include "executor/python.h"
+#include "executor/region.h"
+
+namespace kiln {
+
+namespace {
+
+struct RegionObject {
+  PyObject_HEAD vectorcallfunc call;
+  std::shared_ptr<RegionState> state;
+};
+
+RegionState& state_of(PyObject* self) { return *reinterpret_cast<RegionObject*>(self)->state; }
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  std::shared_ptr<RegionState> state = reinterpret_cast<RegionObject*>(self)->state;
+  auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
+  if (count != state->num_inputs || (names && PyTuple_GET_SIZE(names))) {
+    PyErr_Format(PyExc_TypeError, "%s takes %zu arguments, not %zu", state->name.c_str(),
+                 state->num_inputs, count);
+    return nullptr;
+  }
+  try {
+    std::vector<Value> inputs(count);
+    for (size_t n = 0; n < count; n++) {
+      if (c10::TensorImpl* tensor = tensor_of(args[n])) {
+        inputs[n].borrow(tensor);
+      } else if (PyErr_Occurred() || !value_from_python(args[n], inputs[n])) {
+        return nullptr;
+      }
+    }
+    std::vector<Value> results;
+    {
+      ReleaseGil released;
+      results = call_region(state, inputs);
+    }
+    return values_to_python(results);
+  } catch (const RaisedError& error) {
+    error.restore();
+  } catch (...) {
+    set_python_error(std::current_exception());
+  }
+  return nullptr;
+}
+
+// Rows of small integers: a sequence of tuples of `width`.
+bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& made) {
+  PyObject* items = PySequence_Fast(rows, "expected a sequence of tuples");
+  if (!items) return false;
+  for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(items) && !PyErr_Occurred(); n++) {
+    PyObject* row = PySequence_Fast(PySequence_Fast_GET_ITEM(items, n), "expected a tuple");
+    if (!row) break;
+    if (static_cast<size_t>(PySequence_Fast_GET_SIZE(row)) != width) {
+      PyErr_Format(PyExc_ValueError, "expected %zu numbers in a row", width);
+    }
+    made.emplace_back();
+    for (size_t k = 0; k < width && !PyErr_Occurred(); k++) {
+      PyObject* number = PySequence_Fast_GET_ITEM(row, static_cast<Py_ssize_t>(k));
+      made.back().push_back(static_cast<int32_t>(PyLong_AsLong(number)));
+    }
+    Py_DECREF(row);
+  }
+  Py_DECREF(items);
+  return !PyErr_Occurred();
+}
+
+bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
+  std::vector<std::vector<int32_t>> rows;
+  if (!read_rows(results, 4, rows)) return false;
+  for (const auto& row : rows) {
+    state.results.push_back({row[0] != 0, static_cast<BaseKind>(row[1]), row[2], row[3] != 0});
+  }
+  rows.clear();
+  if (!read_rows(saved, 4, rows)) return false;
+  for (const auto& row : rows) {
+    state.saved.push_back(
+        {static_cast<SavedKind>(row[0]), row[1], static_cast<BaseKind>(row[2]), row[3]});
+  }
+  rows.clear();
+  if (!read_rows(written, 2, rows)) return false;
+  for (const auto& row : rows) state.written.emplace_back(row[0], row[1]);
+  return true;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {
+      "name",          "num_inputs",           "forward", "results", "saved", "written", "backward",
+      "differentiate", "no_second_derivative", nullptr};
+  const char *name, *refusal;
+  Py_ssize_t num_inputs;
+  PyObject *forward, *results, *saved, *written, *backward, *differentiate;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOs", const_cast<char**>(names), &name,
+                                   &num_inputs, &forward, &results, &saved, &written, &backward,
+                                   &differentiate, &refusal)) {
+    return nullptr;
+  }
+  auto state = std::make_shared<RegionState>();
+  state->name = name;
+  state->num_inputs = static_cast<size_t>(num_inputs);
+  if (!read_spec(results, saved, written, *state)) return nullptr;
+  state->forward = Callable(forward);
+  state->make_backward = share_object(backward);
+  if (differentiate != Py_None) state->differentiate = share_object(differentiate);
+  state->no_second_derivative = refusal;
+  PyObject* self = type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  auto* object = reinterpret_cast<RegionObject*>(self);
+  new (&object->state) std::shared_ptr<RegionState>(std::move(state));
+  object->call = call;
+  return self;
+}
+
+// Autograd's nodes share the state: while one lives, what the state holds is not ours to show.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const auto& state = reinterpret_cast<RegionObject*>(self)->state;
+  return state && state.use_count() == 1 ? state->visit(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  state_of(self).drop();
+  return 0;
+}
+
+void dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  reinterpret_cast<RegionObject*>(self)->state.~shared_ptr();
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* name(PyObject* self, void*) { return PyUnicode_FromString(state_of(self).name.c_str()); }
+
+PyGetSetDef properties[] = {
+    {"name", name, nullptr, "Name of its node in the autograd graph.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject region_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.Region",
+    .tp_basicsize = sizeof(RegionObject),
+    .tp_dealloc = dealloc,
+    .tp_vectorcall_offset = offsetof(RegionObject, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "A differentiable region; see kiln.runtime.autograd.make_region.",
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_getset = properties,
+    .tp_new = make,
+};
+
+}  // namespace
+
+bool add_region_type(PyObject* module) {
+  return PyType_Ready(&region_type) == 0 &&
+         PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(&region_type)) == 0;
+}
+
+}  // namespace kiln
