@@ -110,6 +110,11 @@ def same(lab: Lab) -> Callable[..., Any]:
     return check
 
 
+@pytest.fixture
+def equal() -> Callable[[Any, Any], None]:
+    return assert_equal
+
+
 def assert_equal(got: Any, expected: Any) -> None:
     assert type(got) is type(expected), (type(got), type(expected))
     if isinstance(expected, torch.Tensor):

@@ -35,7 +35,16 @@ from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
-from kiln.capture.interpreter.variables import builtin, classes, constant, iterators, module, sequence, tensor
+from kiln.capture.interpreter.variables import (
+    builtin,
+    classes,
+    constant,
+    descriptors,
+    iterators,
+    module,
+    sequence,
+    tensor,
+)
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import Cell, namespace
 from kiln.runtime.guards.guard import Guard
@@ -107,7 +116,7 @@ HOOKS = Hooks(
     make_generator=iterators.Generator,
     plain_setattr=module.module_setattr_is_plain,
     native_getattr=module.module_getattr,
-    native_get=lambda s, value, name, raw: None,
+    native_get=descriptors.native_get,
 )
 
 
@@ -141,7 +150,9 @@ def capture_frame(
             try:
                 return attempt(session, function, locals, callbacks)
             except GraphBreak as stop:
-                frame = stop.frames[-1] if not stop.frames else stop.frames[0]
+                if not stop.frames:
+                    return skip(function, stop, session)
+                frame = stop.frames[0]
                 key = (frame.number, frame.step)
                 if key in stops:
                     return skip(function, stop, session)

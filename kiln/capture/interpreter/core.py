@@ -43,6 +43,8 @@ MISSING: Any = object()
 class Codegen(Protocol):
     """What `Value.emit` may use to build itself when the transformed code runs; see `codegen.py`."""
 
+    @property
+    def session(self) -> Session: ...
     def emit(self, value: Value) -> None: ...
     def const(self, value: object) -> None: ...
     def op(self, name: str, arg: Any = ...) -> None: ...
@@ -195,7 +197,7 @@ class Hooks:
     make_list: Callable[[list[Value]], Value]
     make_tuple: Callable[[list[Value]], Value]
     sealed: Wrapper
-    make_generator: Callable[[Any], Value]
+    make_generator: Callable[[Any, Args, Kwargs], Value]
     plain_setattr: Callable[[Value, str, Value | None], bool]
     """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
     native_getattr: Callable[[Session, Value, str, Any], Value | None]

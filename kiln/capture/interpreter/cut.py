@@ -21,7 +21,7 @@ from kiln.capture.bytecode.assemble import Instr, Label, TryBegin, TryEnd, parse
 from kiln.capture.bytecode.decode import Handler
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import Entry, InnerCall, resume_code
-from kiln.capture.interpreter.breaks import GraphBreak, NotResumable
+from kiln.capture.interpreter.breaks import GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import Session, Value
 from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame
@@ -83,7 +83,7 @@ POPS: dict[str, Callable[[int], int]] = {
     "CALL": lambda n: n + 2,
     "CALL_FUNCTION_EX": lambda n: 3 + (n & 1),
     "FORMAT_VALUE": lambda n: 2 if n & 4 else 1,
-    **dict.fromkeys(["LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "SET_ADD"], lambda n: n + 1),
+    **dict.fromkeys(["LIST_APPEND", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "SET_ADD"], lambda n: n + 1),
     "DICT_MERGE": lambda n: n + 1,
     "MAP_ADD": lambda n: n + 2,
     "MAKE_FUNCTION": lambda n: 1 + bin(n).count("1"),
@@ -240,7 +240,17 @@ class Cut:
 
 
 def write_break(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
-    """The rest of the transformed code from the break on."""
+    """The rest of the transformed code from the break on; where a value cannot be rebuilt, break further out."""
+    try:
+        write_resumption(s, writer, stop, make_resume)
+    except UnsupportedValue as problem:
+        problem.at = stop.at
+        if len(stop.frames) > 1:
+            problem.frames, problem.resumable = [stop.frames[1]], False
+        raise
+
+
+def write_resumption(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
     cut = Cut(s, writer, stop, make_resume)
     frame = cut.frames[0]
     inst = frame.decoded.instructions[frame.at]

@@ -16,7 +16,7 @@ from kiln.capture.interpreter.breaks import DataDependentBranch
 from kiln.capture.interpreter.core import MISSING, OPERATORS, Session, Value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.mapping import Dict, Set, View
+from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
@@ -58,7 +58,7 @@ ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, K
 def fold(s: Session, function: Callable[..., Any], *args: Any) -> Value:
     """Compute on constants."""
     try:
-        return s.wrap(function(*args), None)
+        return fresh(s, function(*args))
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
 
@@ -228,7 +228,9 @@ def format_value(s: Session, value: Value, conversion: str, spec: str) -> str:
             return str(s.call_special(value, "__format__" if spec else "__str__", args, {}).constant(s))
     if isinstance(value, Object) and issubclass(value.cls, BaseException):
         args = all_items(s, value.get_attr(s, "args"))
-        return str(args[0].constant(s)) if len(args) == 1 else str(tuple(a.constant(s) for a in args))
+        if len(args) == 1:
+            return (repr if issubclass(value.cls, KeyError) else str)(args[0].constant(s))
+        return str(tuple(a.constant(s) for a in args))
     plain = value.constant(s)
     converted = {"": lambda x: x, "s": str, "r": repr, "a": ascii}[conversion](plain)
     return format(converted, spec)

@@ -251,6 +251,15 @@ def range_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return fold(s, range, *(arg.constant(s) for arg in args))
 
 
+for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
+
+    @handles(_class)
+    def _immutable(s: Session, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
+        """Instances of these cannot change: made now."""
+        named = {name: arg.constant(s) for name, arg in kwargs.items()}
+        return fold(s, functools.partial(cls, **named), *(arg.constant(s) for arg in args))
+
+
 @handles(slice)
 def slice_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return Slice([s.const(None), *args] if len(args) == 1 else list(args))

@@ -92,12 +92,12 @@ def merge(frame: SymbolicFrame, target: Dict, source: Value) -> None:
         target.set_item(frame.session, key, source.get_item(frame.session, key))
 
 
-@opcode("LIST_APPEND")
+@opcode("LIST_APPEND", breaks=True)
 def list_append(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, List)
-    target.items(frame.session).append(value)
+    target.change(frame.session).append(value)
 
 
 @opcode("SET_ADD", breaks=True)
@@ -105,7 +105,7 @@ def set_add(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, Set)
-    target.items(frame.session).setdefault(value.key(frame.session), value)
+    target.change(frame.session).setdefault(value.key(frame.session), value)
 
 
 @opcode("MAP_ADD", breaks=True)

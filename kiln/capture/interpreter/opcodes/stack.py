@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import sys
 from typing import Any
@@ -191,6 +192,12 @@ def import_from(frame: SymbolicFrame, name: str) -> None:
     frame.push(module.get_attr(frame.session, name))
 
 
-@opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", "LOAD_BUILD_CLASS", breaks=True)
+@opcode("LOAD_BUILD_CLASS")
+def load_build_class(frame: SymbolicFrame, arg: int) -> None:
+    """The call of it breaks: it is no pure function."""
+    frame.push(frame.session.wrap(builtins.__build_class__, None))
+
+
+@opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", breaks=True)
 def class_body(frame: SymbolicFrame, arg: Any) -> None:
     raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not traced")

@@ -19,6 +19,7 @@ from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.function import handler_of
+from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ImportSource, ModuleGlobalSource, Source
 
@@ -82,7 +83,7 @@ def call_unknown(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value
     plain = [arg.constant(s) for arg in args]
     named = {key: arg.constant(s) for key, arg in kwargs.items()}
     try:
-        return s.wrap(function(*plain, **named), None)
+        return fresh(s, function(*plain, **named))
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
 

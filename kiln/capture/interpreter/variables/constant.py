@@ -75,6 +75,12 @@ class Constant(Value):
         except (TypeError, IndexError, KeyError) as error:
             raise s.error(type(error), *error.args) from None
 
+    def get_attr(self, s: Session, name: str) -> Value:
+        if isinstance(self.value, enum.Enum) and not callable(found := getattr(self.value, name, len)):
+            self.constant(s)
+            return s.wrap(found, None)
+        return super().get_attr(s, name)
+
     def emit(self, g: Codegen) -> None:
         g.const(self.value)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
@@ -138,7 +139,18 @@ def namespace(s: Session, dictionary: dict[str, Any]) -> Namespace:
 class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
 
-    __slots__ = ("_checked", "annotations", "attrs", "cells", "code", "defaults", "kwdefaults", "namespace", "original")
+    __slots__ = (
+        "_checked",
+        "annotations",
+        "attrs",
+        "cells",
+        "code",
+        "defaults",
+        "kwdefaults",
+        "namespace",
+        "original",
+        "renamed",
+    )
 
     inlines = True
 
@@ -152,7 +164,8 @@ class Function(Value):
         self.defaults: list[Value] = []
         self.kwdefaults: dict[str, Value] = {}
         self.cells: list[Cell] = []
-        self.attrs: dict[str, Value | None] = {}
+        self.attrs = Dict({})
+        self.renamed: dict[str, Value] = {}
         self.annotations: Value | None = None
         self._checked = original is None or source is None
 
@@ -196,6 +209,35 @@ class Function(Value):
     def truth(self, s: Session) -> bool:
         return True
 
+    def get_attr(self, s: Session, name: str) -> Value:
+        found = self._own_attr(s, name) if self.original is None else self._original_attr(s, name)
+        return found if found is not None else super().get_attr(s, name)
+
+    def _own_attr(self, s: Session, name: str) -> Value | None:
+        if name in self.renamed:
+            return self.renamed[name]
+        if name == "__dict__":
+            return self.attrs
+        made = DERIVED.get(name)
+        return made(s, self) if made is not None else self.attrs.find(s, name)
+
+    def _original_attr(self, s: Session, name: str) -> Value | None:
+        source = self.source
+        if name in self.original.__dict__:
+            return s.wrap(self.original.__dict__[name], DictAttrSource(source, name) if source else None)
+        if name == "__dict__" or name in DERIVED:
+            self.check(s)
+            return s.wrap(getattr(self.original, name), AttrSource(source, name) if source else None)
+        return None
+
+    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+        if self.original is not None or value is None:
+            super().set_attr(s, name, value)
+        elif name in DERIVED:
+            self.renamed[name] = value
+        else:
+            self.attrs.set_item(s, s.const(name), value)
+
     def emit(self, g: Codegen) -> None:
         if self.original is not None:
             g.const(self.original)
@@ -214,11 +256,34 @@ class Function(Value):
             g.emit(Dict({name: (g.constant(name), value) for name, value in self.kwdefaults.items()}))
             g.op("COPY", 2)
             g.op("STORE_ATTR", "__kwdefaults__")
-        for name, value in self.attrs.items():
-            if value is not None:
-                g.emit(value)
-                g.op("COPY", 2)
-                g.op("STORE_ATTR", name)
+        named = {key: value for key, (_, value) in self.attrs.items(g.session).items()}
+        for name, value in {**self.renamed, **named}.items():
+            g.emit(value)
+            g.op("COPY", 2)
+            g.op("STORE_ATTR", name)
+
+
+def _doc(s: Session, function: Function) -> Value:
+    first = function.code.co_consts[0] if function.code.co_consts else None
+    return s.const(first if isinstance(first, str) else None)
+
+
+DERIVED: dict[str, Callable[[Session, Function], Value]] = {
+    "__name__": lambda s, f: s.const(f.code.co_name),
+    "__qualname__": lambda s, f: s.const(f.code.co_qualname),
+    "__module__": lambda s, f: s.wrap(f.namespace.dictionary.get("__name__"), None),
+    "__doc__": _doc,
+    "__code__": lambda s, f: s.const(f.code),
+    "__defaults__": lambda s, f: Tuple(list(f.defaults)) if f.defaults else s.const(None),
+    "__kwdefaults__": lambda s, f: s.const(None) if not f.kwdefaults else Dict(_named(s, f.kwdefaults)),
+    "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
+    "__annotations__": lambda s, f: Dict({}),
+}
+"""Attributes of a function made in the frame, from its parts."""
+
+
+def _named(s: Session, values: Kwargs) -> dict[Any, tuple[Value, Value]]:
+    return {name: (s.const(name), value) for name, value in values.items()}
 
 
 def handler_of(function: Any) -> Any:
@@ -322,7 +387,7 @@ def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
     frame.take_cells()
     if frame.is_generator:
         frame.parent = None
-        return s.hooks.make_generator(frame)
+        return s.hooks.make_generator(frame, args, kwargs)
     if len(frame.locations()) > MAX_DEPTH:
         raise UnsupportedCall(function=code.co_qualname, why=f"calls are nested more than {MAX_DEPTH} deep")
     result = frame.run()

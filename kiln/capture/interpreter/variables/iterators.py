@@ -8,20 +8,28 @@ from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 
 
 @final
 class Lazy(Value):
-    """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...)."""
+    """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...).
 
-    __slots__ = ("cls", "step")
+    `parts` gives the callable and the arguments that make an iterator over what is left; None: it cannot be rebuilt.
+    """
 
-    def __init__(self, cls: type, step: Callable[[Session], Value | None]) -> None:
+    __slots__ = ("cls", "parts", "step")
+
+    def __init__(
+        self, cls: type, step: Callable[[Session], Value | None], parts: Callable[[], list[Any]] | None = None
+    ) -> None:
         self.cls = cls
         self.step = step
+        self.parts = parts
         self.source = None
 
     def python_type(self) -> type:
@@ -33,15 +41,28 @@ class Lazy(Value):
     def next(self, s: Session) -> Value | None:
         return self.step(s)
 
+    def emit(self, g: Codegen) -> None:
+        if self.parts is None:
+            super().emit(g)
+            return
+        g.const(self.cls)
+        parts = self.parts()
+        for part in parts:
+            g.emit(part)
+        g.call(len(parts))
+        g.remember(self)
+
 
 @final
 class Generator(Value):
     """A generator; its frame runs up to the next `yield` when asked."""
 
-    __slots__ = ("frame", "started")
+    __slots__ = ("args", "frame", "kwargs", "started")
 
-    def __init__(self, frame: SymbolicFrame) -> None:
+    def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs) -> None:
         self.frame = frame
+        self.args = args
+        self.kwargs = kwargs
         self.started = False
         self.source = None
 
@@ -69,6 +90,18 @@ class Generator(Value):
             return None
         return item
 
+    def emit(self, g: Codegen) -> None:
+        """One that has not started is made by calling its function again."""
+        if self.started:
+            super().emit(g)
+            return
+        g.const(make_generator)
+        g.emit(self.frame.function)
+        g.emit(Tuple(list(self.args)))
+        g.emit(Dict({name: (Constant(name), value) for name, value in self.kwargs.items()}))
+        g.call(3)
+        g.remember(self)
+
     def throw(self, s: Session, error: Value) -> Value | None:
         frame = self.frame
         if not self.started or frame.finished:
@@ -83,8 +116,13 @@ class Generator(Value):
 
 def count(start: int, step: int) -> Lazy:
     """itertools.count."""
-    state = itertools.count(start, step)
-    return Lazy(itertools.count, lambda s: s.const(next(state)))
+    state = [start - step]
+
+    def advance(s: Session) -> Value | None:
+        state[0] += step
+        return Constant(state[0])
+
+    return Lazy(itertools.count, advance, lambda: [Constant(state[0] + step), Constant(step)])
 
 
 def zipped(iterators: list[Value], strict: bool) -> Lazy:
@@ -99,7 +137,7 @@ def zipped(iterators: list[Value], strict: bool) -> Lazy:
             items.append(item)
         return Tuple(items) if items else None
 
-    return Lazy(zip, step)
+    return Lazy(zip, step, None if strict else lambda: iterators)
 
 
 def mapped(function: Value, iterators: list[Value]) -> Lazy:
@@ -108,17 +146,18 @@ def mapped(function: Value, iterators: list[Value]) -> Lazy:
         present = [item for item in items if item is not None]
         return function.call(s, present, {}) if len(present) == len(items) else None
 
-    return Lazy(map, step)
+    return Lazy(map, step, lambda: [function, *iterators])
 
 
 def enumerated(iterator: Value, start: int) -> Lazy:
-    state = itertools.count(start)
+    state = [start - 1]
 
     def step(s: Session) -> Value | None:
         item = iterator.next(s)
-        return Tuple([s.const(next(state)), item]) if item is not None else None
+        state[0] += 1
+        return Tuple([Constant(state[0]), item]) if item is not None else None
 
-    return Lazy(enumerate, step)
+    return Lazy(enumerate, step, lambda: [iterator, Constant(state[0] + 1)])
 
 
 def filtered(function: Value | None, iterator: Value) -> Lazy:
@@ -128,7 +167,7 @@ def filtered(function: Value | None, iterator: Value) -> Lazy:
                 return item
         return None
 
-    return Lazy(filter, step)
+    return Lazy(filter, step, lambda: [function if function is not None else Constant(None), iterator])
 
 
 def chained(iterables: Value) -> Lazy:
@@ -157,3 +196,8 @@ def called_until(function: Value, sentinel: Value, same: Any) -> Lazy:
         return None if same(s, item, sentinel) else item
 
     return Lazy(type(iter(int, 1)), step)
+
+
+def make_generator(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Called by transformed code: `function(*args, **kwargs)`."""
+    return function(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any, final
 from kiln.capture.interpreter.core import MISSING, Codegen, Session, Value, wraps
 from kiln.capture.interpreter.effects import mutated
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, KeysSource, Source
@@ -165,7 +165,7 @@ class Dict(Value):
 
     def emit_fill(self, g: Codegen) -> None:
         """With the dict on the stack: set its items."""
-        for key, value in (self._items or {}).values():
+        for key, value in self.items(g.session).values():
             g.emit(value)
             g.op("COPY", 2)
             g.emit(key)
@@ -249,7 +249,7 @@ class Set(Value):
         return frozenset(self.items(s))
 
     def emit(self, g: Codegen) -> None:
-        items = self._items or {}
+        items = self.items(g.session)
         if self.cls is not set:
             g.const(self.cls)
         for item in items.values():
@@ -306,6 +306,19 @@ class View(Value):
         g.emit(self.mapping)
         g.op("LOAD_ATTR", self.what)
         g.call(0)
+
+
+def fresh(s: Session, real: Any) -> Value:
+    """A container that a pure function has just made: nobody else holds it, so it may be changed."""
+    kind = type(real)
+    if kind is list:
+        return List([fresh(s, item) for item in real])
+    if kind is tuple:
+        return Tuple([fresh(s, item) for item in real])
+    if kind is dict:
+        pairs = [(s.wrap(key, None), fresh(s, item)) for key, item in real.items()]
+        return Dict({key.key(s): (key, value) for key, value in pairs})
+    return s.wrap(real, None)
 
 
 @wraps(dict, OrderedDict, types.MappingProxyType, defaultdict)

@@ -321,6 +321,9 @@ def from_descriptor(s: Session, value: Value, name: str, raw: Any) -> Value | No
 
 def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
     real = value.real()
+    modelled = s.hooks.native_get(s, value, name, raw)
+    if modelled is not None:
+        return modelled
     if real is MISSING:
         if type(raw) is GETSET or issubclass(value.python_type(), BaseException):
             return s.const(None) if name in ("__cause__", "__context__", "__traceback__") else None
@@ -376,10 +379,10 @@ def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
     found = s.lookup(type(raw), "__get__")
     if found is None:
         return s.class_attr(value, name, raw)
+    modelled = s.hooks.native_get(s, value, name, raw)
+    if modelled is not None:
+        return modelled
     if type(found[1]) is not types.FunctionType:
-        handler = s.hooks.native_get(s, value, name, raw)
-        if handler is not None:
-            return handler
         raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"it is a {type(raw).__name__}")
     descriptor = s.class_attr(value, name, raw)
     return s.call_special(descriptor, "__get__", [value, s.wrap(value.python_type(), None)], {})

@@ -122,16 +122,16 @@ class Tuple(Sequence):
         return tuple([item.key(s) for item in self.items(s)])
 
     def emit(self, g: Codegen) -> None:
-        assert self._items is not None
+        items = self.items(g.session)
         if self.cls is tuple:
-            for item in self._items:
+            for item in items:
                 g.emit(item)
-            g.op("BUILD_TUPLE", len(self._items))
+            g.op("BUILD_TUPLE", len(items))
             return
         g.const(self.cls._make if hasattr(self.cls, "_make") else self.cls)
-        for item in self._items:
+        for item in items:
             g.emit(item)
-        g.op("BUILD_TUPLE", len(self._items))
+        g.op("BUILD_TUPLE", len(items))
         g.call(1)
 
 
@@ -181,7 +181,7 @@ class List(Sequence):
 
     def emit_fill(self, g: Codegen) -> None:
         """With the empty list on the stack: fill it. Its items may refer to it."""
-        for item in self._items or ():
+        for item in self.items(g.session):
             g.emit(item)
             g.op("LIST_APPEND", 1)
 

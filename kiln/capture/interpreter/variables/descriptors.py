@@ -1,0 +1,60 @@
+"""Descriptors of the standard library, modelled: fields of named tuples, cached properties, struct sequences.
+
+pair.left              item 0 of the tuple
+self.table             functools.cached_property: computed once, kept in the instance's dict
+torch.max(x, 0).values item 0 of a struct sequence
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from kiln.capture.interpreter.core import MISSING, Session, Value
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Sequence
+
+TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
+
+Getter = Callable[[Session, Value, str, Any], "Value | None"]
+
+
+def tuple_field(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    inner = getattr(value, "native", None) or value
+    return inner.items(s)[raw.__reduce__()[1][0]] if isinstance(inner, Sequence) else None
+
+
+def cached_property(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    if not isinstance(value, Object):
+        return None
+    known = value.instance_attr(s, name)
+    if known is None:
+        if value.original is not MISSING:
+            s.hides_nothing(value, name)
+        known = s.wrap(raw.func, None).call(s, [value], {})
+        s.frame.direct = None
+        value.store_attr(s, name, known)
+    return known
+
+
+def struct_field(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    names = getattr(value.python_type(), "__match_args__", ())
+    if isinstance(value, Sequence) and hasattr(value.cls, "n_sequence_fields") and name in names:
+        return value.items(s)[names.index(name)]
+    return None
+
+
+MODELLED: dict[type, Getter] = {
+    TUPLE_GETTER: tuple_field,
+    functools.cached_property: cached_property,
+    types.MemberDescriptorType: struct_field,
+}
+
+
+def native_get(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+    """The attribute, or None where the descriptor is not modelled here."""
+    getter = MODELLED.get(type(raw))
+    return getter(s, value, name, raw) if getter is not None else None

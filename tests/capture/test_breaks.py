@@ -1,0 +1,211 @@
+"""Graph breaks: the rest of the frame goes on where it was, with its handlers, loops and callers."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+
+def opaque(x):
+    """Something that is not traced."""
+    return x
+
+
+opaque._torchdynamo_disable = True
+
+
+def in_loop(x):
+    total = x * 0
+    for i in range(3):
+        total = total + opaque(x * i)
+    return total
+
+
+def in_while(x):
+    n = 0
+    while x.sum() < 10:
+        x = x + 1
+        n += 1
+    return x, n
+
+
+def in_with(x):
+    log = []
+
+    @contextlib.contextmanager
+    def managed():
+        log.append("in")
+        yield 3
+        log.append("out")
+
+    with torch.no_grad():
+        y = opaque(x + 1)
+        inside = torch.is_grad_enabled()
+    return y * 2, inside, torch.is_grad_enabled(), log
+
+
+def in_try(x):
+    y = x + 1
+    try:
+        y = opaque(y)
+        raise ValueError("stop")
+    except ValueError as error:
+        y = y * 2
+        message = str(error)
+    finally:
+        y = y + 1
+    return y, message
+
+
+def in_finally(x):
+    log = []
+    try:
+        y = x + 1
+    finally:
+        log.append(float(opaque(3)))
+    return y, log
+
+
+def in_callee(x):
+    def inner(a, b):
+        a = a + 1
+        c = opaque(a)
+        return a * b + c
+
+    y = x.cos()
+    return [inner(y, i) for i in range(2)], y
+
+
+class Box:
+    def __init__(self, v):
+        self.v = opaque(v + 1)
+        self.w = v
+
+
+def in_init(x):
+    b = Box(x)
+    return b.v + b.w
+
+
+def in_deep_callee(x):
+    def a(v):
+        return b(v + 1) * 2
+
+    def b(v):
+        return c(v * 3) - 1
+
+    def c(v):
+        w = opaque(v)
+        return w + v
+
+    return a(x) + x
+
+
+def in_callee_handler(x):
+    def inner(v):
+        w = v + 1
+        opaque(v)
+        raise KeyError("k")
+
+    try:
+        inner(x * 2)
+    except KeyError as e:
+        return x + 1, e.args
+    return x
+
+
+def on_conditions(x):
+    y = x + 1 if x.sum() > 0 else x - 1
+    z = (y > 0).any() and y.max() > -100
+    return y, bool(z) if not isinstance(z, bool) else z
+
+
+def with_closures(x):
+    n = 0
+
+    def bump():
+        nonlocal n
+        n += 1
+        return n
+
+    bump()
+    y = opaque(x + n)
+    bump()
+    return y + n, n
+
+
+def with_generator(x):
+    def gen():
+        for i in range(3):
+            yield opaque(x + i)
+
+    return sum(gen())
+
+
+def with_item(x):
+    n = x.sum().item()
+    return x + n, int(n)
+
+
+def with_keywords(x):
+    def k(a, *, b, c=2):
+        return opaque(a) + b * c
+
+    return k(x + 1, b=x)
+
+
+def with_list_state(x):
+    items = [x, x + 1]
+    alias = items
+    opaque(0)
+    items.append(x * 2)
+    return alias, items is alias
+
+
+def with_iterators(x):
+    out = []
+    for i, item in enumerate([x, x + 1, x + 2]):
+        out.append(opaque(item) + i)
+    return out
+
+
+def with_class_statement(x):
+    class Local:
+        y = 3
+
+    return x + Local.y
+
+
+CASES = [
+    *(in_loop, in_while, in_with, in_try, in_finally, in_callee, in_init, in_deep_callee, in_callee_handler),
+    *(
+        on_conditions,
+        with_closures,
+        with_generator,
+        with_item,
+        with_keywords,
+        with_list_state,
+        with_iterators,
+        with_class_statement,
+    ),
+]
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_result_is_eagers(lab, equal, function):
+    torch.manual_seed(3)
+    x = torch.randn(3)
+    expected = function(x)
+    got = lab.compile(function)(x)
+    assert lab.breaks(), "no break at all"
+    skipped = [str(one.skipped) for one in lab.captures if one.skipped]
+    assert not [one for one in skipped if "KILN9" in one], skipped
+    equal(got, expected)
+    assert lab.captures[0].skipped is None, lab.captures[0].skipped
+
+
+def test_deep_callee_is_three_regions_at_most(lab):
+    lab.compile(in_deep_callee)(torch.randn(3))
+    assert len([one for one in lab.captures if one.regions]) == 2
