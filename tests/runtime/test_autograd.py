@@ -347,7 +347,7 @@ def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Librarie
     """Backward writes its gradient into the memory of the extra that it was given."""
     plan = Plan(
         "reuses",
-        (PlanInput("extra", spec(4)), PlanInput("tangent", spec(4))),
+        (PlanInput("extra", spec(8)), PlanInput("tangent", spec(4))),
         (),
         (Allocate(2, spec(4), reuse=0), Launch("k_scale", (1, 2), (0,), (3.0,), 4)),
         (PlanOutput(slot=2),),
@@ -355,20 +355,18 @@ def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Librarie
         num_slots=3,
         donated=(0,),
     )
-    extras: list[int] = []
-
-    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        extra = x + 5
-        extras.append(extra.data_ptr())
-        return x * 3, extra
-
-    rows = RegionSpec(1, (PlanOutput(slot=1),), (True,), (Saved("extra", 1),))
-    region = make_region(forward, lambda mask: make_executor(plan, libraries, adapt=(1,)), rows)
+    steps = (Allocate(1, spec(4)), Launch("k_scale", (0, 1), (0,), (3.0,), 4), Allocate(2, spec(8)))
+    outputs = (PlanOutput(slot=1), PlanOutput(slot=2))
+    forward = Plan("forward", (PlanInput("x", spec(4)),), (), steps, outputs, (SCALE,), num_slots=3)
+    rows = RegionSpec(1, outputs[:1], (True,), (Saved("extra", 1),))
+    region = make_region(
+        make_executor(forward, libraries), lambda mask: make_executor(plan, libraries, adapt=(1,)), rows
+    )
     x = torch.randn(4, requires_grad=True)
     (y,) = region(x)
     (kept,) = torch.autograd.grad(y.sum(), [x], retain_graph=True)
     (last,) = torch.autograd.grad(y.sum(), [x])
-    assert kept.data_ptr() != extras[0] == last.data_ptr()
+    assert (kept.untyped_storage().nbytes(), last.untyped_storage().nbytes()) == (16, 32)
     assert kept.tolist() == last.tolist() == [3.0] * 4
 
 
