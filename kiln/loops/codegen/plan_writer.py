@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, final
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.codegen.units import launch_units
+from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
 from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
@@ -181,7 +181,7 @@ class _PlanWriter:
                 step.ints,
                 (),
                 _substitute(launch_units(ir), sizes),
-                _substitute(ir.grain, sizes),
+                _substitute(launch_grain(ir), sizes),
                 scratch,
                 origin=step.origin or ir.origin,
             )

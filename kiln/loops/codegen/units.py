@@ -15,3 +15,8 @@ def launch_units(kernel: KernelIR) -> Int:
     if kernel.strip and sizes:
         sizes[-1] = ceil_div(sizes[-1], kernel.strip)
     return product(sizes)
+
+
+def launch_grain(kernel: KernelIR) -> Int:
+    """The grain of a kernel in units of its launch: strips where it has them."""
+    return ceil_div(kernel.grain, kernel.strip) if kernel.strip and kernel.units else kernel.grain
