@@ -25,17 +25,16 @@ from kiln.symbolic import Int, Symbol, symbol
 
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
     """Kernels, calls and memory for `program` on `target`."""
-    with events.stage("schedule"):
-        buffers = program_buffers(program)
-        table = KernelTable()
-        fused = fuse(program, buffers, target)
-        steps = tuple(step for group in fused.groups for step in _steps(group, fused, buffers, table, target))
-        known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
-        known |= {buffer.name for buffer, _ in program.constants}
-        kept = kept_alive(program.outputs, program.writes) | known
-        made = allocations(steps, known, buffers)
-        dead = frees(steps, kept, buffers)
-        _report(steps, events)
+    buffers = program_buffers(program)
+    table = KernelTable()
+    fused = fuse(program, buffers, target)
+    steps = tuple(step for group in fused.groups for step in _steps(group, fused, buffers, table, target))
+    known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
+    known |= {buffer.name for buffer, _ in program.constants}
+    kept = kept_alive(program.outputs, program.writes) | known
+    made = allocations(steps, known, buffers)
+    dead = frees(steps, kept, buffers)
+    _report(steps, events)
     return ScheduledProgram(
         program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes
     )
