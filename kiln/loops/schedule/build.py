@@ -103,7 +103,7 @@ def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]
 
 
 def is_recomputed(plans: PhasePlans, writer: Member, reader: Member, access: Access) -> bool:
-    return is_cheap(writer) and plans.forwards(writer, reader, access)
+    return is_cheap(writer, plans.group.inner(writer)) and plans.forwards(writer, reader, access)
 
 
 @final

@@ -13,7 +13,8 @@ from typing import final
 from kiln.loops.ir.analyses import node_axes
 from kiln.loops.ir.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.loops.schedule.graph import Dependencies
-from kiln.loops.schedule.group import Group, Symbols, combined_axes, member_of
+from kiln.loops.schedule.group import AccessForms, Group, Symbols, access_forms, combined_axes, member_of
+from kiln.loops.schedule.keys import Key, Numbers, node_key
 from kiln.loops.schedule.order import Order, current
 from kiln.loops.schedule.phases import is_serial
 from kiln.loops.schedule.rules import Context, Proposal, propose
@@ -49,6 +50,7 @@ class _Fuser:
         self.symbols = Symbols()
         self.context = Context(buffers, self.graph, self.symbols, target)
         self.applied: dict[str, int] = {}
+        self._known_forms: dict[Key, AccessForms] = {}
 
     def run(self) -> Fused:
         for number, node in enumerate(self.program.nodes):
@@ -79,13 +81,22 @@ class _Fuser:
     def _single(self, node: Pointwise | Reduction | Scan, number: int) -> Group:
         axes = node_axes(node)
         fresh = {axis.symbol: self.symbols.fresh() for axis in axes if axis.size != 1 or axis in combined_axes(node)}
-        member = member_of(node, number, self.buffers, fresh)
+        member = member_of(node, number, self._forms(node), fresh)
         group = Group([member], origin=node.origin)
         group.sizes = {fresh[axis.symbol]: axis.size for axis in axes if axis.symbol in fresh}
         if is_serial(member):
             group.whole = frozenset(member.reduced())
         group.units = initial_units(group, member, self.target)
         return group
+
+    def _forms(self, node: Pointwise | Reduction | Scan) -> AccessForms:
+        """The accesses of a node, analysed once for all nodes that are equal to it."""
+        names = Numbers()
+        key = node_key(node, names), tuple([self.buffers[name].spec.strides for name in names.of])
+        found = self._known_forms.get(key)
+        if found is None:
+            found = self._known_forms[key] = access_forms(node, self.buffers)
+        return found
 
     def _candidates(self, group: Group) -> Iterator[Group]:
         """Groups that write or read what the node reads, those of large buffers first."""
@@ -103,6 +114,7 @@ class _Fuser:
     def _merge(self, first: Group, second: Group, proposal: Proposal) -> None:
         self.order.fuse(first, second)
         second.rename(proposal.alignment.names)
+        self.symbols.release(proposal.alignment.names)
         first.sizes |= second.sizes
         first.frozen |= second.frozen
         first.whole |= second.whole

@@ -11,11 +11,12 @@ by the same unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.ir.analyses import accesses, bound_symbols, node_axes
+from kiln.loops.ir.body import Load
 from kiln.loops.ir.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
 from kiln.loops.schedule.affine import Affine, access_form, guess
 from kiln.symbolic import Int, Symbol, product, symbol
@@ -182,14 +183,20 @@ def _split_parts(
 
 @final
 class Symbols:
-    """Fresh symbols for groups: g0, g1, ..."""
+    """Fresh symbols for groups: g0, g1, ...; those that a fusion made unnecessary are given out again."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
+        self._free: list[Symbol] = []
 
     def fresh(self) -> Symbol:
-        self.count += 1
-        return symbol(f"g{self.count - 1}")
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return symbol(f"g{self._count - 1}")
+
+    def release(self, unused: Iterable[Symbol]) -> None:
+        self._free.extend(unused)
 
 
 def combined_axes(node: FusableNode) -> tuple[Axis, ...]:
@@ -199,20 +206,37 @@ def combined_axes(node: FusableNode) -> tuple[Axis, ...]:
     return (node.axes[node.along],) if isinstance(node, Scan) else ()
 
 
-def member_of(node: FusableNode, number: int, buffers: dict[str, Buffer], fresh: dict[Symbol, Symbol]) -> Member:
-    """`node` over the group symbols `fresh` of its axes; axes of size 1 have none."""
+@final
+@dataclass(frozen=True, slots=True)
+class AccessForms:
+    """The accesses of a node over its own axes: of each load, and of its store."""
+
+    reads: tuple[tuple[Affine | None, bool], ...]
+    write: Affine | None
+
+
+def access_forms(node: FusableNode, buffers: Mapping[str, Buffer]) -> AccessForms:
     loops = frozenset(axis.symbol for axis in node_axes(node))
     opaque = bound_symbols(node.body)
     reads = []
     for load in accesses(node.body):
         form = access_form(buffers[load.buffer].spec, load.index, loops, opaque)
-        reads.append(Access(load.buffer, _renamed(form, fresh), load.conditional))
+        reads.append((form, load.conditional))
     kept = node.kept if isinstance(node, Reduction) else node.axes
-    written = access_form(node.out.spec, tuple(axis.symbol for axis in kept), loops)
+    return AccessForms(tuple(reads), access_form(node.out.spec, tuple(axis.symbol for axis in kept), loops))
+
+
+def member_of(node: FusableNode, number: int, forms: AccessForms, fresh: dict[Symbol, Symbol]) -> Member:
+    """`node` over the group symbols `fresh` of its axes; axes of size 1 have none."""
+    loads = (op.buffer for op in node.body.ops if isinstance(op, Load))
+    reads = [
+        Access(name, _renamed(form, fresh), conditional)
+        for name, (form, conditional) in zip(loads, forms.reads, strict=True)
+    ]
     places: dict[Symbol, tuple[tuple[Symbol, Int], ...]] = {
         axis.symbol: ((fresh[axis.symbol], 1),) if axis.symbol in fresh else () for axis in node_axes(node)
     }
-    return Member(node, number, places, reads, Access(node.out.name, _renamed(written, fresh)))
+    return Member(node, number, places, reads, Access(node.out.name, _renamed(forms.write, fresh)))
 
 
 def _renamed(form: Affine | None, fresh: dict[Symbol, Symbol]) -> Affine | None:

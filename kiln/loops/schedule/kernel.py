@@ -8,23 +8,39 @@ from dataclasses import replace
 from kiln.loops.ir.body import Compute
 from kiln.loops.ir.kernel import Phase
 from kiln.loops.ir.nodes import Buffer, Pointwise
+from kiln.loops.ir.scheduled import Launch
 from kiln.loops.schedule.build import KernelBuilder
+from kiln.loops.schedule.fuse import Fused
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
+from kiln.loops.schedule.keys import group_key
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
 from kiln.loops.schedule.phases import PhasePlan, plan_phases
 from kiln.loops.schedule.single import Call, assemble
+from kiln.loops.schedule.table import KernelTable
 from kiln.support.target import Target
 
 NAMED_FLOPS, LONGEST_NAME = 4, 4
 """A kernel is named after its reductions and the ops that cost so much, the first few of them."""
 
 
+def group_launch(
+    group: Group, fused: Fused, buffers: Mapping[str, Buffer], table: KernelTable, target: Target
+) -> Launch:
+    """The launch of the kernel of a group of fused nodes."""
+    inside = {one.number for one in group.members}
+    stored = frozenset([one.out for one in group.members if _escapes(one, inside, fused.graph)])
+    key, names = group_key(group, stored, buffers)
+    known = table.known(key, names, _origin(group))
+    if known is not None:
+        return known
+    return table.remember(key, names, table.launch(group_kernel(group, stored, buffers, target, fused.symbols)))
+
+
 def group_kernel(
-    group: Group, graph: Dependencies, buffers: Mapping[str, Buffer], target: Target, symbols: Symbols
+    group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target, symbols: Symbols
 ) -> Call:
-    """The kernel of a group of fused nodes."""
-    stored = frozenset(one.out for one in group.members if _escapes(one, group, graph))
+    """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
     plans = plan_phases(group, stored)
     lay = layout(group, stored, target)
@@ -39,11 +55,11 @@ def group_kernel(
     )  # fmt: skip
 
 
-def _escapes(member: Member, group: Group, graph: Dependencies) -> bool:
-    """Does anything outside of the group read the member's result?"""
+def _escapes(member: Member, inside: set[int], graph: Dependencies) -> bool:
+    """Does anything but the nodes `inside` read the member's result?"""
     if member.partial is not None:
         return False
-    uses, inside = graph.uses[member.out], {one.number for one in group.members}
+    uses = graph.uses[member.out]
     return uses.kept or not uses.readers or any(number not in inside for number in uses.readers)
 
 

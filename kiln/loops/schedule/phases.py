@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from kiln.loops.ir.analyses import flops
-from kiln.loops.ir.body import Load
+from kiln.loops.ir.body import Compute, Indirect, Load, Random
+from kiln.loops.ir.builder import operands_of, symbols_used
 from kiln.loops.ir.nodes import Pointwise, Reduction
 from kiln.loops.schedule.group import Access, Group, Member
+from kiln.symbolic import Symbol
 
 CHEAP_FLOPS, CHEAP_LOADS = 2, 1
 """A value that costs no more is computed again rather than kept."""
@@ -140,7 +141,17 @@ def _sink(plans: PhasePlans, stored: frozenset[str]) -> None:
             plans.place[member.out] = latest
 
 
-def is_cheap(member: Member) -> bool:
-    """Is computing its value again no worse than loading it?"""
-    loads = sum(isinstance(op, Load) for op in member.node.body.ops)
-    return isinstance(member.node, Pointwise) and flops(member.node.body) <= CHEAP_FLOPS and loads <= CHEAP_LOADS
+def is_cheap(member: Member, inner: dict[Symbol, None]) -> bool:
+    """Is computing its value again no worse than loading it? What does not change along `inner` is computed once."""
+    if not isinstance(member.node, Pointwise):
+        return False
+    moving = {own for own, parts in member.places.items() if any(one in inner for one, _ in parts)}
+    varies: list[bool] = []
+    cost = loads = 0
+    for op in member.node.body.ops:
+        own = isinstance(op, Indirect | Random) or not moving.isdisjoint(symbols_used(op))
+        varies.append(own or any(varies[place] for place in operands_of(op)))
+        if varies[-1]:
+            loads += isinstance(op, Load)
+            cost += op.op.flops if isinstance(op, Compute) else CHEAP_FLOPS if isinstance(op, Indirect | Random) else 0
+    return cost <= CHEAP_FLOPS and loads <= CHEAP_LOADS

@@ -14,7 +14,7 @@ from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Sc
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.loops.schedule.fuse import Fused, fuse
 from kiln.loops.schedule.group import Group
-from kiln.loops.schedule.kernel import group_kernel
+from kiln.loops.schedule.kernel import group_launch
 from kiln.loops.schedule.memory import Step, allocations, frees, kept_alive
 from kiln.loops.schedule.single import copy_body, single_kernel
 from kiln.loops.schedule.table import KernelTable
@@ -55,7 +55,7 @@ def _steps(
 ) -> Iterator[Step]:
     node = group.step
     if node is None:
-        yield table.launch(group_kernel(group, fused.graph, buffers, target, fused.symbols))
+        yield group_launch(group, fused, buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
             yield table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers))

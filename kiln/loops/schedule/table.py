@@ -11,8 +11,9 @@ from typing import final
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.scheduled import Launch
+from kiln.loops.schedule.keys import Key
 from kiln.loops.schedule.single import Call
-from kiln.symbolic import Symbol
+from kiln.symbolic import Int, Symbol
 
 
 @final
@@ -21,6 +22,7 @@ class KernelTable:
 
     def __init__(self) -> None:
         self.by_key: dict[str, KernelIR] = {}
+        self.by_group: dict[Key, tuple[KernelIR, tuple[int, ...], tuple[Int, ...]]] = {}
         self._names: dict[str, int] = {}
 
     def launch(self, call: Call) -> Launch:
@@ -32,6 +34,19 @@ class KernelTable:
         args = tuple(param.name for param in kernel.params)
         ints = tuple(call.sizes.get(one, one) if isinstance(one, Symbol) else one for one in kernel.ints)
         return Launch(self.by_key[key], args, ints, kernel.origin)
+
+    def known(self, key: Key, names: tuple[str, ...], origin: str) -> Launch | None:
+        """The launch for a group equal to one that has been launched, on the buffers `names`."""
+        found = self.by_group.get(key)
+        if found is None:
+            return None
+        kernel, numbers, ints = found
+        return Launch(kernel, tuple([names[number] for number in numbers]), ints, origin)
+
+    def remember(self, key: Key, names: tuple[str, ...], launch: Launch) -> Launch:
+        numbers = tuple([names.index(name) for name in launch.args])
+        self.by_group[key] = (launch.kernel, numbers, launch.ints)
+        return launch
 
     def _fresh(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1
