@@ -1,8 +1,9 @@
 """Fake tensors, the recording mode, functionalisation: one trace of a region on two levels."""
 
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.recorder import Recorder
-from kiln.graph.trace.trace import InputRecord, Trace
+from kiln.graph.trace.trace import Trace
 
 __all__ = ["FakeTensor", "InputRecord", "Recorder", "TorchCall", "Trace"]

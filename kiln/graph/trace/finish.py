@@ -15,9 +15,9 @@ from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import Place
-from kiln.graph.trace.trace import InputRecord
 from kiln.symbolic import Int
 
 _KEPT = (Kind.EFFECT,)

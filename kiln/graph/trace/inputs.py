@@ -1,23 +1,103 @@
-"""Inputs of a recording: which tensors can be one, and their specs with symbols.
+"""Inputs of a recording: which tensors can be one, their fakes, and their specs with symbols.
 
     f32[8, 128] with dim 0 a symbol, dim 1 static     =     f32[s0, 128], strides (128, 1)
     f32[8, 16 | 1, 8], both symbols                   =     f32[s0, s1 | 1, s0]
 
 A stride is the product of the sizes inside of it where that is its number in this call, else a plain number.
+Fakes mirror leaf-ness, `requires_grad` and being a parameter.
 """
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.breaks import UnsupportedInput
+from kiln.graph.trace.constants import spec_of_real
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import Place, Storage, extent, fresh_place, root_of
+from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.policy import DimChoice, DimKind
+
+Dims = tuple[DimChoice, ...] | None
+
+
+@final
+@dataclass(slots=True)
+class InputRecord:
+    """An input in the order of registration. `used`: the graph has it as input `node`.
+
+    `origin` is the leaf at which the gradient of the input arrives, whatever in-place ops do to `fake`.
+    """
+
+    name: str
+    source: Source
+    fake: Any  # a fake tensor, SymInt or SymFloat
+    real: torch.Tensor | None
+    node: Node
+    spec: Spec
+    real_is_leaf: bool = True
+    requires_grad: bool = False
+    is_parameter: bool = False
+    origin: Any = None
+    used: bool = False
+
+
+@final
+class InputTable:
+    """The inputs of one recording, in the order of registration."""
+
+    def __init__(self, mode: RecordingMode) -> None:
+        self.mode = mode
+        self.records: list[InputRecord] = []
+        self._memory = SharedMemory()
+        self._by_real: dict[int, InputRecord] = {}
+
+    def __iter__(self) -> Iterator[InputRecord]:
+        return iter(self.records)
+
+    def find(self, real: torch.Tensor) -> InputRecord | None:
+        return self._by_real.get(id(real))
+
+    def spec(self, real: torch.Tensor, dims: Dims) -> TensorSpec:
+        """The spec of an input; each dimension that is to be a symbol gets one."""
+        if dims is None or all(one.kind is DimKind.STATIC for one in dims):
+            return spec_of_real(real)
+        self.mode.symbolic = True
+        return symbolic_spec(self.mode.symbols.env, real, dims)
+
+    def node(self, name: str, spec: TensorSpec | ScalarSpec) -> Node:
+        return Node(PRIMS["input"], (), {"index": len(self.records), "name": name}, spec)
+
+    def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
+        """Register a tensor: a fake at a place of its own, or in the memory of an input that it overlaps."""
+        node = self.node(name, spec)
+        grad, parameter = real.requires_grad, isinstance(real, torch.nn.Parameter)
+        fake = origin = self.mode.fake(self._memory.place(real, node), grad)
+        if grad and not real.is_leaf:
+            fake = self._non_leaf(origin)
+        fake.is_input = True
+        if parameter:
+            fake._is_param = True
+        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, parameter, origin)
+        self.records.append(record)
+        self._by_real[id(real)] = record
+        return record
+
+    def _non_leaf(self, origin: FakeTensor) -> FakeTensor:
+        """A fake with a history, so that what eager forbids on leaves is allowed on it."""
+        with self.mode, torch.enable_grad():
+            made: FakeTensor = origin.clone()  # type: ignore[assignment]
+        made.place = origin.place
+        return made
 
 
 def refuse_strange(real: torch.Tensor, name: str) -> None:

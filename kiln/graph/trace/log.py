@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, final
 
 from kiln.support.location import Location
@@ -43,6 +44,7 @@ class TorchCall:
         return target_name(self.target)
 
 
+@lru_cache(maxsize=4096)
 def target_name(target: Target) -> str:
     """`torch.abs`, `operator.add`, `Tensor.sum`: how a user would write it."""
     if isinstance(target, str):

@@ -10,7 +10,7 @@ opaque step; else a graph break with a code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import torch
@@ -45,7 +45,7 @@ class RecordingMode(TorchDispatchMode):
         self.resolve = resolve
         self.mutations = 0
         self.symbolic = False
-        self._handlers: dict[OpOverload, Handler] = {}
+        self._handlers: dict[int, Handler] = {}  # by identity: overloads live for ever, and hashing one is slow
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -53,9 +53,9 @@ class RecordingMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = self._handlers.get(func)
+        handler = self._handlers.get(id(func))
         if handler is None:
-            handler = self._handlers[func] = self.resolve(func)
+            handler = self._handlers[id(func)] = self.resolve(func)
         return handler(self, func, args, kwargs or {})
 
     # Fakes to nodes and back.
@@ -66,6 +66,20 @@ class RecordingMode(TorchDispatchMode):
             return tensor.place
         return self.constants.place(self.emit, tensor)
 
+    def values(self, arguments: Iterable[Any]) -> list[Any]:
+        """`value` of each; the common kinds without a call."""
+        made: list[Any] = []
+        for one in arguments:
+            kind = type(one)
+            if kind is FakeTensor:
+                place = one.place
+                made.append(place.node if place.version == place.storage.version else self.memory.read(place))
+            elif kind in _PLAIN:
+                made.append(one)
+            else:
+                made.append(self.value(one))
+        return made
+
     def value(self, argument: Any) -> Any:
         """An argument as rules take it: nodes for tensors, `Int` for sizes."""
         kind = type(argument)
@@ -74,7 +88,7 @@ class RecordingMode(TorchDispatchMode):
         if kind in _PLAIN:
             return argument
         if kind is list or kind is tuple:
-            return [self.value(one) for one in argument]
+            return self.values(argument)
         if kind is torch.SymInt:
             return from_sym(argument)
         if kind is torch.SymFloat:

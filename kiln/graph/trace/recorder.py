@@ -18,27 +18,33 @@ import torch
 
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
-from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.trace.constants import Constants, spec_of_real
+from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
+from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import SharedMemory, refuse_strange, symbolic_spec
+from kiln.graph.trace.inputs import Dims, InputRecord, InputTable, refuse_strange
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import fresh_place
+from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
 from kiln.graph.trace.symbols import Symbols
-from kiln.graph.trace.trace import InputRecord, Trace
+from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.source import Source
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
-from kiln.symbolic.policy import DimChoice, DimKind
 
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if isinstance(target, str):
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
 
 
 @final
@@ -48,60 +54,35 @@ class Recorder:
     def __init__(self, *, env: ShapeEnv, events: EventSink, numerics: str = "fast") -> None:
         self.env = env
         self.events = events
+        self.numerics = numerics
+        self._grad_at_start = torch.is_grad_enabled()
+        self._restart()
+
+    def _restart(self) -> None:
         self.calls: list[TorchCall] = []
-        self.inputs: list[InputRecord] = []
-        self._symbols = Symbols(env)
-        self._emit = Emit(self._symbols, numerics, self._symbols.specialise)
+        self._symbols = Symbols(self.env)
+        self._emit = Emit(self._symbols, self.numerics, self._symbols.specialise)
         self._constants = Constants()
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
-        self._memory = SharedMemory()
-        self._by_real: dict[int, InputRecord] = {}
+        self._table = InputTable(self._mode)
+        self._casts = Casts()
+        self._baked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     # Inputs.
 
-    def add_tensor(
-        self, real: torch.Tensor, name: str, source: Source, dims: tuple[DimChoice, ...] | None = None
-    ) -> torch.Tensor:
+    def add_tensor(self, real: torch.Tensor, name: str, source: Source, dims: Dims = None) -> torch.Tensor:
         """The fake of an input; the same real tensor gives the same fake."""
-        found = self._by_real.get(id(real))
-        if found is not None:
-            return found.fake  # type: ignore[no-any-return]
-        refuse_strange(real, name)
-        spec = self._input_spec(real, dims)
-        node = self._input_node(name, spec)
-        leaf, grad = real.is_leaf, real.requires_grad
-        fake = origin = self._mode.fake(self._memory.place(real, node), grad)
-        if grad and not leaf:
-            fake = self._non_leaf(origin)
-        fake.is_input = True
-        is_parameter = isinstance(real, torch.nn.Parameter)
-        if is_parameter:
-            fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, leaf, grad, is_parameter, origin)
-        self.inputs.append(record)
-        self._by_real[id(real)] = record
-        return fake
-
-    def _input_spec(self, real: torch.Tensor, dims: tuple[DimChoice, ...] | None) -> TensorSpec:
-        """The spec of an input; each dimension that is to be a symbol gets one."""
-        if dims is None or all(one.kind is DimKind.STATIC for one in dims):
-            return spec_of_real(real)
-        self._mode.symbolic = True
-        return symbolic_spec(self.env, real, dims)
-
-    def _input_node(self, name: str, spec: Any) -> Node:
-        return Node(PRIMS["input"], (), {"index": len(self.inputs), "name": name}, spec)
-
-    def _non_leaf(self, origin: FakeTensor) -> FakeTensor:
-        """A fake with a history, so that what eager forbids on leaves is allowed on it."""
-        with self._mode, torch.enable_grad():
-            made: FakeTensor = origin.clone()  # type: ignore[assignment]
-        made.place = origin.place
-        return made
+        record = self._table.find(real)
+        if record is None:
+            refuse_strange(real, name)
+            record = self._table.add(real, name, source, self._table.spec(real, dims))
+        return record.fake  # type: ignore[no-any-return]
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
-        return self._mode.fake(self._constants.place(self._emit, real))
+        fake = self._mode.fake(self._constants.place(self._emit, real))
+        self._baked.append((real, fake))
+        return fake
 
     # Calls.
 
@@ -115,10 +96,10 @@ class Recorder:
         mutations = self._mode.mutations
         _push(self._mode)
         try:
-            if isinstance(target, str):
-                result = getattr(args[0], target)(*args[1:], **kwargs)
+            if is_any_autocast_enabled():
+                result = self._autocast_call(target, args, kwargs)
             else:
-                result = target(*args, **kwargs)
+                result = _call(target, args, kwargs)
         finally:
             _pop(None)
         kind: CallKind = "method" if isinstance(target, str) else "function"
@@ -127,6 +108,15 @@ class Recorder:
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, location or NOWHERE, stack, effects)
         )
         return result
+
+    def _autocast_call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        cached = torch.is_autocast_cache_enabled()
+        args = self._casts.arguments(target, args)
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return _call(target, args, kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
 
     def set_state(self, kind: str, value: Any, *, stack: tuple[Location, ...] = ()) -> None:
         """Log a change of mode; grad mode itself is set by the caller around its calls."""
@@ -177,6 +167,11 @@ class Recorder:
         return next((record.real for record in self.inputs if record.fake is fake), None)
 
     @property
+    def inputs(self) -> list[InputRecord]:
+        """All inputs in the order of registration."""
+        return self._table.records
+
+    @property
     def nodes(self) -> list[Node]:
         """All nodes so far, dead ones too."""
         return self._emit.nodes
@@ -184,7 +179,37 @@ class Recorder:
     # The end.
 
     def mark(self) -> int:
+        """A place in the log to which `truncate` can go back."""
         return len(self.calls)
+
+    def truncate(self, mark: int) -> Successors:
+        """Drop the calls since `mark`.
+
+        Where they had effects, the calls before are replayed on fresh fakes: the result maps each fake (and each
+        container of such) to its successor.
+        """
+        successors = Successors()
+        dropped = self.calls[mark:]
+        del self.calls[mark:]
+        if any(call.effects for call in dropped):
+            self._replay(successors)
+        return successors
+
+    def _replay(self, successors: Successors) -> None:
+        calls, inputs, baked = self.calls, self.inputs, self._baked
+        symbolic, modes = self._mode.symbolic, torch.is_grad_enabled()
+        self._restart()
+        self._mode.symbolic = symbolic
+        for record in inputs:
+            assert record.real is not None and isinstance(record.spec, TensorSpec)
+            successors.add(record.fake, self._table.add(record.real, record.name, record.source, record.spec).fake)
+        for real, fake in baked:
+            successors.add(fake, self.add_constant(real))
+        torch._C._set_grad_enabled(self._grad_at_start)
+        try:
+            replay(calls, successors, self.call, self.set_state)
+        finally:
+            torch._C._set_grad_enabled(modes)
 
     def finish(self, outputs: Sequence[Any]) -> Trace:
         """The trace with these results."""

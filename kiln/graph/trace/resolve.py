@@ -55,8 +55,7 @@ def library_rule(name: str, specs: Rule) -> Rule:
 
 
 def arguments(mode: RecordingMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    value = mode.value
-    return [value(one) for one in args], {key: value(one) for key, one in kwargs.items()} if kwargs else kwargs
+    return mode.values(args), {key: mode.value(one) for key, one in kwargs.items()} if kwargs else kwargs
 
 
 def functional_handler(rule: Rule) -> Handler:

@@ -9,7 +9,7 @@ output         output                   ((sum_1,),)
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,7 @@ import torch.fx
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
-
-_SETTERS: dict[str, Callable[..., Any]] = {
-    "grad_enabled": torch._C._set_grad_enabled,
-}
+from kiln.graph.trace.replay import SETTERS
 
 
 class _Builder:
@@ -62,7 +59,8 @@ class _Builder:
         args = tuple([self.argument(one) for one in call.args])
         kwargs = {key: self.argument(one) for key, one in call.kwargs.items()}
         if call.kind == "setstate":
-            self.graph.call_function(_SETTERS[str(call.target)], args)
+            values = args[0] if isinstance(args[0], tuple) else args
+            self.graph.call_function(SETTERS[str(call.target)], values)
             return
         if isinstance(call.target, str):
             node = self.graph.call_method(call.target, args, kwargs)

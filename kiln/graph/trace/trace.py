@@ -8,33 +8,10 @@ from typing import Any, final
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import Spec
+from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.torch_graph import torch_graph
-from kiln.runtime.guards.source import Source
 from kiln.symbolic import ShapeEnv
-
-
-@final
-@dataclass(slots=True)
-class InputRecord:
-    """An input in the order of registration. `used`: the graph has it as input `node`.
-
-    `origin` is the leaf at which the gradient of the input arrives, whatever in-place ops do to `fake`.
-    """
-
-    name: str
-    source: Source
-    fake: Any  # a fake tensor, SymInt or SymFloat
-    real: torch.Tensor | None
-    node: Node
-    spec: Spec
-    real_is_leaf: bool = True
-    requires_grad: bool = False
-    is_parameter: bool = False
-    origin: Any = None
-    used: bool = False
 
 
 @final

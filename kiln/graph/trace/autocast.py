@@ -1,0 +1,61 @@
+"""Autocast: one cast per weight and version, made by the recorder.
+
+    with torch.autocast("cpu"):              %2 = convert(%weight, dtype=bf16)
+        y = F.linear(x, w)            =>     %3 = aten.mm(convert(%x), %2)
+        z = F.linear(y, w)                   %4 = aten.mm(%3, %2)
+
+torch's autocast keeps the casts of leaves that require grad in a cache of its own, by the identity of the tensor; a
+fake in it would be found by a later trace. So the cache is off while a call is recorded, and arguments that it
+would have served are cast before. (With no cache at all each use is cast anew, which rounds gradients differently.)
+What else autocast does happens in torch's own kernels, above the recording mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import Target
+
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+# fmt: off
+LOWERED = frozenset({
+    "linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "chain_matmul", "multi_dot",
+    "__matmul__", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention",
+})
+"""Functions whose arguments autocast casts to the lower precision, on every device."""
+# fmt: on
+
+
+@final
+class Casts:
+    """The casts of one recording. The fakes are kept, so that an identity stays one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, bool], tuple[FakeTensor, torch.Tensor]] = {}
+
+    def arguments(self, target: Target, args: Sequence[Any]) -> Sequence[Any]:
+        """`args` with the leaves that the cache would serve already cast."""
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name not in LOWERED or not torch.is_autocast_cache_enabled():
+            return args
+        return [self._cast(one) if type(one) is FakeTensor else one for one in args]
+
+    def _cast(self, fake: FakeTensor) -> torch.Tensor:
+        kind = fake.device.type
+        if not torch.is_autocast_enabled(kind) or not _is_cached(fake):
+            return fake
+        key = (id(fake), fake._version, torch.is_grad_enabled())
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = (fake, fake.to(torch.get_autocast_dtype(kind)))
+        return found[1]
+
+
+def _is_cached(fake: FakeTensor) -> bool:
+    return fake.requires_grad and fake.is_leaf and fake.dtype is torch.float32 and not fake._is_view()
