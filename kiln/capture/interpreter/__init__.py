@@ -5,7 +5,8 @@
 How to add an opcode: a row in the version table (`capture/bytecode/v3xx.py`) gives its normal name; a handler with
 `@opcode("NAME", breaks=True)` in `opcodes/` executes it (breaks: it may break the graph, so the stack is saved);
 if it may break, a row in `cut.POPS` says how many operands it takes.
-How to add a kind of value: a class derived from `core.Value` in a file of `variables/` and a wrapper with `@wraps(type)`.
+How to add a kind of value: a class derived from `core.Value` in a file of `variables/`, a wrapper with `@wraps(type)`,
+and the module in the list `REGISTERED` of `capture.py`.
 How to model a builtin: `@handles(function)` in `builtins/`; for a method the unbound one, `@handles(list.append)`,
 its first argument is the object. A pure function of constants is a row in `pure.PURE_FUNCTIONS` instead.
 How to add an operator on a kind of value: a row of `OPERATORS` in `operations.py`.

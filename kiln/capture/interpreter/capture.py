@@ -27,7 +27,7 @@ from kiln.capture.interpreter.breaks import (
     SkippedCode,
     SkippedFrame,
 )
-from kiln.capture.interpreter.builtins import context, functions, methods
+from kiln.capture.interpreter.builtins import context, copying, functions, methods
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
@@ -54,7 +54,7 @@ from kiln.support.events import EventSink
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
-REGISTERED = (builtin, classes, context, functions, methods, build, control, operators, stack)
+REGISTERED = (builtin, classes, context, copying, functions, methods, build, control, operators, stack)
 """Modules whose import fills the tables of handlers."""
 
 MAX_RESTARTS = 32

@@ -27,6 +27,7 @@ from kiln.runtime.guards.source import (
     BuiltinSource,
     ClosureSource,
     DefaultSource,
+    DictAttrSource,
     GlobalSource,
     ItemSource,
     MethodFuncSource,
@@ -402,11 +403,8 @@ def bind(s: Session, function: Function, args: Args, kwargs: Kwargs) -> dict[str
     names = code.co_varnames
     bound = dict(zip(names[:count], args, strict=False))
     flags = code.co_flags
-    if len(args) > count:
-        if not flags & VARARGS:
-            raise s.error(
-                TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given"
-            )
+    if len(args) > count and not flags & VARARGS:
+        raise s.error(TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given")
     rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
     if len(bound) < count + code.co_kwonlyargcount:
         _bind_defaults(s, function, bound)

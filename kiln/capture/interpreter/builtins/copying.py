@@ -1,0 +1,83 @@
+"""`copy.copy` and `copy.deepcopy` on values, for what the default protocol copies: containers and plain instances."""
+
+from __future__ import annotations
+
+import copy
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.object import Object, new_object
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+
+ATOMIC = (Function, Class, Builtin, PythonModule)
+PROTOCOL = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+class Copier:
+    """One call of `copy` or `deepcopy`; `made` maps what was copied, so that shared objects stay shared."""
+
+    def __init__(self, s: Session, deep: bool) -> None:
+        self.s = s
+        self.deep = deep
+        self.made: dict[int, Value] = {}
+
+    def inner(self, value: Value) -> Value:
+        return self.copy(value) if self.deep else value
+
+    def copy(self, value: Value) -> Value:
+        if value.is_constant or isinstance(value, ATOMIC):
+            return value
+        known = self.made.get(id(value))
+        if known is None:
+            known = self.made[id(value)] = self._copy(value)
+        return known
+
+    def _copy(self, value: Value) -> Value:
+        s = self.s
+        if isinstance(value, Sequence):
+            items = [self.inner(item) for item in value.items(s)]
+            return List(items) if isinstance(value, List) else Tuple(items, value.cls)
+        if isinstance(value, Dict):
+            pairs = value.items(s).items()
+            made = Dict({token: (self.inner(key), self.inner(item)) for token, (key, item) in pairs}, value.cls)
+            made.factory = value.factory
+            return made
+        if isinstance(value, Set):
+            return Set(dict(value.items(s)), value.cls)
+        if isinstance(value, Object):
+            return self._instance(value)
+        raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")
+
+    def _instance(self, value: Object) -> Value:
+        s = self.s
+        special = "__deepcopy__" if self.deep else "__copy__"
+        if s.lookup(value.cls, special) is not None:
+            return s.call_special(value, special, [Dict({})] if self.deep else [], {})
+        for name in PROTOCOL:
+            found = s.lookup(value.cls, name)
+            if found is not None and found[0] is not object:
+                raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
+        made = self.made[id(value)] = new_object(s, value.cls)
+        s.guard_type(value)
+        for name in value.instance_names():
+            item = value.instance_attr(s, name)
+            made.attrs[name] = self.inner(item) if item is not None else None
+        if value.native is not None:
+            made.native = self._copy(value.native)
+        return made
+
+
+@handles(copy.copy)
+def copy_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Copier(s, False).copy(args[0])
+
+
+@handles(copy.deepcopy)
+def deepcopy(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Copier(s, True).copy(args[0])
+
+
