@@ -35,7 +35,8 @@ def reasons(name: str) -> list[tuple[str, str]]:
     """(op, rule) of each value that got a buffer."""
     events = EventSink()
     lower(PROGRAMS[name]()[0], TARGET, events)
-    return [(one.data["op"], one.data["rule"]) for one in events.events if one.kind == "realise"]
+    (event,) = [one for one in events.events if one.kind == "realise"]
+    return list(event.data["reasons"])
 
 
 @pytest.mark.parametrize(

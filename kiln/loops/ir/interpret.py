@@ -283,8 +283,10 @@ class Memory:
             return self.tensors[buffer.name]
         spec = buffer.spec
         if buffer.base is not None:
-            made = self.under(self.tensors[buffer.base], spec)
-            made = made if made.dtype == spec.dtype else made.view(spec.dtype)
+            base = self.tensors[buffer.base]
+            if base.dtype != spec.dtype:
+                base = torch.empty(0, dtype=spec.dtype).set_(base.untyped_storage())  # type: ignore[call-overload]
+            made = self.under(base, spec)
         else:
             made = self._fresh(spec)
         self.tensors[buffer.name] = made

@@ -21,7 +21,7 @@ from kiln.loops.ir.body import Index, LoopBody
 from kiln.loops.ir.builder import BodyBuilder
 from kiln.loops.ir.nodes import Axis, Buffer
 from kiln.loops.lowering.indexing import IndexRanges
-from kiln.symbolic import Int, Relation, Symbol, negate, rel_le, rel_lt
+from kiln.symbolic import Int, Relation, ShapeEnv, Symbol, negate, rel_le, rel_lt
 
 AND, WHERE = PRIMS["bitwise_and"], PRIMS["where"]
 
@@ -32,6 +32,9 @@ class Elements(Protocol):
     def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int: ...
 
     def random_stream(self, node: Node) -> tuple[str, Int]: ...
+
+    @property
+    def env(self) -> ShapeEnv | None: ...
 
 
 @final
@@ -89,16 +92,31 @@ class Body:
 
     def broadcast_element(self, node: Node, index: Index, sizes: Sequence[Int], mask: int | None) -> int:
         """The element of `node` that stands at `index` of the common `sizes` it is broadcast to."""
-        return self.element(node, broadcast_index(node.tensor, index, sizes), mask)
+        return self.element(node, broadcast_index(node.tensor, index, sizes, self.elements.env), mask)
 
     def finish(self, place: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
         return self.builder.finish(place, used=used)
 
 
-def broadcast_index(spec: TensorSpec, index: Index, sizes: Sequence[Int] | None = None) -> Index:
-    """`index` without leading dimensions that `spec` lacks, 0 where its size is 1."""
+def broadcast_index(spec: TensorSpec, index: Index, sizes: Sequence[Int], env: ShapeEnv | None = None) -> Index:
+    """The index into `spec` at `index` of the `sizes` it is broadcast to: without the leading dimensions that it lacks,
+    0 where its size is 1. Where a symbolic size differs in text, `env` tells whether it is equal or 1."""
     own = spec.sizes
     if own == sizes:
         return index
     missing = len(index) - len(own)
-    return tuple([0 if size == 1 else index[missing + axis] for axis, size in enumerate(own)])
+    pairs = zip(own, sizes[missing:], index[missing:], strict=True)
+    return tuple(
+        [0 if size == 1 else at if size == whole else _index_below(at, size, whole, env) for size, whole, at in pairs]
+    )
+
+
+def _index_below(at: Int, size: Int, whole: Int, env: ShapeEnv | None) -> Int:
+    if size == 1:
+        return 0
+    if size == whole:
+        return at
+    if env is not None:
+        size, whole = env.simplify(size), env.simplify(whole)
+    # Equal or 1, by a guard: the remainder is right for both.
+    return 0 if size == 1 else at if size == whole else at % size

@@ -77,6 +77,9 @@ def view_index(index: Index, new: Sizes, old: Sizes) -> Index:
     if new == old:
         return index
     result: list[Int] = [0] * len(old)
+    if 0 in old:
+        # No element, no loop: any index will do.
+        return tuple(result)
     for old_start, old_stop, new_start, new_stop in regrouped(old, new):
         flat = linear(index[new_start:new_stop], new[new_start:new_stop])
         axes = [axis for axis in range(old_start, old_stop) if old[axis] != 1]

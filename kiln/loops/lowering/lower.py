@@ -11,6 +11,7 @@ view of it that eager would pass to a library kernel is passed as that view.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 import torch
@@ -28,20 +29,23 @@ from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, ShapeEnv, Symbol
 
 
-def lower(graph: Graph, target: Target, events: EventSink) -> LoopProgram:
-    """The loop program of `graph`. Raises `NoLowering` (KILN3001) for an op that has no loops."""
-    return Lowering(graph, target, events).run()
+def lower(graph: Graph, target: Target, events: EventSink, env: ShapeEnv | None = None) -> LoopProgram:
+    """The loop program of `graph`; `env` knows which symbolic sizes are equal.
+
+    Raises `NoLowering` (KILN3001) for an op that has no loops.
+    """
+    return Lowering(graph, target, events, env).run()
 
 
 @final
 class Lowering:
     """State of one lowering: buffers by node, and the loop nodes so far."""
 
-    def __init__(self, graph: Graph, target: Target, events: EventSink) -> None:
-        self.graph, self.target, self.events = graph, target, events
+    def __init__(self, graph: Graph, target: Target, events: EventSink, env: ShapeEnv | None = None) -> None:
+        self.graph, self.target, self.events, self.env = graph, target, events, env
         self.nodes: list[LoopNode] = []
         self.constants: list[tuple[Buffer, str]] = []
         self.buffers: dict[Node, Buffer] = {}
@@ -49,6 +53,7 @@ class Lowering:
         self.results_of_graph = frozenset([owner(one.value) for one in graph.outputs if one.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
+        self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
         self._count = 0
         self._seeds: dict[torch.device, Buffer] = {}
         self._counters: dict[Node, Int] = {}
@@ -65,6 +70,7 @@ class Lowering:
                 self._statement(node)
         writes = tuple([self._write(write.target, write.value) for write in self.graph.writes])
         outputs = tuple([self._output(output) for output in self.graph.outputs])
+        self.events.emit("realise", reasons=dict(self._reasons))
         seeds = [self._draw_seed(device, buffer) for device, buffer in self._seeds.items()]
         loops = (*seeds, *self.nodes)
         return LoopProgram(self.graph.name, inputs, tuple(self.constants), loops, outputs, writes)
@@ -74,8 +80,11 @@ class Lowering:
     def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int:
         """The place of one element: loaded where `node` has a buffer, else computed."""
         buffer = self.buffers.get(node)
-        if buffer is not None:
+        if buffer is not None and 0 not in buffer.spec.sizes:
             return body.load(buffer, index, mask)
+        if 0 in node.tensor.sizes:
+            # There is no element: nothing reads this.
+            return body.builder.constant(0, node.tensor.dtype)
         rule = ELEMENT.get(node.op.name)
         if rule is None:
             raise NoMemory(op=node.op.name, spec=node.spec)
@@ -96,8 +105,16 @@ class Lowering:
 
     def store(self, spec: TensorSpec, node: Node) -> Buffer:
         """A new buffer of `spec` with the elements of `node`."""
+        if 0 in spec.sizes:
+            return self.empty(spec, node)
         axes = loop_axes(spec.sizes)
         return self._stored(spec, axes, self.whole_body(axes, node), node)
+
+    def empty(self, spec: TensorSpec, node: Node) -> Buffer:
+        """A new buffer with any contents."""
+        buffer = self.new_buffer(spec)
+        self.emit(Extern((buffer,), "kiln.empty", (), origin=origin_text(node)))
+        return buffer
 
     def whole_body(self, axes: tuple[Axis, ...], node: Node) -> LoopBody:
         """The body that gives each element of `node` at its place."""
@@ -155,10 +172,13 @@ class Lowering:
         raise NoLowering(op="input", problem=f"argument {place} is {spec}, which kernels cannot take")
 
     def _realise(self, node: Node, rule: str) -> None:
-        self.events.emit("realise", op=node.op.name, rule=rule)
+        self._reasons[node.op.name, rule] += 1
         statement = STATEMENT.get(node.op.name)
         if statement is not None:
             statement(self, node)
+            return
+        if 0 in node.tensor.sizes:
+            self.buffers[node] = self.empty(node.tensor, node)
             return
         axes = loop_axes(node.tensor.sizes)
         body = self.whole_body(axes, node)

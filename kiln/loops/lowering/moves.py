@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kiln.graph.ir.node import Node
 from kiln.loops.ir.body import Index
-from kiln.loops.lowering.body import Body, broadcast_index
+from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.symbolic import Int, rel_eq
 
@@ -80,12 +80,24 @@ def indexed(
     rank = max(one.tensor.rank for one in numbers)
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     at = index[start : start + rank]
+    picked = picked_sizes(numbers)
     rest = iter(index[:start] + index[start + rank :])
     places: dict[int, Int] = {}
     for axis, one in zip(axes, numbers, strict=True):
-        value = body.element(one, broadcast_index(one.tensor, at), mask)
+        value = body.broadcast_element(one, at, picked, mask)
         places[axis] = body.indirect(value, sizes[axis])
     return tuple([places[axis] if axis in places else next(rest) for axis in range(len(sizes))])
+
+
+def picked_sizes(numbers: list[Node]) -> tuple[Int, ...]:
+    """The common sizes of index tensors."""
+    rank = max(one.tensor.rank for one in numbers)
+    picked: list[Int] = [1] * rank
+    for one in numbers:
+        for axis, size in enumerate(reversed(one.tensor.sizes)):
+            if size != 1:
+                picked[rank - 1 - axis] = size
+    return tuple(picked)
 
 
 @ELEMENT("select_scatter")

@@ -17,7 +17,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.ir.body import Index
-from kiln.loops.lowering.body import Body, broadcast_index
+from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.indexing import linear
@@ -35,7 +35,7 @@ def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
     draw = Draw(body, key(body, seed, mask), start + linear(index, spec.sizes), _computed_in(spec.dtype))
     if node.inputs:
         p = node.inputs[0]
-        below = body.element(p, broadcast_index(p.tensor, index), mask)
+        below = body.broadcast_element(p, index, spec.sizes, mask)
         value = draw.below(draw.convert(below))
     else:
         rule = DISTRIBUTIONS.get(node.attrs["distribution"])

@@ -15,11 +15,10 @@ from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
-from kiln.loops.lowering.body import broadcast_index
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
 from kiln.loops.lowering.lower import Lowering, origin_text
-from kiln.loops.lowering.moves import indexed
+from kiln.loops.lowering.moves import indexed, picked_sizes
 from kiln.symbolic import Int
 
 # fmt: off
@@ -105,24 +104,20 @@ def scatter(lowering: Lowering, node: Node) -> None:
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *numbers, values = node.inputs
     out = lowering.buffers[node] = lowering.store(node.tensor, x)
-    axes = loop_axes(_indexed_sizes(x.tensor, numbers, node.attrs["axes"]))
+    sizes = _indexed_sizes(x.tensor, numbers, node.attrs["axes"])
+    axes = loop_axes(sizes)
     at = symbols(axes)
     body = lowering.body(axes)
     index = indexed(body, node, x.tensor.sizes, numbers, at, None)
-    value = body.element(values, broadcast_index(values.tensor, at))
+    value = body.broadcast_element(values, at, sizes, None)
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
     loop = body.finish(value, used=symbols_of(*index))
     lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
 
 
-def _indexed_sizes(x: TensorSpec, numbers: Sequence[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
+def _indexed_sizes(x: TensorSpec, numbers: list[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
     """Sizes of x[..., i0, i1, ...]."""
-    rank = max(one.tensor.rank for one in numbers)
-    picked: list[Int] = [1] * rank
-    for one in numbers:
-        for axis, size in enumerate(reversed(one.tensor.sizes)):
-            if size != 1:
-                picked[rank - 1 - axis] = size
+    picked = picked_sizes(numbers)
     rest = [axis for axis in range(x.rank) if axis not in axes]
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     before, after = rest[:start], rest[start:]
@@ -149,19 +144,17 @@ def view_dtype(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("empty")
 def empty(lowering: Lowering, node: Node) -> None:
-    out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
-    lowering.emit(Extern((out,), "kiln.empty", (), origin=origin_text(node)))
+    lowering.buffers[node] = lowering.empty(node.tensor, node)
 
 
 @STATEMENT("cat")
 def cat(lowering: Lowering, node: Node) -> None:
     """Each input is written into its part of the result: no tests in the loops."""
     spec, axis = node.tensor, node.attrs["axis"]
-    if sum(one.tensor.sizes[axis] != 0 for one in node.inputs) < 2:
+    if 0 in spec.sizes or sum(one.tensor.sizes[axis] != 0 for one in node.inputs) < 2:
         lowering.buffers[node] = lowering.store(spec, node)
         return
-    out = lowering.buffers[node] = lowering.new_buffer(spec)
-    lowering.emit(Extern((out,), "kiln.empty", (), origin=origin_text(node)))
+    out = lowering.buffers[node] = lowering.empty(spec, node)
     start: Int = 0
     for one in node.inputs:
         sizes = one.tensor.sizes

@@ -41,14 +41,9 @@ def element_below(body: Body, node: Node, index: Index, mask: int | None) -> int
     return body.element(node.inputs[0], tuple([simplify(at) for at in below]), mask)
 
 
-@index_rule("expand")
-def expand(node: Node, index: Index) -> Index:
-    own, sizes = node.inputs[0].tensor.sizes, node.tensor.sizes
-    missing = len(sizes) - len(own)
-    return tuple([
-        0 if size == 1 or node.tensor.strides[missing + axis] == 0 else index[missing + axis]
-        for axis, size in enumerate(own)
-    ])  # fmt: skip
+@ELEMENT("expand")
+def expand(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    return body.broadcast_element(node.inputs[0], index, node.tensor.sizes, mask)
 
 
 @index_rule("permute")
