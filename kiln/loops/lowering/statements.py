@@ -37,34 +37,41 @@ def symbols(axes: Sequence[Axis]) -> Index:
 @STATEMENT("sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin")
 def reduction(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
-    sizes, over = x.tensor.sizes, node.attrs["axes"]
-    order = [axis for axis in range(len(sizes)) if axis not in over] + list(over)
+    sizes, over = x.tensor.sizes, [axis for axis in node.attrs["axes"] if x.tensor.sizes[axis] != 1]
+    if not over:
+        # Of one element each: the value itself, or index 0.
+        lowering.buffers[node] = _unreduced(lowering, node)
+        return
+    kept_axes = [axis for axis in range(len(sizes)) if axis not in node.attrs["axes"]]
+    order = kept_axes + over
     place = {axis: number for number, axis in enumerate(order)}
     axes = tuple([Axis(loop_symbol(place[axis]), sizes[axis]) for axis in order])
     kept, reduced = axes[: len(axes) - len(over)], axes[len(axes) - len(over) :]
-    if not over:
-        # Of one element each: the value itself, or index 0.
-        lowering.buffers[node] = _unreduced(lowering, node, axes)
-        return
     body = lowering.body(axes)
-    value = body.element(x, tuple([loop_symbol(place[axis]) for axis in range(len(sizes))]))
+    value = body.element(x, tuple([loop_symbol(place[axis]) if axis in place else 0 for axis in range(len(sizes))]))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
     lowering.emit(Reduction(out, kept, reduced, REDUCE_OPS[node.op.name], body.finish(value), origin_text(node)))
 
 
-def _unreduced(lowering: Lowering, node: Node, axes: tuple[Axis, ...]) -> Buffer:
-    if node.op.result == "same":
-        return lowering.store(node.tensor, node.inputs[0])
+def _unreduced(lowering: Lowering, node: Node) -> Buffer:
+    """Where only axes of size 1 are reduced."""
+    x, gone = node.inputs[0], node.attrs["axes"]
+    axes = loop_axes(node.tensor.sizes)
     body = lowering.body(axes)
+    if node.op.result == "same":
+        rest = iter(symbols(axes))
+        place = body.element(x, tuple([0 if axis in gone else next(rest) for axis in range(x.tensor.rank)]))
+    else:
+        place = body.builder.constant(0, node.tensor.dtype)
     out = lowering.new_buffer(node.tensor)
-    lowering.emit(Pointwise(out, axes, body.finish(body.builder.constant(0, node.tensor.dtype)), origin_text(node)))
+    lowering.emit(Pointwise(out, axes, body.finish(place), origin_text(node)))
     return out
 
 
 @STATEMENT("cumsum", "cumprod", "cummax", "cummin")
 def scan(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
-    if not x.tensor.rank:
+    if not x.tensor.rank or x.tensor.sizes[node.attrs["axis"]] == 1:
         lowering.buffers[node] = lowering.store(node.tensor, x)
         return
     axes = loop_axes(x.tensor.sizes)

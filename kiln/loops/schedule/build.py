@@ -56,14 +56,16 @@ class KernelBuilder:
 
     def accumulator(self, member: Member) -> Local:
         """The local that a reduction or scan accumulates in, indexed by its kept inner symbols."""
-        if member.out not in self.locals:
+        # A scan has a row of its own besides.
+        key = f"{member.out} so far" if isinstance(member.node, Scan) else member.out
+        if key not in self.locals:
             out = member.node.out.spec.dtype
             assert isinstance(member.node, Reduction | Scan)
             dtype = accumulator_dtype(member.node.op, out) if isinstance(member.node, Reduction) else out
             reduced = member.reduced()
             kept = [one for one in self.group.inner(member) if one not in reduced]
-            self.locals[member.out] = Local(f"{member.out}_sum", dtype, self.local_axes(kept))
-        return self.locals[member.out]
+            self.locals[key] = Local(f"{member.out}_sum", dtype, self.local_axes(kept))
+        return self.locals[key]
 
     def row(self, member: Member) -> Local:
         """The local that keeps a value for later phases."""
@@ -78,7 +80,8 @@ class KernelBuilder:
         assert form is not None and member.write.form is not None
         by_stride = {stride: one for one, stride in form.strides.items() if one not in self.group.units}
         written = member.write.form.strides
-        return tuple(by_stride.get(written.get(axis.symbol, 0), 0) for axis in local.axes)
+        # The stride of an axis of size 1 may be that of another axis.
+        return tuple(0 if axis.size == 1 else by_stride.get(written.get(axis.symbol, 0), 0) for axis in local.axes)
 
 
 def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]:

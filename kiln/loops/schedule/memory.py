@@ -46,7 +46,11 @@ def frees(steps: Sequence[Step], kept: frozenset[str], buffers: Mapping[str, Buf
     last: dict[str, int] = {}
     for place, step in enumerate(steps):
         for name in touched(step):
-            last[name] = place
+            below: str | None = name
+            while below is not None:
+                # A part that is written later needs the memory that it is a part of.
+                last[below] = place
+                below = buffers[below].base if below in buffers else None
     dead: list[list[str]] = [[] for _ in steps]
     for name, place in last.items():
         if name not in kept and name in buffers:

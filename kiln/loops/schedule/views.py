@@ -78,6 +78,9 @@ class _Merger:
             self.sizes |= {axis.symbol: axis.size for axis in phase.axes}
         self.addresses: dict[tuple[str, Index], Int] = {}
         self.forms: dict[str, list[Affine | None]] = {}
+        self.masked = {
+            op.buffer for phase in loops.phases for op in phase.body.ops if isinstance(op, Load) and op.mask is not None
+        }
         for name, index in self._accesses():
             if (name, index) not in self.addresses:
                 address = linear_index(loops.buffers[name].spec, index)
@@ -205,7 +208,9 @@ class _Rewriter:
         spec = self.loops.buffers[name].spec
         forms = self.merger.forms[name]
         first = forms[0]
-        if first is not None and all(form == first for form in forms) and first.offset == 0 and self._plain(first):
+        # What is read under a mask may be shorter than the axes that read it.
+        same = first is not None and name not in self.merger.masked and all(form == first for form in forms)
+        if first is not None and same and first.offset == 0 and self._plain(first):
             used = (one for one in self.sizes if one in first.strides and one not in self.merged)
             symbols = tuple(sorted(used, key=lambda one: -guess(first.strides[one])))
             sizes = tuple(self.sizes[one] for one in symbols)
@@ -216,8 +221,10 @@ class _Rewriter:
         return spec.with_view((span,), (1,), 0), None
 
     def _plain(self, form: Affine) -> bool:
-        """No axis whose size depends on the unit."""
+        """No axis whose size depends on the unit, none that runs backwards."""
         loops = frozenset(self.sizes)
+        if any(guess(stride) < 0 for stride in form.strides.values()):
+            return False
         return not any(symbols_of(self.sizes[one]) & loops for one in form.strides)
 
     def _index(self, name: str, index: Index) -> Index:
