@@ -47,6 +47,11 @@ KERNEL_FUNCTION = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.POINTER(ctypes.c_int64),
 )
+INSTRUCTION_SETS = (
+    "abm", "adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "pclmulqdq", "popcnt", "sha", "sse",
+    "ssse", "vaes", "vpclmulqdq",
+)  # fmt: skip
+"""Beginnings of the CPU flags that name instructions which a compiler may use."""
 SMALL_UNIT = 2000
 """Characters of source below which a further unit is not worth its start."""
 
@@ -262,3 +267,9 @@ def toolchain(march: str = "native") -> Toolchain | None:
 def machine_name() -> str:
     """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
     return content_key(os.uname().machine, *sorted(cpu_flags()))
+
+
+@lru_cache(maxsize=1)
+def instruction_sets() -> frozenset[str]:
+    """The instructions that code compiled here may contain."""
+    return frozenset(flag for flag in cpu_flags() if flag.startswith(INSTRUCTION_SETS))

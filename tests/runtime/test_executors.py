@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from kiln.native._executor import Executor
 from kiln.runtime.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
 from kiln.runtime.executor import Explain, make_executor
 from kiln.runtime.libraries import Libraries
+from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import (
     Allocate,
     CallAten,
@@ -36,7 +37,15 @@ from tests.runtime.test_plan_text import everything
 Make = Callable[..., Callable[..., tuple[Any, ...]]]
 
 
-@pytest.fixture(params=[PythonExecutor, make_executor], ids=["python", "native"])
+def saved_and_loaded(plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = ()) -> Executor:
+    """The plan as it comes out of a bundle."""
+    by_key = dict(zip(plan.constants, constants, strict=True))
+    loaded = load_bundle(save_bundle({"main": plan}, libraries, by_key))
+    assert loaded.plan("main") == plan
+    return loaded.executor("main")
+
+
+@pytest.fixture(params=[PythonExecutor, make_executor, saved_and_loaded], ids=["python", "native", "loaded"])
 def make(request: pytest.FixtureRequest) -> Make:
     chosen: Make = request.param
     return chosen
@@ -79,7 +88,7 @@ def test_every_kind_of_step(make: Make, libraries: Libraries) -> None:
     outs = run(x, torch.tensor(True), torch.tensor(2), 3.0, 5)
     new = old * 3.0 + 6.0
     assert torch.equal(x, new) and x._version == version + 1
-    assert outs[1] is constant and outs[3] is x and outs[7] is None
+    assert torch.equal(outs[1], constant) and outs[3] is x and outs[7] is None
     assert torch.equal(outs[0], new.view(2, 2).t()) and torch.equal(outs[2], new.view(2, 2))
     assert torch.equal(outs[4], new[2:]) and outs[4].data_ptr() == x[2:].data_ptr()
     assert outs[5].data_ptr() == outs[0].data_ptr()

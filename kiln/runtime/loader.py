@@ -1,0 +1,157 @@
+"""Compiled plans as a file, and back to callables in a process without the compiler.
+
+    data = save_bundle({"main": plan}, libraries, {})
+    loaded = load_bundle(data)
+    outs = loaded.executor("main")(x, weight)
+
+A bundle holds the encoded programs, the plans as JSON (for people, and to compile the kernels again on another kind
+of machine), the kernel libraries and the constants. Loading imports this folder, `kiln.symbolic` and torch only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import weakref
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from kiln.native._executor import Executor
+from kiln.runtime.autograd import RegionSpec
+from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.cache.store import content_key
+from kiln.runtime.dtypes import DTYPE_OF_NAME, NAME_OF
+from kiln.runtime.executor import Explain, load_executor
+from kiln.runtime.libraries import Libraries, instruction_sets
+from kiln.runtime.plan import Kernel, Plan
+from kiln.runtime.program import encode_program
+from kiln.runtime.serialize import decode_plan, encode_plan
+from kiln.support.errors import KilnError
+
+VERSION = 1
+
+
+class WrongMachine(KilnError, RuntimeError):
+    code = "KILN6003"
+    what = "the bundle was compiled for another machine"
+    why = "this one lacks {lacking}"
+    try_ = ("compile it here, or on a machine of this kind",)
+
+
+def save_bundle(
+    plans: Mapping[str, Plan],
+    libraries: Libraries,
+    constants: Mapping[str, torch.Tensor],
+    *,
+    adapt: Mapping[str, Collection[int]] | None = None,
+    specs: Mapping[str, RegionSpec] | None = None,
+) -> bytes:
+    """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions."""
+    sections: dict[str, bytes] = {}
+    entries: dict[str, Any] = {}
+    for name, plan in plans.items():
+        sections[f"plan/{name}"] = encode_plan(plan)
+        sections[f"program/{name}"] = encode_program(plan, (adapt or {}).get(name, ()))
+        inputs = [one.name for one in plan.inputs]
+        entries[name] = {"plan": plan.name, "inputs": inputs, "constants": list(plan.constants)}
+    for name, spec in (specs or {}).items():
+        sections[f"region/{name}"] = encode_plan(spec)
+    files = {path: path.read_bytes() for path in libraries.files()}
+    names = {path: content_key(data) for path, data in files.items()}
+    sections.update((f"library/{names[path]}", data) for path, data in files.items())
+    sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
+    manifest = {
+        "version": VERSION,
+        "entries": entries,
+        "kernels": {symbol: names[path] for symbol, path in sorted(libraries.paths.items())},
+        "needs": sorted(instruction_sets()) if files else [],
+    }
+    sections["manifest"] = json.dumps(manifest, sort_keys=True).encode()
+    return pack(sections)
+
+
+def load_bundle(data: bytes) -> LoadedBundle:
+    """Raises DamagedBundle, WrongMachine."""
+    sections = unpack(data)
+    manifest = json.loads(bytes(sections["manifest"]))
+    lacking = set(manifest["needs"]) - instruction_sets()
+    if lacking:
+        raise WrongMachine(lacking=", ".join(sorted(lacking)))
+    return LoadedBundle(sections, manifest)
+
+
+@final
+class LoadedBundle:
+    """Plans of a bundle by name; each executor is made when it is asked for."""
+
+    def __init__(self, sections: Mapping[str, memoryview], manifest: Mapping[str, Any]) -> None:
+        self.sections = sections
+        self.entries: Mapping[str, Any] = manifest["entries"]
+        wanted = sorted(set(manifest["kernels"].values()))
+        paths = {key: loadable_file(bytes(sections[f"library/{key}"])) for key in wanted}
+        self.libraries = Libraries({symbol: paths[key] for symbol, key in manifest["kernels"].items()}, ())
+        for path in paths.values():
+            weakref.finalize(self.libraries, remove_file, path)
+
+    def names(self) -> list[str]:
+        return sorted(self.entries)
+
+    def executor(self, name: str) -> Executor:
+        entry = self.entries[name]
+        constants = [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in entry["constants"]]
+        program = bytes(self.sections[f"program/{name}"])
+        return load_executor(program, self.libraries, constants, Explain(entry["plan"], entry["inputs"]))
+
+    def plan(self, name: str) -> Plan:
+        """For reading, and for the Python executor."""
+        plan: Plan = decode_plan(bytes(self.sections[f"plan/{name}"]))
+        return plan
+
+    def region(self, name: str) -> RegionSpec:
+        spec: RegionSpec = decode_plan(bytes(self.sections[f"region/{name}"]))
+        return spec
+
+    def kernels(self) -> list[Kernel]:
+        return [kernel for name in self.names() for kernel in self.plan(name).kernels]
+
+
+def loadable_file(data: bytes) -> Path:
+    """A file with these contents that can be opened as a library; it may be removed once it is loaded."""
+    handle, name = tempfile.mkstemp(prefix="kiln-", suffix=".so")
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    return Path(name)
+
+
+def remove_file(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def encode_tensor(tensor: torch.Tensor) -> bytes:
+    """Dtype, sizes and strides as JSON, then the elements of its memory from first to last."""
+    tensor = tensor.detach().cpu()
+    head = {"dtype": NAME_OF[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((span if tensor.numel() else 0,), (1,)).contiguous()
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(4, "little") + text + bytes(flat.view(torch.uint8).numpy().data)
+
+
+def decode_tensor(data: bytes) -> torch.Tensor:
+    length = int.from_bytes(data[:4], "little")
+    head = json.loads(data[4 : 4 + length])
+    dtype = DTYPE_OF_NAME[head["dtype"]]
+    body = bytearray(data[4 + length :])
+    flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
+    return flat.clone().as_strided(head["sizes"], head["strides"])
+
+
+def tensor_key(tensor: torch.Tensor) -> str:
+    """The content key of a constant."""
+    return content_key(encode_tensor(tensor))

@@ -1,0 +1,134 @@
+"""Random plans of kernels, views, ATen steps, reuse and frees over a symbolic number of rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kiln.runtime.plan import (
+    Allocate,
+    BufferSpec,
+    CallAten,
+    Free,
+    Launch,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    Ref,
+    Step,
+    SymbolBinding,
+    View,
+)
+from kiln.symbolic import symbol
+from tests.runtime.samples import KERNELS, spec
+
+s0 = symbol("s0")
+COLUMNS = 6
+ROWS = spec(s0, COLUMNS)
+TURNED = spec(COLUMNS, s0, strides=(1, COLUMNS))
+
+
+class PlanBuilder:
+    """Every value is (s0, 6) contiguous, or its transposed view."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.steps: list[Step] = []
+        self.specs: dict[int, BufferSpec] = {0: ROWS, 1: ROWS}
+        self.base: dict[int, int] = {}
+        self.dead: list[int] = []
+        self.slots = 3  # slot 2 is the number eps
+
+    def fresh(self, layout: BufferSpec) -> int:
+        self.specs[self.slots] = layout
+        self.slots += 1
+        return self.slots - 1
+
+    def pick(self, layout: BufferSpec = ROWS) -> int:
+        return self.random.choice([slot for slot, one in self.specs.items() if one == layout and slot not in self.dead])
+
+    def allocate(self) -> int:
+        """New memory, or that of a slot that nothing refers to any more."""
+        free = [slot for slot in self.specs if self.can_die(slot)]
+        reuse = self.random.choice(free) if free and self.random.random() < 0.5 else None
+        out = self.fresh(ROWS)
+        self.steps.append(Allocate(out, ROWS, reuse))
+        if reuse is not None:
+            self.dead.append(reuse)
+        return out
+
+    def can_die(self, slot: int) -> bool:
+        family = {one for one, base in self.base.items() if base == slot}
+        old = slot < self.slots - 4 and slot > 2 and slot not in self.dead and slot not in self.base
+        return old and family <= set(self.dead) and self.specs[slot] == ROWS
+
+    def add(self) -> None:
+        left, right = self.pick(), self.pick()
+        self.steps.append(
+            Launch("k_add", (left, right, self.allocate_after(left, right)), (), (), s0 * COLUMNS, grain=4)
+        )
+
+    def scale(self) -> None:
+        source = self.pick()
+        factor: Any = self.random.choice([0.5, Ref(2)])
+        tensors = (source, self.allocate_after(source))
+        self.steps.append(Launch("k_scale", tensors, (self.random.choice([1, s0]),), (factor,), s0 * COLUMNS))
+
+    def allocate_after(self, *used: int) -> int:
+        """Allocate, but not in the memory of `used`."""
+        kept, self.specs = self.specs, {slot: one for slot, one in self.specs.items() if slot not in used}
+        out = self.allocate()
+        self.specs = kept | self.specs
+        return out
+
+    def turn(self) -> None:
+        base = self.pick()
+        out = self.fresh(TURNED)
+        self.base[out] = base
+        self.steps.append(View(out, base, TURNED))
+
+    def aten(self) -> None:
+        if TURNED in self.specs.values() and self.random.random() < 0.5:
+            turned = [slot for slot, one in self.specs.items() if one == TURNED and slot not in self.dead]
+            if turned:
+                source = self.random.choice(turned)
+                target, args = "aten.t.default", (Ref(source),)
+                out = self.fresh(ROWS)
+                self.base[out] = self.base[source]
+                self.steps.append(CallAten(target, args, (), (out,), (ROWS,)))
+                return
+        args = (Ref(self.pick()), Ref(self.pick()))
+        self.steps.append(CallAten("aten.sub.Tensor", args, (("alpha", 2),), (self.fresh(ROWS),), (ROWS,)))
+
+    def free(self) -> None:
+        slots = [slot for slot in self.specs if self.can_die(slot)][:2]
+        if slots:
+            self.steps.append(Free(tuple(slots)))
+            self.dead += slots
+
+    def build(self, steps: int) -> Plan:
+        actions: list[Callable[[], None]] = [self.add, self.scale, self.turn, self.aten, self.free]
+        for _ in range(steps):
+            self.random.choice(actions)()
+        live = [slot for slot in self.specs if slot > 2 and slot not in self.dead]
+        outputs = tuple(PlanOutput(slot=slot) for slot in self.random.sample(live, min(3, len(live))))
+        return Plan(
+            "random",
+            (PlanInput("x", ROWS), PlanInput("y", ROWS), PlanInput("eps", None, "float")),
+            (SymbolBinding("s0", "size", 0, 0),),
+            tuple(self.steps),
+            (*outputs, PlanOutput(value=s0 * 2)),
+            KERNELS,
+            self.slots,
+        )
+
+
+def random_plan(seed: int, steps: int = 25) -> Plan:
+    return PlanBuilder(seed).build(steps)
+
+
+def random_inputs(rows: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    return torch.randn(rows, COLUMNS), torch.randn(rows, COLUMNS), 0.25

@@ -1,0 +1,134 @@
+"""Bundles, keys, and running without the compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kiln.runtime import loader
+from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
+from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
+from kiln.runtime.cache.store import Store
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle, tensor_key
+from kiln.runtime.plan_text import plan_text
+from kiln.runtime.serialize import UnreadablePlan, decode_plan, encode_plan
+from tests.runtime.samples import add_norm, gather
+from tests.runtime.test_autograd import SPEC
+from tests.runtime.test_plan_text import everything
+
+SCRIPT = """
+import sys, torch
+from kiln.runtime.loader import load_bundle
+loaded = load_bundle(open(sys.argv[1], "rb").read())
+torch.manual_seed(0)
+x, y, w = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, 4)
+assert torch.equal(loaded.executor("main")(x, y, w)[0], (x + y) @ w)
+wrong = [name for name in sys.modules if name.startswith(("kiln.graph", "kiln.loops", "kiln.capture", "kiln.pipeline"))]
+assert not wrong, wrong
+assert not any("k_add" in line and "/kiln-kernels" in line for line in open("/proc/self/maps"))
+print("ran", loaded.names())
+"""
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_a_bundle_runs_in_a_process_without_the_compiler(libraries: Libraries, tmp_path: Path) -> None:
+    file = tmp_path / "model.kiln"
+    file.write_bytes(save_bundle({"main": add_norm(), "other": gather()}, libraries, {}))
+    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": os.getcwd(), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(file)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "ran ['main', 'other']", done.stderr
+
+
+def test_bundles_are_deterministic_and_checked(libraries: Libraries) -> None:
+    data = save_bundle({"main": add_norm()}, libraries, {}, specs={"main": SPEC})
+    assert data == save_bundle({"main": add_norm()}, libraries, {}, specs={"main": SPEC})
+    loaded = load_bundle(data)
+    assert plan_text(loaded.plan("main")) == plan_text(add_norm()) and loaded.region("main") == SPEC
+    assert [kernel.symbol for kernel in loaded.kernels()] == ["k_add"]
+    for bad in (b"", data[:-1], b"x" + data[1:], data[:200] + b"!" + data[201:]):
+        with pytest.raises(DamagedBundle, match="KILN6001"):
+            load_bundle(bad)
+
+
+def test_a_bundle_of_another_machine_is_refused(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = save_bundle({"main": add_norm()}, libraries, {})
+    monkeypatch.setattr(loader, "instruction_sets", lambda: frozenset({"sse2"}))
+    with pytest.raises(WrongMachine, match=r"KILN6003[\s\S]*lacks"):
+        load_bundle(data)
+
+
+def test_sections() -> None:
+    sections = {"b": b"12", "a": b"", "c/d": bytes(100)}
+    assert {name: bytes(view) for name, view in unpack(pack(sections)).items()} == sections
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(6)[::2], torch.tensor(2.5), torch.zeros(0, 3),
+        torch.randn(3).bfloat16(), torch.tensor([True, False]), torch.randn(1).expand(3), torch.arange(9)[4:],
+    ],
+)  # fmt: skip
+def test_constants_survive(tensor: torch.Tensor) -> None:
+    back = decode_tensor(encode_tensor(tensor))
+    assert torch.equal(back, tensor) and back.stride() == tensor.stride() and back.dtype == tensor.dtype
+    assert tensor_key(back) == tensor_key(tensor) != tensor_key(torch.zeros(7))
+
+
+def test_stored_plans_are_canonical_text() -> None:
+    data = encode_plan(everything())
+    assert decode_plan(data) == everything() and encode_plan(decode_plan(data)) == data
+    assert json.loads(data)["t"] == "Plan"
+    for bad in (b"", b"[", b'{"t":"System"}', b'{"what":"x"}', b'{"t":"Plan"}', data.replace(b'"f32"', b'"f33"')):
+        with pytest.raises(UnreadablePlan, match="KILN6002"):
+            decode_plan(bad)
+
+
+def test_floats_survive_exactly() -> None:
+    for value in (0.1, -0.0, 1e300, 5e-324, float("inf"), float("-inf"), 2.0, float("nan")):
+        (back,) = decode_plan(encode_plan((value,)))
+        assert str(back) == str(value) and type(back) is float
+
+
+def test_a_miss_is_explained(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    old = KeyBuilder("Net.forward").add("numerics", "fast").add("shape", [1, 2]).add("gone", 1)
+    assert explain_miss(store, old) == "Net.forward was never stored"
+    remember(store, old)
+    assert explain_miss(store, old) == "the entry was removed or damaged"
+    new = KeyBuilder("Net.forward").add("shape", [1, 3]).add("numerics", "fast").add("torch", "2.13")
+    assert explain_miss(store, new) == "torch is new; gone is gone; shape was '[1, 2]', is '[1, 3]'"
+    same = KeyBuilder("Net.forward").add("gone", 1).add("shape", [1, 2]).add("numerics", "fast")
+    assert same.digest() == old.digest() != new.digest()
+    with pytest.raises(ValueError, match="twice"):
+        new.add("torch", "2.13")
+
+
+def test_many_processes_share_a_store(tmp_path: Path) -> None:
+    script = """
+import sys
+from kiln.runtime.cache.store import Store
+store = Store(sys.argv[1], max_bytes=200_000)
+for n in range(300):
+    key = f"{n % 7:02d}key"
+    body = store.get("plan", key)
+    assert body is None or body == bytes([n % 7]) * 10_000, "a torn entry"
+    store.put("plan", key, bytes([n % 7]) * 10_000)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    running = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in running:
+        _, message = process.communicate()
+        assert process.returncode == 0, message.decode()

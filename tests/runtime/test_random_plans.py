@@ -1,0 +1,107 @@
+"""The native executor against the Python one, on random plans; threads; leaks."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import psutil
+import pytest
+import torch
+
+from kiln.native import _executor
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.python_executor import PythonExecutor
+from kiln.runtime.serialize import decode_plan, encode_plan
+from tests.runtime.random_plans import random_inputs, random_plan
+from tests.runtime.samples import add_norm
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_native_equals_python(libraries: Libraries, seed: int) -> None:
+    plan = random_plan(seed)
+    reference, native = PythonExecutor(plan, libraries), make_executor(plan, libraries)
+    for rows in (3, 1, 8, 0, 3):
+        inputs = random_inputs(rows)
+        for ours, theirs in zip(native(*inputs), reference(*inputs), strict=True):
+            if isinstance(theirs, torch.Tensor):
+                assert ours.stride() == theirs.stride()
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            else:
+                assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_plans_survive_storage(seed: int) -> None:
+    plan = random_plan(seed)
+    data = encode_plan(plan)
+    assert decode_plan(data) == plan and encode_plan(decode_plan(data)) == data
+
+
+def test_threads_share_an_executor(libraries: Libraries) -> None:
+    plans = [random_plan(seed) for seed in range(3)]
+    executors = [make_executor(plan, libraries) for plan in plans]
+    references = [PythonExecutor(plan, libraries) for plan in plans]
+    problems: list[int] = []
+
+    def work(rows: int) -> None:
+        inputs = random_inputs(rows)
+        wanted = [reference(*inputs) for reference in references]
+        for _ in range(300):
+            for executor, outputs in zip(executors, wanted, strict=True):
+                got = executor(*inputs)
+                if not all(torch.equal(a, b) for a, b in zip(got[:-1], outputs[:-1], strict=True)):
+                    problems.append(rows)
+
+    threads = [threading.Thread(target=work, args=(rows,)) for rows in (1, 5, 5, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def test_split_over_threads_gives_the_same(libraries: Libraries) -> None:
+    plan = random_plan(7)
+    native = make_executor(plan, libraries)
+    inputs = random_inputs(1000)
+    single = native(*inputs)
+    torch.set_num_threads(2)
+    try:
+        double = native(*inputs)
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for a, b in zip(single[:-1], double[:-1], strict=True))
+
+
+def test_calls_leak_nothing(libraries: Libraries) -> None:
+    run = make_executor(add_norm(), libraries)
+    x, w = torch.randn(64, 8), torch.randn(8, 4)
+    process = psutil.Process()
+
+    def calls(count: int) -> int:
+        for _ in range(count):
+            run(x, x, w)
+        gc.collect()
+        return int(process.memory_info().rss)
+
+    calls(1000)
+    before = calls(1000)
+    assert calls(100_000) - before < 1 << 20
+    assert _executor.held_memory() < 1 << 20 and _executor.release_memory() >= 0 == _executor.held_memory()
+
+
+def test_executors_leak_nothing(libraries: Libraries) -> None:
+    process = psutil.Process()
+    inputs = random_inputs(4)
+
+    def compiles(count: int) -> int:
+        for seed in range(count):
+            make_executor(random_plan(seed % 5), libraries)(*inputs)
+        gc.collect()
+        return int(process.memory_info().rss)
+
+    compiles(100)
+    before = compiles(50)
+    assert compiles(300) - before < 2 << 20
