@@ -13,6 +13,8 @@ from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.effects import CallEffect
+from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
 
 
@@ -75,7 +77,8 @@ def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(contextvars.ContextVar.get)
 def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    token = current(s, variable_of(args))
+    variable = variable_of(args)
+    token = current(s, variable)
     if token is None:
         raise UnsupportedCall(function="ContextVar.get", why="its value from before the frame cannot be guarded")
     return token.content
@@ -84,6 +87,10 @@ def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
 @handles(contextvars.ContextVar.reset)
 def reset(s: Session, args: Args, kwargs: Kwargs) -> Value:
     variable, token = variable_of(args), args[1]
+    if isinstance(token.real(), contextvars.Token) and current(s, variable) is None:
+        # A token from before the frame (a resume function): nobody looks at the result, so it is done at the end.
+        s.effects[("context reset", id(token))] = CallEffect(Builtin(contextvars.ContextVar.reset), (args[0], token))
+        return Constant(None)
     if not isinstance(token, Token) or current(s, variable) is not token:
         raise UnsupportedCall(function="ContextVar.reset", why="the token is not the last one made in the frame")
     if token.before is None:
