@@ -10,7 +10,7 @@ import gc
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,10 @@ class KilnWarning(UserWarning):
     """A region runs eager; the text names code and reason."""
 
 
+SIDE_EXITS = "side_exits"
+"""Attribute of a dispatcher: how many side exits lead to it."""
+
+
 @final
 @dataclass(frozen=True)
 class SessionSettings:
@@ -80,6 +84,19 @@ class Session:
         made = Dispatcher(function, self.miss)
         self._dispatchers.add(made)
         return made
+
+    def _side_exit(self, origin: Dispatcher) -> Callable[[FunctionType], Dispatcher] | None:
+        """Makes what a variant of `origin` calls where a speculation fails; None where enough follow one another."""
+        depth = origin.__dict__.get(SIDE_EXITS, 0) + 1
+        if depth >= self.settings.options.variants:
+            return None
+
+        def make(function: FunctionType) -> Dispatcher:
+            made = self.dispatcher(function)
+            made.__dict__[SIDE_EXITS] = depth
+            return made
+
+        return make
 
     def reset(self) -> None:
         """Forget all variants and what was observed."""
@@ -113,7 +130,7 @@ class Session:
                 more=options.variants * 2,
             )
         self.events.emit("compile", function=function.__qualname__)
-        capture = self._capture(function, arguments)
+        capture = self._capture(dispatcher, arguments)
         if capture.function is None:
             assert capture.skipped is not None
             raise capture.skipped
@@ -125,19 +142,20 @@ class Session:
         run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
         return Entry(tree, run, capture)
 
-    def _capture(self, function: FunctionType, arguments: Mapping[str, Any]) -> Capture:
+    def _capture(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> Capture:
         """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""
         policy = self.settings.options.is_compiling
-        first = self._capture_once(function, arguments, is_compiling=policy == "true")
+        first = self._capture_once(dispatcher, arguments, is_compiling=policy == "true")
         if policy != "auto" or not first.breaks or not first.asked_is_compiling:
             return first
-        second = self._capture_once(function, arguments, is_compiling=True)
+        second = self._capture_once(dispatcher, arguments, is_compiling=True)
         better = second if len(second.breaks) < len(first.breaks) else first
         answer = better is second
         self.events.emit("note", text=f"is_compiling() answers {answer}: {len(better.breaks)} breaks")
         return better
 
-    def _capture_once(self, function: FunctionType, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
+    def _capture_once(self, dispatcher: Dispatcher, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
+        function = dispatcher.function
         dump = Dump(self.settings.dump_folder, function.__qualname__)
         context = CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
 
@@ -155,6 +173,7 @@ class Session:
             make_resume=self.dispatcher,
             dims=self.sizes.dims,
             is_compiling=is_compiling,
+            make_exit=self._side_exit(dispatcher),
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:

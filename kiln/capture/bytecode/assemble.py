@@ -10,6 +10,7 @@ NULL: CPython takes (callable, first argument) for (method, self).
 
 from __future__ import annotations
 
+import dis
 import sys
 from types import CodeType
 from typing import Any, final
@@ -54,6 +55,12 @@ class Assembler:
         if OLD_CALLS:
             self.op("PRECALL", count - 1)
         self.op("CALL", count - 1)
+
+    def jump_if(self, positive: bool, target: Label) -> None:
+        """Pop the top and jump where its truth is `positive`."""
+        forward = "POP_JUMP_FORWARD_IF_TRUE" in dis.opmap
+        name = f"POP_JUMP_{'FORWARD_' if forward else ''}IF_{'TRUE' if positive else 'FALSE'}"
+        self.items.append(Instr(name, target, lineno=self.line))
 
     def list_to_tuple(self) -> None:
         if METHOD_BIT:

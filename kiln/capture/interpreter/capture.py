@@ -35,6 +35,7 @@ from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
+from kiln.capture.interpreter.speculation import Prologue, Speculation, make_prologue, write_prologue
 from kiln.capture.interpreter.variables import (
     builtin,
     classes,
@@ -88,6 +89,7 @@ class Capture:
     skipped: KilnError | None = None
     steps: int = 0
     asked_is_compiling: bool = False
+    speculations: list[Speculation] = field(default_factory=list)
 
     @property
     def code(self) -> types.CodeType | None:
@@ -103,6 +105,7 @@ class Callbacks:
     recorder_factory: Callable[[], Any]
     make_resume: Callable[[types.FunctionType], Callable[..., Any]]
     dims: Callable[[torch.Tensor, Source], Any]
+    make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
 
 
 HOOKS = Hooks(
@@ -130,6 +133,7 @@ def capture_frame(
     make_resume: Callable[[types.FunctionType], Callable[..., Any]] = lambda function: function,
     dims: Callable[[torch.Tensor, Source], Any] = lambda real, source: None,
     is_compiling: bool = False,
+    make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -140,9 +144,10 @@ def capture_frame(
         make_resume: makes what stands for a resume function in the transformed code (a dispatcher).
         dims: which sizes of a new input become symbols.
         is_compiling: what `torch.compiler.is_compiling()` answers.
+        make_exit: makes what is called with the arguments where a speculation fails; None: do not speculate.
     """
     sink = events if events is not None else EventSink()
-    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims)
+    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, make_exit)
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__), collection_paused():
         for _ in range(MAX_RESTARTS):
@@ -187,6 +192,7 @@ def new_session(
     session = Session(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
     session.dims = callbacks.dims
     session.is_compiling = is_compiling
+    session.speculate = callbacks.make_exit is not None
     session.stop_at = stops
     remember_state(session)
     return session
@@ -270,11 +276,17 @@ def finish(
     head.op("RESUME", 0)
     regions: list[Region] = []
     collect: list[Source] = []
+    prologue = make_prologue(s, function, callbacks.make_exit) if callbacks.make_exit is not None else None
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
-        collect = write_region_call(head, writer, trace, region)
+        collect = bound_sources(trace, prologue)
+    if prologue is not None:
+        collect = collect or prologue.sources()
+        write_prologue(head, prologue, function.__code__, BINDINGS, collect)
+    for made_region in regions:
+        write_region_call(head, writer, made_region, len(collect))
     head.extend(writer.loads)
     head.extend(writer.body)
     arguments = arguments_of(function.__code__) + ((BINDINGS,) if collect else ())
@@ -285,40 +297,45 @@ def finish(
         at = one.at.text() if one.at else ""
         s.events.emit("graph_break", code=one.code, reason=one.reason, at=at)
     guards = finish_guards(s)
-    return Capture(made, guards, collect, regions, breaks, None, s.steps, "asked_is_compiling" in s.state)
+    asked = "asked_is_compiling" in s.state
+    return Capture(made, guards, collect, regions, breaks, None, s.steps, asked, list(s.speculations.values()))
 
 
 def has_effects(recorder: Any) -> bool:
     return any(getattr(call, "effects", False) for call in recorder.calls)
 
 
-def write_region_call(head: Assembler, writer: CodeWriter, trace: Any, region: Any) -> list[Source]:
-    """Call the region with its inputs and keep its outputs; the sources that the guards hand over."""
-    records = trace.used_inputs
-    collect = [record.source for record in records if type(record.source) is not LocalSource]
-    head.const(region)
-    if not collect:
+def bound_sources(trace: Any, prologue: Prologue | None) -> list[Source]:
+    """What the guards hand over: inputs of the region in order, then what only the prologue needs."""
+    collect = [record.source for record in trace.used_inputs if type(record.source) is not LocalSource]
+    return collect + [one for one in (prologue.sources() if prologue else ()) if one not in collect]
+
+
+def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total: int) -> None:
+    """Call the region with its inputs and keep its outputs; `total` is the number of bindings."""
+    records = region.trace.used_inputs
+    head.const(region.callable)
+    if all(type(record.source) is LocalSource for record in records):
         for record in records:
             head.op("LOAD_FAST", record.source.name)
         head.call(len(records))
     else:
         head.op("PUSH_NULL")
         head.op("SWAP", 2)
-        write_argument_list(head, records, len(collect))
+        write_argument_list(head, records, total)
         head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
     if not names:
         head.op("POP_TOP")
-        return collect
+        return
     head.op("UNPACK_SEQUENCE", len(names))
     for name in names:
         head.op("STORE_FAST", name)
-    return collect
 
 
 def write_argument_list(head: Assembler, records: list[Any], total: int) -> None:
     """Arguments and bindings in the order of the inputs: runs of bindings are slices of their tuple."""
-    if all(type(record.source) is not LocalSource for record in records):
+    if len(records) == total and all(type(record.source) is not LocalSource for record in records):
         head.op("LOAD_FAST", BINDINGS)
         return
     head.op("BUILD_LIST", 0)

@@ -217,6 +217,10 @@ class Session:
     dims: Callable[[Any, Source], Any] = lambda real, source: None
     """Which sizes of a new input become symbols (the recorder's `dims`)."""
     is_compiling: bool = False
+    speculate: bool = False
+    """Whether a test of values of integer inputs may be answered now and checked in front of the region."""
+    speculations: dict[Any, Any] = field(default_factory=dict)
+    """The tested graph node -> what was assumed (`speculation.py`)."""
     guards: GuardCollector = field(default_factory=GuardCollector)
     frame: Any = None
     """The symbolic frame that runs now."""

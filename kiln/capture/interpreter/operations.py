@@ -12,14 +12,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from kiln.capture.interpreter.breaks import DataDependentBranch
 from kiln.capture.interpreter.core import MISSING, OPERATORS, Session, Value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 
 __all__ = [
@@ -182,7 +181,7 @@ def same(s: Session, left: Value, right: Value) -> bool:
 def truth_value(s: Session, value: Value, statement: str) -> bool:
     """`bool(value)` for a branch."""
     if isinstance(value, Tensor):
-        raise DataDependentBranch(statement=statement)
+        return tensor_truth(s, value, statement)
     s.frame.direct = None
     return value.truth(s)
 

@@ -65,6 +65,11 @@ def is_pure(function: Any) -> bool:
     return getattr(function, "__module__", None) in PURE_MODULES
 
 
+def is_pure_class(cls: type) -> bool:
+    """Whether calling a class written in C with constants makes an object that cannot change."""
+    return id(cls) in _PURE
+
+
 def is_world(function: Any) -> bool:
     module = getattr(function, "__module__", None)
     return module in WORLD_MODULES

@@ -176,6 +176,11 @@ class Recorder:
         """All nodes so far, dead ones too."""
         return self._emit.nodes
 
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The tensors of `constant_tensor` nodes by key."""
+        return self._constants.tensors
+
     # The end.
 
     def mark(self) -> int:

@@ -24,6 +24,8 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.frame import Discard
+from kiln.capture.interpreter.pure import is_pure_class
+from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.object import (
@@ -111,6 +113,8 @@ class Class(Value):
         if handler is not None:
             s.frame.direct = None
             return handler(s, args, kwargs)
+        if is_pure_class(cls):
+            return call_unknown(s, cls, args, kwargs)
         meta = s.lookup(type(cls), "__call__")
         if meta is not None and type(meta[1]) is types.FunctionType:
             return call_metaclass(s, self, meta[1], args, kwargs)

@@ -27,6 +27,7 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
+from kiln.capture.interpreter.speculation import known_truth
 from kiln.runtime.guards.source import DictAttrSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
@@ -105,6 +106,9 @@ RECORDED_ATTRIBUTES = frozenset(
         ),
     )
 )
+TRUTH_METHODS = frozenset(("item", "__bool__"))
+PLAIN_METHODS = frozenset(("item", "__int__", "__float__", "__index__", "__complex__"))
+"""Their result is a Python number."""
 VALUE_METHODS = frozenset(
     (
         *(
@@ -184,13 +188,33 @@ class Tensor(Value):
         return int(self.fake.shape[0])
 
     def truth(self, s: Session) -> bool:
-        raise DataDependentBranch(statement="a truth test")
+        return tensor_truth(s, self, "a truth test")
 
     def key(self, s: Session) -> Any:
         return self
 
     def emit(self, g: Codegen) -> None:
         g.tensor(self)
+
+
+def tensor_truth(s: Session, value: Tensor, statement: str) -> bool:
+    """`bool(tensor)` where it is known while tracing."""
+    truth = known_truth(s, value.fake)
+    if truth is None:
+        raise DataDependentBranch(statement=statement)
+    return truth
+
+
+def tensor_value(s: Session, value: Tensor, name: str) -> Value:
+    """`tensor.item()` and its kin where the value is known while tracing; a truth value may be speculated on."""
+    if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
+        truth = known_truth(s, value.fake)
+        if truth is not None:
+            return s.const(truth)
+    known = s.recorder.known_value(value.fake) if name in PLAIN_METHODS else None
+    if known is None:
+        raise DataDependentValue(operation=f"Tensor.{name}")
+    return s.wrap(getattr(known, name)(), None)
 
 
 @final
@@ -215,7 +239,7 @@ class TensorMethod(Value):
                 getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None
             )
         if name in VALUE_METHODS:
-            raise DataDependentValue(operation=f"Tensor.{name}")
+            return tensor_value(s, self.tensor, name)
         return s.record(name, [self.tensor, *args], kwargs)
 
     def emit(self, g: Codegen) -> None:

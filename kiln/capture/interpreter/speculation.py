@@ -1,0 +1,160 @@
+"""Speculation on truth values of integer inputs, with a check in front of the region and a side exit.
+
+    if mask.all():              if not check(mask): return side_exit(x, mask)
+        return f(x)       =>    return region(x)                                  region is f alone
+    return g(x, mask)
+
+A test of a tensor's values that only picks a fast path would break the graph. Where the tested value follows from
+integer and boolean inputs alone, it is computed on the real inputs now, the capture goes on with that branch, and the
+transformed code computes it again before it does anything else. Where it differs, the call is handed to the side exit:
+another dispatcher of the same function, which captures the other branch. How many side exits follow one another is
+bounded by the caller of the capture (`make_exit` gives None); then the test breaks the graph like any other.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
+from kiln.capture.interpreter.core import Session
+from kiln.graph.ir.fx_view import fx_view
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Node
+from kiln.graph.trace.condition import condition_graph, evaluate_condition, integer_condition
+from kiln.graph.trace.trace import InputRecord
+from kiln.runtime.guards.source import LocalSource, Source
+from kiln.support.location import Location
+
+VARARGS, VARKEYWORDS = 0x04, 0x08
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """The program asked whether `node` is true; the capture went on as if it always were `expected`."""
+
+    node: Node
+    expected: bool
+    location: Location
+
+    def text(self) -> str:
+        return f"speculates that the test at {self.location.text()} gives {self.expected}"
+
+
+@final
+class Check:
+    """Whether all speculations hold for the inputs of `graph`."""
+
+    def __init__(self, graph: Graph, expected: tuple[bool, ...], constants: dict[str, torch.Tensor]) -> None:
+        self.graph = graph
+        self.expected = expected
+        self.constants = constants
+        self._run: Callable[..., Sequence[torch.Tensor]] = fx_view(graph, constants).forward
+
+    def __call__(self, *inputs: Any) -> bool:
+        try:
+            found = self._run(*inputs)
+        except (RuntimeError, IndexError):
+            # A later test may be reached only where the earlier ones go as expected: what it computes can be invalid.
+            return False
+        return all(bool(one) is expected for one, expected in zip(found, self.expected, strict=True))
+
+
+def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
+    """The truth value of a tensor: known from constants, or speculated on; None where it is neither."""
+    if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
+        return None
+    known = s.recorder.known_value(fake)
+    if known is not None:
+        return bool(known)
+    if not s.speculate:
+        return None
+    node = integer_condition(s.recorder, fake)
+    if node is None:
+        return None
+    found = s.speculations.get(node)
+    if found is None:
+        found = Speculation(node, evaluate_condition(s.recorder, node), s.frame.location())
+        s.speculations[node] = found
+    return bool(found.expected)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prologue:
+    """The check of one capture, where its inputs are found, and where to go when it fails."""
+
+    check: Check
+    records: list[InputRecord]
+    side_exit: Callable[..., Any]
+
+    def sources(self) -> list[Source]:
+        """Where the inputs are found that are no arguments."""
+        return [record.source for record in self.records if type(record.source) is not LocalSource]
+
+
+def make_prologue(s: Session, function: types.FunctionType, make_exit: Callable[..., Any]) -> Prologue | None:
+    """None where nothing was speculated on."""
+    speculations: list[Speculation] = list(s.speculations.values())
+    if not speculations:
+        return None
+    graph, records = condition_graph(s.recorder, [one.node for one in speculations])
+    check = Check(graph, tuple([one.expected for one in speculations]), s.recorder.constants)
+    for one in speculations:
+        s.events.emit("note", text=one.text())
+    return Prologue(check, records, make_exit(function))
+
+
+def write_prologue(
+    head: Assembler, prologue: Prologue, code: types.CodeType, bindings: str, places: list[Source]
+) -> None:
+    """`if not check(...): return side_exit(<all arguments>)`; `places` is what the tuple `bindings` holds."""
+    passed = Label()
+    head.const(prologue.check)
+    for record in prologue.records:
+        write_input(head, record.source, bindings, places)
+    head.call(len(prologue.records))
+    head.jump_if(True, passed)
+    write_exit(head, prologue.side_exit, code)
+    head.label(passed)
+
+
+def write_input(head: Assembler, source: Source, bindings: str, places: list[Source]) -> None:
+    if type(source) is LocalSource:
+        head.op("LOAD_FAST", source.name)
+        return
+    head.op("LOAD_FAST", bindings)
+    head.const(places.index(source))
+    head.op("BINARY_SUBSCR")
+
+
+def write_exit(head: Assembler, side_exit: Callable[..., Any], code: types.CodeType) -> None:
+    """Call the side exit as the function was called: slots are arguments of their kind again."""
+    names = list(arguments_of(code))
+    keywords = names.pop() if code.co_flags & VARKEYWORDS else None
+    rest = names.pop() if code.co_flags & VARARGS else None
+    count = code.co_argcount
+    head.op("PUSH_NULL")
+    head.const(side_exit)
+    for name in names[:count]:
+        head.op("LOAD_FAST", name)
+    head.op("BUILD_LIST", count)
+    if rest is not None:
+        head.op("LOAD_FAST", rest)
+        head.op("LIST_EXTEND", 1)
+    head.list_to_tuple()
+    only = names[count:]
+    for name in only:
+        head.const(name)
+        head.op("LOAD_FAST", name)
+    head.op("BUILD_MAP", len(only))
+    if keywords is not None:
+        head.op("LOAD_FAST", keywords)
+        head.op("DICT_UPDATE", 1)
+    head.op("CALL_FUNCTION_EX", 1)
+    head.op("RETURN_VALUE")

@@ -1,0 +1,104 @@
+"""Truth values that follow from integer and boolean inputs: what a capture may speculate on.
+
+    if mask.all(): ...          graph(%0: i64[1, 128] "mask"):
+                          =>        %1: b8[1, 128] = ne(%0, 0)
+                                    %2: b8[] = all(%1)
+                                    return %2
+
+Such a graph is small, pure, needs no gradient, and reads only memory that the caller handed over, so it can be
+evaluated on the real inputs while tracing, and again in front of each call. Values of floating-point tensors are no
+ground to choose a program: they differ in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace.recorder import Recorder
+from kiln.graph.trace.trace import InputRecord
+from kiln.symbolic import Expr, Symbol
+
+PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER, Kind.CREATE})
+LARGEST = 1 << 22
+"""Elements of the largest tensor that a condition may be computed from."""
+
+
+def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
+    """The node of `fake`, where it is one truth value or number that depends on integer and boolean inputs only."""
+    root = recorder.node_of(fake)
+    if root.tensor.numel() != 1:
+        return None
+    return root if all(map(_is_integral, _cone([root]))) else None
+
+
+def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, list[InputRecord]]:
+    """The graph that computes `roots`, and its inputs."""
+    needed = _cone(roots)
+    kept = [node for node in recorder.nodes if node in needed]
+    records = [record for record in recorder.inputs if record.node in needed]
+    missing = _symbols(needed) - _given(records)
+    for record in recorder.inputs:
+        if record.node not in needed and missing & _given([record]):
+            records.append(record)
+            missing -= _given([record])
+    inputs = tuple([record.node for record in records])
+    return Graph(inputs, kept, tuple([Output(root) for root in roots]), name="condition"), records
+
+
+def evaluate_condition(recorder: Recorder, root: Node) -> bool:
+    """The value of `root` for the inputs of this capture."""
+    graph, records = condition_graph(recorder, [root])
+    with torch.no_grad():
+        run = interpret(graph, [record.real for record in records], constants=recorder.constants)
+    return bool(run.outputs[0])
+
+
+def _cone(roots: Sequence[Node]) -> dict[Node, None]:
+    """Everything that the roots are computed from, themselves included."""
+    found: dict[Node, None] = {}
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += node.inputs
+    return found
+
+
+def _is_integral(node: Node) -> bool:
+    spec = node.spec
+    if not isinstance(spec, TensorSpec) or node.op.name == "empty":
+        return False
+    size = spec.numel()
+    if isinstance(size, int) and size > LARGEST:
+        return False
+    if node.op.name == "input":
+        return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return node.op.kind in PURE or node.op.name == "constant_tensor"
+
+
+def _symbols(value: Any) -> frozenset[Symbol]:
+    """The symbols in attributes and sizes."""
+    if isinstance(value, Expr):
+        return value.free_symbols()
+    if isinstance(value, Node):
+        return _symbols(tuple(value.attrs.values())) | _symbols(value.spec)
+    if isinstance(value, TensorSpec):
+        return _symbols((*value.sizes, *value.strides, value.offset))
+    if isinstance(value, tuple | dict):
+        return frozenset().union(*map(_symbols, value))
+    return frozenset()
+
+
+def _given(records: Sequence[InputRecord]) -> frozenset[Symbol]:
+    """The symbols that can be read off these inputs."""
+    specs = [record.spec for record in records if isinstance(record.spec, TensorSpec)]
+    return frozenset(one for spec in specs for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol))
