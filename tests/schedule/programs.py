@@ -110,10 +110,22 @@ loops transposed
     z: f32[s0, 24, 40] = pointwise (i0: s0, i1: 24, i2: 40): add(load y[i1, i0, i2], load x[i0, i1, i2])
     return z
 """
+CAT = """
+loops cat
+    x: f32[1, 1, 40] = input 0
+    y: f32[1, s0, 40] = input 1
+    p: f32[1, s0 + 1, 40] = input 2
+    out: f32[1, s0 + 1, 40] = pointwise (i0: 1, i1: s0 + 1, i2: 40):
+        v0 = test(i1 < 1)
+        v1 = load x[i0, i1, i2] if v0
+        v2 = load y[i0, i1 - 1, i2] if logical_not(v0)
+        -> add(where(v0, v1, v2), load p[i0, i1, i2])
+    return out
+"""
 PROGRAMS = {
     text.split()[1]: text
     for text in (
         GELU_NORM, SOFTMAX, CROSS_ENTROPY, RMS_NORM, NORM_BACKWARD, VIEWS, FULL_SUM, BIAS_GRADIENT, LONG_COLUMNS,
-        TRANSPOSED,
+        TRANSPOSED, CAT,
     )
 }  # fmt: skip

@@ -103,6 +103,8 @@ class TorchHandler(LoopHandler[Tensor]):
         at = self.places((*before, *index))
         if mask is None:
             return tensor[at] if at else tensor.clone()
+        if tensor.numel() == 0:
+            return torch.zeros((), dtype=tensor.dtype).expand(mask.shape)
         inside = [torch.where(mask, one, 0) for one in at]
         loaded = tensor[tuple(inside)] if inside else tensor
         return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype))
