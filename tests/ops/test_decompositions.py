@@ -378,9 +378,73 @@ RANDOM = {
     "normal": (lambda x: torch.normal(0.0, 1.0, (3,)) + x, [r(3)]),
 }
 
+FOREACH = {
+    "add": (lambda x, y: torch._foreach_add([x, y], [y, x], alpha=2), [r(3), r(3)]),
+    "mul number": (lambda x, y: torch._foreach_mul([x, y], 2.0), [r(3), r(4)]),
+    "mul numbers": (lambda x, y: torch._foreach_mul([x, y], [2.0, 3.0]), [r(3), r(4)]),
+    "mul tensor": (lambda x, y: torch._foreach_mul([x, y], torch.tensor(2.0)), [r(3), r(4)]),
+    "sqrt": (lambda x, y: torch._foreach_sqrt([x.abs(), y.abs()]), [r(3), r(4)]),
+    "add_": (lambda x, y: torch._foreach_add_([x, y], 1.0), [r(3), r(4)]),
+    "addcdiv_": (lambda x, y: torch._foreach_addcdiv_([x], [y], [y.abs() + 1], 0.5), [r(3), r(3)]),
+    "addcmul numbers": (lambda x, y: torch._foreach_addcmul([x], [y], [y], [0.5]), [r(3), r(3)]),
+    "lerp_": (lambda x, y: torch._foreach_lerp_([x], [y], 0.3), [r(3), r(3)]),
+    "norm": (lambda x, y: torch._foreach_norm([x, y]), [r(3), r(4)]),
+    "zero_": (lambda x, y: torch._foreach_zero_([x, y]), [r(3), r(4)]),
+    "copy_": (lambda x, y: torch._foreach_copy_([x], [y]), [r(3), r(3)]),
+    "maximum_": (lambda x, y: torch._foreach_maximum_([x], [y]), [r(3), r(3)]),
+    "pow": (lambda x, y: torch._foreach_pow([x, y], 2), [r(3), r(3)]),
+    "neg_": (lambda x, y: torch._foreach_neg_([x, y]), [r(3), r(3)]),
+}
+
+MORE = {
+    "view_copy": (lambda x: (torch.view_copy(x, (4, 3)), torch.transpose_copy(x, 0, 1)), [r(3, 4)]),
+    "split_copy": (lambda x: torch.split_copy(x, 2, 1), [r(3, 4)]),
+    "unsafe_split": (lambda x: torch.unsafe_split(x, 2, 1), [g(3, 4)]),
+    "isin": (lambda x, y: (torch.isin(x, y), torch.isin(x, 2), torch.isin(x, y, invert=True)), [ints(3, 4), ints(2)]),
+    "xlog1py": (torch.special.xlog1py, [g(3), torch.rand(3)]),
+    "entr": (torch.special.entr, [torch.rand(4)]),
+    "ldexp": (torch.ldexp, [g(3), ints(3)]),
+    "logaddexp2": (torch.logaddexp2, [g(3), g(3)]),
+    "addbmm": (torch.addbmm, [g(3, 5), g(2, 3, 4), g(2, 4, 5)]),
+    "take": (lambda x, i: torch.take(x, i), [g(3, 4), ints(2, 2)]),
+    "put_": (lambda x: x.clone().put_(torch.tensor([1, 2]), torch.ones(2)), [r(3, 4)]),
+    "channel_shuffle": (lambda x: F.channel_shuffle(x, 2), [g(1, 4, 3, 3)]),
+    "pad3d": (lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect"), [g(1, 2, 3, 4, 5)]),
+    "trilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), [g(1, 2, 3, 4, 5)]),
+    "nearest 3d": (lambda x: F.interpolate(x, scale_factor=2), [g(1, 2, 3, 4, 5)]),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, 2), [g(1, 2, 4, 5, 6)]),
+    "norm dtype": (lambda x: torch.norm(x, 2, 0, dtype=torch.float64), [r(3, 4)]),
+    "clip_grad_norm": (lambda x, y: torch.nn.utils.get_total_norm([x, y]), [r(3), r(4)]),
+    "inverse": (torch.linalg.inv, [torch.eye(3) + 0.1 * r(3, 3)]),
+    "solve": (torch.linalg.solve, [torch.eye(3) + 0.1 * r(3, 3), r(3, 2)]),
+    "qr": (torch.linalg.qr, [r(3, 3)]),
+    "cholesky": (torch.linalg.cholesky, [torch.eye(3) * 2]),
+    "fft": (lambda x: torch.fft.rfft(x).abs(), [r(8)]),
+    "lstm cell": (
+        lambda x, h, c, wi, wh: torch.lstm_cell(x, (h, c), wi, wh),
+        [g(2, 3), g(2, 4), g(2, 4), g(16, 3), g(16, 4)],
+    ),
+    "rms_norm bf16": (lambda x, w: F.rms_norm(x, (4,), w), [r(2, 3, 4).bfloat16(), r(4).bfloat16()]),
+    "histc": (lambda x: torch.histc(x, 5, 0, 1), [torch.rand(9)]),
+    "renorm": (lambda x: torch.renorm(x, 2, 0, 1.0), [r(3, 4)]),
+    "logspace": (lambda x: torch.logspace(0, 1, 4), [r(1)]),
+    "multi_margin": (F.multi_margin_loss, [g(3, 5), ints(3)]),
+    "embedding_bag": (lambda w: F.embedding_bag(torch.tensor([[0, 1], [2, 2]]), w), [g(4, 3)]),
+    "index_reduce": (lambda x, y: x.index_reduce(0, torch.tensor([0, 2]), y, "prod"), [r(3, 4), r(2, 4)]),
+    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), [r(3, 4), ints(3, 4) > 2, r(12)]),
+    "polygamma": (lambda x: torch.polygamma(1, x), [torch.rand(3) + 1]),
+    "i0": (torch.special.i0, [r(3)]),
+    "hann": (lambda x: torch.hann_window(5) + x, [r(5)]),
+    "max_unpool": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        [r(1, 1, 4, 4)],
+    ),
+}
+
 GROUPS = {
     "reductions": REDUCTIONS, "moves": MOVES, "creation": CREATION, "norms": NORMS, "losses": LOSSES,
     "matrices": MATRICES, "images": IMAGES, "attention": ATTENTION, "random": RANDOM,
+    "foreach": FOREACH, "more": MORE,
 }  # fmt: skip
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 

@@ -12,6 +12,7 @@ from kiln.graph.ops import (
     pointwise,
     random,
     reductions,
+    sampling,
     softmax,
     views,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "pointwise",
     "random",
     "reductions",
+    "sampling",
     "softmax",
     "views",
 ]

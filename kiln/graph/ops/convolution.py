@@ -14,7 +14,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.registry import library
 from kiln.graph.prims.meta import format_strides, suggested_format
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int, ceil_div, sym_min
@@ -135,7 +135,9 @@ def max_pool3d(
 
 @library(
     "max_pool2d_with_indices_backward.default", "avg_pool2d_backward.default", "avg_pool3d_backward.default",
-    "_adaptive_avg_pool2d_backward.default", "adaptive_max_pool2d_backward.default",
+    "_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default",
+    "max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default",
+    "adaptive_max_pool2d_backward.default",
 )  # fmt: skip
 def pool_backward(e: Emit, grad: Node, x: Node, *args: Any, **kwargs: Any) -> TensorSpec:
     spec = x.tensor
@@ -158,90 +160,14 @@ library("avg_pool2d.default")(_avg_pool(2))
 library("avg_pool3d.default")(_avg_pool(3))
 
 
-@library("_adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(e: Emit, x: Node, output_size: Sizes) -> TensorSpec:
+@library("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def adaptive_avg_pool(e: Emit, x: Node, output_size: Sizes) -> TensorSpec:
     spec = x.tensor
-    return laid_out(spec, (*spec.sizes[:-2], *output_size), format_of(e, spec))
+    return laid_out(spec, (*spec.sizes[: -len(output_size)], *output_size), format_of(e, spec))
 
 
-@library("adaptive_max_pool2d.default")
-def adaptive_max_pool2d(e: Emit, x: Node, output_size: Sizes) -> tuple[TensorSpec, TensorSpec]:
+@library("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(e: Emit, x: Node, output_size: Sizes) -> tuple[TensorSpec, TensorSpec]:
     spec = x.tensor
-    sizes, layout = (*spec.sizes[:-2], *output_size), format_of(e, spec)
+    sizes, layout = (*spec.sizes[: -len(output_size)], *output_size), format_of(e, spec)
     return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
-
-
-# Resampling.
-
-
-@library(
-    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "upsample_bilinear2d.default",
-    "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
-)  # fmt: skip
-def upsample2d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
-    spec = x.tensor
-    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
-
-
-@library("upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default")
-def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
-    return x.tensor.with_sizes((*x.tensor.sizes[:2], *output_size))
-
-
-@library(
-    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
-    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
-)  # fmt: skip
-def upsample2d_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
-) -> TensorSpec:
-    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
-
-
-@library("upsample_nearest1d_backward.default", "upsample_linear1d_backward.default")
-def upsample1d_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
-) -> TensorSpec:
-    return grad.tensor.with_sizes(tuple(input_size))
-
-
-@library("im2col.default")
-def im2col(e: Emit, x: Node, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> TensorSpec:
-    spec = x.tensor
-    windows: Int = 1
-    reach: Int = 1
-    for i in range(2):
-        windows = windows * pooled(
-            spec.sizes[spec.rank - 2 + i], at(kernel_size, i), at(stride, i), at(padding, i), at(dilation, i), False
-        )
-        reach = reach * at(kernel_size, i)
-    return spec.with_sizes((*spec.sizes[:-3], spec.sizes[-3] * reach, windows))
-
-
-@library("col2im.default")
-def col2im(
-    e: Emit, x: Node, output_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
-) -> TensorSpec:
-    spec = x.tensor
-    reach = at(kernel_size, 0) * at(kernel_size, 1)
-    return spec.with_sizes((*spec.sizes[:-2], spec.sizes[-2] // reach, *output_size))
-
-
-@decompose("pixel_shuffle.default")
-def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
-    spec, r = x.tensor, upscale_factor
-    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
-    k = len(lead)
-    split = e.node("reshape", x, sizes=(*lead, c // (r * r), r, r, h, w))
-    order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
-    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c // (r * r), h * r, w * r))
-
-
-@decompose("pixel_unshuffle.default")
-def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
-    spec, r = x.tensor, downscale_factor
-    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
-    k = len(lead)
-    split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))
-    order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
-    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))

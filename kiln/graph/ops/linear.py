@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Number
-from kiln.graph.ops.registry import library
-from kiln.graph.prims.meta import equal
+from kiln.graph.ops.promotion import promoted
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.meta import broadcast, equal
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
 
@@ -55,6 +56,42 @@ def bmm(e: Emit, x: Node, y: Node) -> TensorSpec:
 def baddbmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     _same_dtype("baddbmm", bias.tensor, x.tensor, y.tensor)
     return bmm(e, x, y)
+
+
+@decompose("addr.default")
+def addr(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    p = e.pointwise
+    outer = p("mul", *promoted(e, e.node("unsqueeze", left, axis=1), right))
+    added = outer if alpha == 1 else p("mul", outer, alpha)
+    if beta == 0:
+        return added
+    return p("add", *promoted(e, x if beta == 1 else p("mul", x, beta), added))
+
+
+@decompose("addbmm.default")
+def addbmm(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    p = e.pointwise
+    product = e.library("aten.bmm.default", (left, right), {}, bmm(e, left, right))
+    total = e.node("sum", product, axes=(0,))
+    scaled = total if alpha == 1 else p("mul", total, alpha)
+    return scaled if beta == 0 else p("add", x if beta == 1 else p("mul", x, beta), scaled)
+
+
+@library("linalg_cross.default")
+def cross(e: Emit, x: Node, y: Node, *, dim: int = -1) -> TensorSpec:
+    sizes = broadcast(e.oracle, (x.tensor.sizes, y.tensor.sizes), "cross")
+    return x.tensor.with_sizes(sizes)
+
+
+@library("_cdist_forward.default")
+def cdist(e: Emit, x: Node, y: Node, p: float, compute_mode: int | None) -> TensorSpec:
+    batch = broadcast(e.oracle, (x.tensor.sizes[:-2], y.tensor.sizes[:-2]), "cdist")
+    return x.tensor.with_sizes((*batch, x.tensor.sizes[-2], y.tensor.sizes[-2]))
+
+
+@library("_cdist_backward.default")
+def cdist_backward(e: Emit, grad: Node, x: Node, y: Node, p: float, cdist: Node) -> TensorSpec:
+    return x.tensor.with_sizes(x.tensor.sizes)
 
 
 @library("mv.default")

@@ -145,6 +145,39 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
     return relaid(e, y, y.tensor.with_sizes(y.tensor.sizes).strides) if y is not x else copy(e, x)
 
 
+@decompose("rot90.default")
+def rot90(e: Emit, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    first, second = (axis_of(dim, x.tensor.rank) for dim in dims)
+    turns = k % 4
+    order = list(range(x.tensor.rank))
+    order[first], order[second] = second, first
+    flips = {0: (), 1: (second,), 2: tuple(sorted((first, second))), 3: (first,)}[turns]
+    y = e.node("flip", x, axes=flips) if flips else copy(e, x)
+    if turns % 2 == 0:
+        return y
+    turned = e.node("permute", y, dims=tuple(order))
+    return relaid(e, turned, e.preserved_strides(turned.tensor))
+
+
+@decompose("diag_embed.default")
+def diag_embed(e: Emit, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    rank = x.tensor.rank + 1
+    first, second = axis_of(dim1, rank), axis_of(dim2, rank)
+    size = x.tensor.sizes[-1] + abs(offset)
+    sizes = list(x.tensor.sizes[:-1])
+    for axis in sorted((first, second)):
+        sizes.insert(axis, size)
+    return diagonal_scatter(e, _zeros(e, x, sizes), x, offset, first, second)
+
+
+@decompose("take.default")
+def take(e: Emit, x: Node, index: Node) -> Node:
+    flat = reshaped(e, x, (x.tensor.numel(),))
+    spread = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
+    made = e.node("index", flat, spread, axes=(0,))
+    return made if index.tensor.rank else e.node("squeeze", made, axes=(0,))
+
+
 def _triangle(e: Emit, x: Node, diagonal: int, lower: bool) -> Node:
     spec = x.tensor
     rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)

@@ -112,6 +112,36 @@ def like(e: Emit, grad: Maybe, parameter: Maybe) -> Maybe:
     return grad if grad is None or parameter is None else e.convert(grad, parameter.tensor.dtype)
 
 
+# Root mean square norm.
+
+
+@decompose("_fused_rms_norm.default")
+def rms_norm(e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, eps: float | None) -> tuple[Node, Node]:
+    p, spec = e.pointwise, x.tensor
+    axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
+    source = wide(e, x)
+    small = torch.finfo(source.tensor.dtype).eps if eps is None else eps
+    scale = p("rsqrt", p("add", mean_over(e, p("mul", source, source), axes, True), small))
+    y = affine(e, p("mul", source, scale), wide_or_none(e, weight), None)
+    return contiguous(e, y, spec.dtype), scale
+
+
+@decompose("_fused_rms_norm_backward.default")
+def rms_norm_backward(
+    e: Emit, grad: Node, x: Node, normalized_shape: Sequence[Int], rstd: Node, weight: Maybe, output_mask: Mask
+) -> tuple[Maybe, Maybe]:
+    p, spec = e.pointwise, x.tensor
+    inner = tuple(range(spec.rank - len(normalized_shape), spec.rank))
+    outer = tuple(range(spec.rank - len(normalized_shape)))
+    given, scale = wide(e, grad), wide(e, rstd)
+    y = p("mul", wide(e, x), scale)
+    inside = given if weight is None else p("mul", given, wide(e, weight))
+    along = mean_over(e, p("mul", inside, y), inner, True)
+    to_x = p("mul", p("sub", inside, p("mul", y, along)), scale)
+    to_weight = reduce(e, "sum", p("mul", given, y), outer) if output_mask[1] and weight is not None else None
+    return contiguous(e, to_x, spec.dtype) if output_mask[0] else None, like(e, to_weight, weight)
+
+
 # Group norm: x is (n, channels, ...), a group is a run of channels.
 
 
@@ -249,6 +279,31 @@ def batch_norm(
     return Effects((made, middle, scale), writes)
 
 
+@mutation("_batch_norm_with_update.default")
+def batch_norm_with_update(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
+) -> Effects:
+    return cudnn_batch_norm(e, x, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
+@decompose("_batch_norm_no_update.default")
+def batch_norm_no_update(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
+) -> tuple[Node, ...]:
+    results = batch_norm_no_training(e, x, weight, bias, running_mean, running_var, momentum, eps)
+    return (*results, e.node("empty", sizes=(0,), strides=(1,), dtype=torch.uint8, device=x.tensor.device))
+
+
+@decompose("batch_norm_backward.default")
+def batch_norm_backward_any(
+    e: Emit, grad: Node, x: Node, weight: Node, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_var: Maybe, update: bool, eps: float, output_mask: Mask, reserve: Node,
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    return batch_norm_backward(
+        e, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
 @decompose("_native_batch_norm_legit.no_stats")
 def batch_norm_without(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
@@ -266,7 +321,7 @@ def batch_norm_no_training(
 
 @mutation("cudnn_batch_norm.default")
 def cudnn_batch_norm(
-    e: Emit, x: Node, weight: Node, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
     exponential_average_factor: float, epsilon: float,
 ) -> Effects:  # fmt: skip
     effects = batch_norm(e, x, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)

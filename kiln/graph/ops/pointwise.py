@@ -25,7 +25,7 @@ FLOAT_UNARY = (  # integers become floating point
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
     "lgamma", "digamma",
 )
-SAME_UNARY = ("neg", "abs")
+SAME_UNARY = ("neg",)
 ROUNDING = ("floor", "ceil", "trunc", "round")  # integers stay as they are
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SAME_BINARY = {  # ATen name: primitive
@@ -236,6 +236,16 @@ def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
     return p("sub", end, p("mul", way, 1 - weight))
 
 
+@decompose("abs.default")
+def abs_(e: Emit, x: Node) -> Node:
+    dtype = x.tensor.dtype
+    if dtype.is_complex:
+        spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
+        made: Node = e.library("aten.abs.default", (x,), {}, spec.with_dtype(dtype.to_real()))
+        return made
+    return copy(e, x) if dtype is torch.bool else e.pointwise("abs", x)
+
+
 @decompose("sign.default", "sgn.default")
 def sign(e: Emit, x: Node) -> Node:
     return copy(e, x) if x.tensor.dtype is torch.bool else e.pointwise("sign", x)
@@ -384,6 +394,41 @@ def logaddexp(e: Emit, x: Node, y: Node) -> Node:
     tail = p("log1p", p("exp", p("neg", gap)))
     same = p("bitwise_and", p("isinf", x), p("eq", x, y))
     return p("where", same, x, p("add", top, tail))
+
+
+@decompose("logaddexp2.default")
+@elementwise
+def logaddexp2(e: Emit, x: Node, y: Node) -> Node:
+    p = e.pointwise
+    top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
+    tail = p("mul", p("log1p", p("exp2", p("neg", gap))), 1 / math.log(2))
+    same = p("bitwise_and", p("isinf", x), p("eq", x, y))
+    return p("where", same, x, p("add", top, tail))
+
+
+@decompose("special_xlog1py.default")
+def xlog1py(e: Emit, x: Node, y: Node) -> Node:
+    p = e.pointwise
+    left, right = promoted(e, x, y, floating=True)
+    whole = p(
+        "where", p("eq", left, 0), e.number(0, left.tensor.dtype, left.tensor.device), p("mul", left, p("log1p", right))
+    )
+    return p("where", p("isnan", right), right, whole)
+
+
+@decompose("special_entr.default")
+@elementwise
+def entr(e: Emit, x: Node) -> Node:
+    p, device = e.pointwise, x.tensor.device
+    inside = p("where", p("eq", x, 0), e.number(0, x.tensor.dtype, device), p("neg", p("mul", x, p("log", x))))
+    below = p("where", p("lt", x, 0), e.number(-math.inf, x.tensor.dtype, device), inside)
+    return p("where", p("isnan", x), x, below)
+
+
+@decompose("ldexp.Tensor")
+def ldexp(e: Emit, x: Node, y: Node) -> Node:
+    left, right = promoted(e, x, e.convert(y, float_dtype(y.tensor.dtype)), floating=True)
+    return e.pointwise("mul", left, e.pointwise("exp2", right))
 
 
 @decompose("sinc.default")

@@ -8,6 +8,7 @@ A generator of the user's own is not in a graph: that breaks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,22 @@ for _name, _distribution, _defaults in (
     ("random.from", "randint", ()),
 ):
     DECOMPOSITIONS[_name if "." in _name else f"{_name}.default"] = _filling(_distribution, *_defaults)
+
+
+@decompose("random.default")
+def random_any(e: Emit, x: Node, *, generator: Any = None) -> Node:
+    """All integers that the dtype holds exactly, from 0."""
+    refuse_generator("random_", generator)
+    dtype = x.tensor.dtype
+    if dtype is torch.bool:
+        return draw_like(e, x.tensor, "randint", 0, 2)
+    if dtype.is_floating_point:
+        digits = round(-math.log2(torch.finfo(dtype).eps)) + 1
+        return draw_like(e, x.tensor, "randint", 0, 2**digits + 1)
+    high = torch.iinfo(dtype).max
+    return draw_like(e, x.tensor, "randint", 0, high if dtype is torch.int64 else high + 1)
+
+
 INPLACE["normal_.default"] = "aten.normal_functional.default"
 INPLACE["bernoulli_.float"] = "aten.bernoulli.p"
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy, truth
-from kiln.graph.ops.promotion import OPMATH, widened
+from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.spec import TensorSpec
@@ -235,6 +235,60 @@ def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) 
     if order == 2:
         return p("sqrt", reduce(e, "sum", p("mul", x, x), axes, keepdim))
     return p("pow", reduce(e, "sum", p("pow", size, order), axes, keepdim), 1 / order)
+
+
+@decompose("norm.Scalar", "norm.ScalarOpt_dim")
+def norm(e: Emit, x: Node, p: float | None = 2, dim: Dims = None, keepdim: bool = False) -> Node:
+    return vector_norm(e, x, 2 if p is None else p, dim, keepdim)
+
+
+@decompose("norm.ScalarOpt_dtype")
+def norm_dtype(e: Emit, x: Node, p: float | None, *, dtype: torch.dtype) -> Node:
+    return vector_norm(e, x, 2 if p is None else p, dtype=dtype)
+
+
+@decompose("norm.ScalarOpt_dim_dtype")
+def norm_dim_dtype(e: Emit, x: Node, p: float | None, dim: Dims, keepdim: bool, *, dtype: torch.dtype) -> Node:
+    return vector_norm(e, x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@decompose("nansum.default")
+def nansum(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
+    if not x.tensor.dtype.is_floating_point:
+        return sum_(e, x, dim, keepdim, dtype=dtype)
+    zero = e.number(0, x.tensor.dtype, x.tensor.device)
+    return sum_(e, e.pointwise("where", e.pointwise("isnan", x), zero, x), dim, keepdim, dtype=dtype)
+
+
+@decompose("trace.default")
+def trace(e: Emit, x: Node) -> Node:
+    if x.tensor.rank != 2:
+        raise RuntimeError("trace: expected a matrix")
+    return sum_(e, e.node("diagonal", x, offset=0, axis1=0, axis2=1))
+
+
+@decompose("_is_all_true.default")
+def is_all_true(e: Emit, x: Node) -> Node:
+    return reduce(e, "all", truth(e, x), axes_of(None, x.tensor.rank))
+
+
+@decompose("_is_any_true.default")
+def is_any_true(e: Emit, x: Node) -> Node:
+    return reduce(e, "any", truth(e, x), axes_of(None, x.tensor.rank))
+
+
+@decompose("isin.Tensor_Tensor")
+def isin(e: Emit, x: Node, among: Node, *, assume_unique: bool = False, invert: bool = False) -> Node:
+    """Each with each: right for a few test elements, for which it is called."""
+    spread = e.node("unsqueeze", x, axis=x.tensor.rank)
+    flat = e.node("reshape", among, sizes=(among.tensor.numel(),))
+    found = e.node("any", e.pointwise("eq", *promoted(e, spread, flat)), axes=(x.tensor.rank,))
+    return e.pointwise("logical_not", found) if invert else found
+
+
+@decompose("isin.Tensor_Scalar")
+def isin_number(e: Emit, x: Node, test: Number, *, assume_unique: bool = False, invert: bool = False) -> Node:
+    return e.pointwise("ne" if invert else "eq", *promoted(e, x, test))
 
 
 # Scans.

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import Spec, TensorSpec
+from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import Expr, Int
 
@@ -34,12 +34,36 @@ def fallback_handler(op: OpOverload) -> Handler:
     if any(tag in op.tags for tag in _DATA_DEPENDENT):
         raise DataDependentOp(op=name)
     if op._schema.is_mutable:
+        functional = functional_twin(op)
+        if functional is not None:
+            return _writing_handler(functional)
         raise UnsupportedMutation(op=name, reason="it writes to its arguments, and has no rule")
     if any(one.alias_info is not None for one in op._schema.returns):
         raise UnsupportedOp(op=name, reason="its result shares memory with an argument, and it has no rule")
     entry = registered_ops.find(op.name().split(".")[0])
     kernel = entry.fake_impl.kernel if entry is not None else None
     return _fake_handler(kernel) if kernel is not None else _probing_handler
+
+
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """Of `aten.put_` the overload `aten.put`: the same arguments, and the new value as the result."""
+    base, overload = op.name().partition(".")[::2]
+    namespace, name = base.split("::")
+    written = [one.name for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
+    found = getattr(packet, overload or "default", None) if packet is not None and written == ["self"] else None
+    return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
+
+
+def _writing_handler(functional: OpOverload) -> Handler:
+    inner = fallback_handler(functional)
+
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = inner(mode, functional, args, kwargs)
+        mode.write(args[0], mode.value(made), op)
+        return args[0]
+
+    return handler
 
 
 def _fake_handler(kernel: Any) -> Handler:
@@ -66,7 +90,10 @@ def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
     if torch.Tag.nondeterministic_seeded in op.tags:
         mode.emit.nodes.pop()
         made = mode.emit.add(PRIMS["opaque"], made.inputs, made.attrs, spec)
-    return mode.wrap(mode.emit.items(made) if isinstance(spec, tuple) else made)
+    if not isinstance(spec, tuple):
+        return mode.wrap(made)
+    parts = zip(spec, mode.emit.items(made), strict=True)
+    return tuple([part.value if isinstance(part, ScalarSpec) else mode.wrap(node) for part, node in parts])
 
 
 # What a probe is asked, hashable: specs stand for tensors.
@@ -121,10 +148,17 @@ def _is_small(numel: Int) -> bool:
     return isinstance(numel, int) and numel <= LARGEST
 
 
+def _part_spec(part: Any, spec_of: Any) -> TensorSpec | ScalarSpec | None:
+    """Of one of several results; a number depends on sizes only, and is known."""
+    if part is None:
+        return None
+    return ScalarSpec(int, part) if isinstance(part, int) else spec_of(part)  # type: ignore[no-any-return]
+
+
 def _specs(op: OpOverload, made: Any, spec_of: Any) -> Spec:
     if isinstance(made, torch.Tensor):
         spec: TensorSpec = spec_of(made)
         return spec
-    if isinstance(made, list | tuple) and all(one is None or isinstance(one, torch.Tensor) for one in made):
-        return tuple([None if one is None else spec_of(one) for one in made])
+    if isinstance(made, list | tuple) and all(one is None or isinstance(one, torch.Tensor | int) for one in made):
+        return tuple([_part_spec(one, spec_of) for one in made])
     raise UnsupportedOp(op=str(op), reason="it has no rule, and returns something that is not a tensor")

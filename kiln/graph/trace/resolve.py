@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch._ops import OpOverload
@@ -12,8 +13,10 @@ from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
 from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import QUESTIONS
 from kiln.graph.trace.fallback import fallback_handler
+from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.graph.trace.place import Place
 from kiln.graph.trace.special import SPECIAL
@@ -31,11 +34,15 @@ def resolve(op: OpOverload) -> Handler:
     if rule := MUTATIONS.get(name):
         return mutation_handler(rule)
     if rule := functional_rule(name):
-        return functional_handler(rule)
+        return strict_handler(rule) if name in DECOMPOSITIONS else functional_handler(rule)
     if op._schema.is_mutable and (handler := mutable_handler(op, name)):
         return handler
     if op._can_decompose():
         return composite_handler
+    if handler := foreach_handler(op, functional_rule):
+        return handler
+    if rule := VIEWS.get(name.replace("_copy.", ".")):
+        return view_copy_handler(rule)
     return fallback_handler(op)
 
 
@@ -66,12 +73,60 @@ def functional_handler(rule: Rule) -> Handler:
     return handler
 
 
-def view_handler(rule: Rule) -> Handler:
-    def walk(mode: RecordingMode, place: Place, steps: Any) -> torch.Tensor:
-        for step in steps:
-            place = mode.memory.view(place, step)
-        return mode.fake(place)
+def strict_handler(rule: Rule) -> Handler:
+    """Bit-equal to eager: what is more than one primitive stays an ATen step, with the specs of its decomposition."""
+    plain = functional_handler(rule)
 
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if mode.emit.numerics != "strict" or torch.Tag.nondeterministic_seeded in op.tags:
+            return plain(mode, op, args, kwargs)
+        values, named = arguments(mode, args, kwargs)
+        before = len(mode.emit.nodes)
+        result = rule(mode.emit, *values, **named)
+        if is_exact(mode.emit.nodes[before:]):
+            return mode.wrap(result)
+        specs = tuple([one and one.spec for one in result]) if isinstance(result, tuple | list) else result.spec
+        return mode.wrap(mode.emit.library(str(op), values, named, specs))
+
+    return handler
+
+
+def is_exact(nodes: list[Node]) -> bool:
+    """Is this at most one rounding of one primitive, so that eager's bits follow?"""
+    counted = [node for node in nodes if node.op.kind in _ROUNDING and node.op.name not in ("convert", "where")]
+    return not counted or (len(counted) == 1 and counted[0].op.kind is Kind.POINTWISE)
+
+
+_ROUNDING = (Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN)
+
+
+def walk(mode: RecordingMode, place: Place, steps: Any) -> torch.Tensor:
+    """The fake at the end of some view steps."""
+    for step in steps:
+        place = mode.memory.view(place, step)
+    return mode.fake(place)
+
+
+def view_copy_handler(rule: Rule) -> Handler:
+    """`view_copy` and its kin: the view, contiguous and in memory of its own."""
+
+    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = mode.value(args[0])
+        values, named = arguments(mode, args[1:], kwargs)
+        steps = rule(mode.emit, source.tensor, *values, **named)
+        made = [copied_steps(mode, source, one) for one in steps] if isinstance(steps, list) else None
+        return mode.wrap(copied_steps(mode, source, steps) if made is None else made)
+
+    return handler
+
+
+def copied_steps(mode: RecordingMode, node: Node, steps: Any) -> Node:
+    for name, attrs in steps:
+        node = mode.emit.node(name, node, **attrs)
+    return mode.emit.node("clone", node, strides=None)
+
+
+def view_handler(rule: Rule) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = mode.place(args[0])
         values, named = arguments(mode, args[1:], kwargs)
@@ -104,19 +159,40 @@ def composite_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...]
 # In-place and out= overloads from their functional ones.
 
 
-def mutable_handler(op: OpOverload, name: str) -> Handler | None:
+@final
+@dataclass(frozen=True, slots=True)
+class MutableRule:
+    """How a mutable overload is recorded: the functional one, and where its results go."""
+
+    functional: str
+    written: list[str]
+    in_place: bool
+
+
+def mutable_rule(op: OpOverload, name: str) -> MutableRule | None:
+    """The functional overload behind an in-place or `out=` one, if it has a rule."""
     base, overload = name.rsplit(".", 1)
     written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     if base.endswith("_") and not base.endswith("__") and written == ["self"]:
-        rule = functional_rule(INPLACE.get(name) or f"{base[:-1]}.{overload}")
-        if rule is None and (other := functional_overload(getattr(torch.ops.aten, base[5:-1], None), op, [])):
-            rule = functional_rule(other)
-        return inplace_handler(rule) if rule else None
+        near = INPLACE.get(name) or f"{base[:-1]}.{overload}"
+        if functional_rule(near):
+            return MutableRule(near, written, True)
+        other = functional_overload(getattr(torch.ops.aten, base[5:-1], None), op, [])
+        return MutableRule(other, written, True) if other and functional_rule(other) else None
     if all(arg.kwarg_only for arg in op._schema.arguments if arg.name in written):
         other = functional_overload(op.overloadpacket, op, written)
-        rule = functional_rule(other) if other else None
-        return out_handler(rule, written, other in FACTORIES) if rule else None
+        return MutableRule(other, written, False) if other and functional_rule(other) else None
     return None
+
+
+def mutable_handler(op: OpOverload, name: str) -> Handler | None:
+    found = mutable_rule(op, name)
+    rule = functional_rule(found.functional) if found else None
+    if found is None or rule is None:
+        return None
+    if found.in_place:
+        return inplace_handler(rule)
+    return out_handler(rule, found.written, found.functional in FACTORIES)
 
 
 FACTORY_ARGUMENTS = ["dtype", "layout", "device", "pin_memory"]

@@ -10,9 +10,11 @@ from torch._ops import OpOverload
 
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
+from kiln.graph.ops.pointwise import truth
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
+from kiln.symbolic import rel_le
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -100,6 +102,30 @@ for _name, _view in {
 )
 def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     raise UnsupportedMutation(op=str(op), reason="it changes the storage of a tensor")
+
+
+@special("_assert_async.msg", "_assert_async.default")
+def assert_async(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    message = args[1] if len(args) > 1 else "an assertion on a tensor failed"
+    mode.emit.node("assert", truth(mode.emit, mode.value(args[0])), message=message)
+
+
+@special("_linalg_check_errors.default")
+def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    emit, info = mode.emit, mode.value(args[0])
+    fine = emit.pointwise("eq", info, 0)
+    whole = emit.node("all", fine, axes=tuple(range(info.tensor.rank))) if info.tensor.rank else fine
+    emit.node("assert", whole, message=f"{args[1]}: the input matrix is singular or not positive-definite")
+
+
+@special("sym_constrain_range.default", "sym_constrain_range_for_size.default")
+def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`torch._check_is_size` and its kin: facts about a size."""
+    size, symbols = mode.value(args[0]), mode.symbols
+    low = kwargs.get("min", 0 if "for_size" in str(op) else None)
+    for relation in (None if low is None else rel_le(low, size), kwargs.get("max") and rel_le(size, kwargs["max"])):
+        if relation is not None:
+            symbols.env.assume(relation, symbols.location)
 
 
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")

@@ -1,0 +1,147 @@
+"""Resampling and padding of images, windows as columns: ATen steps with predicted sizes, and a few as moves.
+
+upsample_bilinear2d(f32[1, 3, 4, 5], [8, 10])      =     f32[1, 3, 8, 10]
+reflection_pad2d(f32[1, 3, 4, 5], [1, 2, 0, 0])    =     f32[1, 3, 4, 8]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.convolution import Sizes, at, format_of, laid_out, pooled
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import Int
+
+# Resampling.
+
+
+@library(
+    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "upsample_bilinear2d.default",
+    "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
+    "upsample_nearest3d.default", "_upsample_nearest_exact3d.default", "upsample_trilinear3d.default",
+)  # fmt: skip
+def upsample(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
+
+
+@library("upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default")
+def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+    return x.tensor.with_sizes((*x.tensor.sizes[:2], *output_size))
+
+
+@library(
+    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
+    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
+    "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
+)  # fmt: skip
+def upsample2d_backward(
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
+
+
+@library("upsample_nearest1d_backward.default", "upsample_linear1d_backward.default")
+def upsample1d_backward(
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return grad.tensor.with_sizes(tuple(input_size))
+
+
+@library("im2col.default")
+def im2col(e: Emit, x: Node, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> TensorSpec:
+    spec = x.tensor
+    windows: Int = 1
+    reach: Int = 1
+    for i in range(2):
+        windows = windows * pooled(
+            spec.sizes[spec.rank - 2 + i], at(kernel_size, i), at(stride, i), at(padding, i), at(dilation, i), False
+        )
+        reach = reach * at(kernel_size, i)
+    return spec.with_sizes((*spec.sizes[:-3], spec.sizes[-3] * reach, windows))
+
+
+@library("col2im.default")
+def col2im(
+    e: Emit, x: Node, output_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> TensorSpec:
+    spec = x.tensor
+    reach = at(kernel_size, 0) * at(kernel_size, 1)
+    return spec.with_sizes((*spec.sizes[:-2], spec.sizes[-2] // reach, *output_size))
+
+
+@decompose("pixel_shuffle.default")
+def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
+    spec, r = x.tensor, upscale_factor
+    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
+    k = len(lead)
+    split = e.node("reshape", x, sizes=(*lead, c // (r * r), r, r, h, w))
+    order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
+    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c // (r * r), h * r, w * r))
+
+
+@decompose("pixel_unshuffle.default")
+def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
+    spec, r = x.tensor, downscale_factor
+    lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
+    k = len(lead)
+    split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))
+    order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
+    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))
+
+
+# Padding that repeats the image.
+
+
+@library(
+    "reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default",
+    "replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default",
+)  # fmt: skip
+def image_pad(e: Emit, x: Node, padding: Sizes) -> TensorSpec:
+    spec = x.tensor
+    sizes = list(spec.sizes)
+    for i in range(len(padding) // 2):
+        sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
+    return laid_out(spec, tuple(sizes), format_of(e, spec))
+
+
+@library(
+    "reflection_pad1d_backward.default", "reflection_pad2d_backward.default", "reflection_pad3d_backward.default",
+    "replication_pad1d_backward.default", "replication_pad2d_backward.default", "replication_pad3d_backward.default",
+)  # fmt: skip
+def image_pad_backward(e: Emit, grad: Node, x: Node, padding: Sizes) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, spec.sizes, format_of(e, spec))
+
+
+# Grids.
+
+
+@library("grid_sampler_2d.default", "grid_sampler_3d.default")
+def grid_sampler(e: Emit, x: Node, grid: Node, *args: Any) -> TensorSpec:
+    return x.tensor.with_sizes((*x.tensor.sizes[:2], *grid.tensor.sizes[1:-1]))
+
+
+@library("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default")
+def grid_sampler_backward(
+    e: Emit, grad: Node, x: Node, grid: Node, mode: int, padding: int, align: bool, output_mask: Sequence[bool]
+) -> tuple[TensorSpec | None, TensorSpec]:
+    image = x.tensor.with_sizes(x.tensor.sizes) if output_mask[0] else None
+    return image, grid.tensor.with_sizes(grid.tensor.sizes)
+
+
+@library("unfold_backward.default")
+def unfold_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, size: Int, step: Int) -> TensorSpec:
+    return grad.tensor.with_sizes(tuple(input_sizes))
+
+
+@decompose("channel_shuffle.default")
+def channel_shuffle(e: Emit, x: Node, groups: int) -> Node:
+    sizes = x.tensor.sizes
+    split = e.node("reshape", x, sizes=(sizes[0], groups, sizes[1] // groups, *sizes[2:]))
+    order = (0, 2, 1, *range(3, len(sizes) + 1))
+    return e.node("reshape", e.node("permute", split, dims=order), sizes=sizes)

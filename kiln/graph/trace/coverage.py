@@ -1,0 +1,92 @@
+"""Which ATen overloads the recorder knows, and how: a text made from the tables.
+
+    decomposition   aten.silu.default
+    library         aten.mm.default
+    in place        aten.add_.Tensor        through aten.add.Tensor
+    composite       aten.linear.default
+
+`python -m kiln.graph.trace.coverage` prints it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch._ops import OpOverload
+
+from kiln.graph.ops import DECOMPOSITIONS, LIBRARY, MUTATIONS, VIEWS
+from kiln.graph.trace.fake import QUESTIONS
+from kiln.graph.trace.foreach import foreach_handler
+from kiln.graph.trace.resolve import functional_rule, mutable_rule
+from kiln.graph.trace.special import SPECIAL
+
+# fmt: off
+TABLES = (
+    ("special",       SPECIAL),
+    ("question",      QUESTIONS),
+    ("view",          VIEWS),
+    ("mutation",      MUTATIONS),
+    ("decomposition", DECOMPOSITIONS),
+    ("library",       LIBRARY),
+)
+# fmt: on
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one overload is recorded. `kind` is "" where only a probe could tell."""
+
+    name: str
+    kind: str
+    through: str = ""
+
+
+def overloads() -> Iterator[OpOverload]:
+    """All overloads of ATen that this torch has."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        if name.startswith("aten::"):
+            base, _, overload = name.removeprefix("aten::").partition(".")
+            found = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+            if isinstance(found, OpOverload):
+                yield found
+
+
+def row(op: OpOverload) -> Row:
+    name = str(op)
+    for kind, table in TABLES:
+        if name in table:
+            return Row(name, kind)
+    if op._schema.is_mutable and (found := mutable_rule(op, name)):
+        return Row(name, "in place" if found.in_place else "out", found.functional)
+    if op._can_decompose():
+        return Row(name, "composite")
+    if foreach_handler(op, functional_rule):
+        return Row(name, "foreach")
+    if "_copy." in name and name.replace("_copy.", ".") in VIEWS:
+        return Row(name, "view copy")
+    return Row(name, "")
+
+
+def rows() -> list[Row]:
+    return [row(op) for op in overloads()]
+
+
+def coverage_text() -> str:
+    """Counts by kind, then one line per known overload."""
+    table = rows()
+    counts = Counter(one.kind or "probe or break" for one in table)
+    lines = [f"{len(table)} ATen overloads of torch {torch.__version__}"]
+    lines += [f"{count:6}  {kind}" for kind, count in counts.most_common()]
+    lines += [""]
+    known = sorted((one for one in table if one.kind), key=lambda one: (one.kind, one.name))
+    lines += [f"{one.kind:14} {one.name}{f'   through {one.through}' if one.through else ''}" for one in known]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(coverage_text())
