@@ -564,3 +564,17 @@ def long_chain(g: Env) -> Made:
     for _ in range(150):
         x = g.sin(g.add(x, 1.0))
     return g.done(x)
+
+
+@program
+def nested_cats(g: Env) -> Made:
+    x = g.tensor(4, 6)
+    for _ in range(4):
+        x = g.sin(g.cat(x, g.tanh(x), g.neg(x), axis=0))
+    return g.done(x)
+
+
+@program
+def flipped_and_not(g: Env) -> Made:
+    x = g.exp(g.tanh(g.tensor(30, 40)))
+    return g.done(g.add(g.mul(x, 2.0), g.flip(x, axes=(1,))))

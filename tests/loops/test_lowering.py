@@ -49,6 +49,8 @@ def reasons(name: str) -> list[tuple[str, str]]:
         ("broadcast_outer", "exp", "in_memory"),
         ("gathers", "exp", "repeated"),
         ("long_chain", "add", "deep"),
+        ("nested_cats", "sin", "many_places"),
+        ("flipped_and_not", "exp", "many_places"),
     ],
 )
 def test_why_a_value_has_a_buffer(name: str, op: str, rule: str) -> None:

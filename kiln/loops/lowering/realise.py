@@ -33,6 +33,10 @@ THROUGH_STORAGE = frozenset({"as_strided", "view_dtype"})
 """Views that need the memory of what they look at."""
 BY_DATA = frozenset({"gather", "index"})
 MASKING = frozenset({"cat", "pad", "select_scatter", "slice_scatter", "diagonal_scatter"})
+MANY = 64
+"""Counting places stops here."""
+MASK_COST = 2
+"""Arithmetic of choosing between two inputs by their place."""
 LONG_ROW = 16
 """A row of so many elements pays for computing once per row what does not change along it."""
 SMALL = 1024
@@ -52,10 +56,17 @@ class Repeats(IntEnum):
 class Use:
     """What is known of a value's uses, collected from its users (which stand later and are decided already)."""
 
-    readers: set[Node] = field(default_factory=set)
+    readers: set[Node] = field(default_factory=set)  # up to two: one or more than one is what matters
+    in_place: int = 0  # at how many indices one body needs it, for users that need it at their own index
+    elsewhere: int = 0  # the same for users that move it
     in_memory: bool = False  # a call, an output or a write needs a tensor
     repeated: Repeats = Repeats.NEVER
     masked: bool = False  # evaluated only where a mask holds
+
+    @property
+    def places(self) -> int:
+        """How often the ops below would stand in one body."""
+        return max(1, min(self.in_place + self.elsewhere, MANY))
 
 
 @final
@@ -85,6 +96,8 @@ RULES = (
     Rule("indirect_under_mask", lambda node, use, cost: use.masked and cost.indirect),
     Rule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.flops >= EXPENSIVE),
     Rule("repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE),
+    Rule("pieces", lambda node, use, cost: node.op.name == "cat" and cost.flops >= VERY_EXPENSIVE),
+    Rule("many_places", lambda node, use, cost: (use.places - 1) * cost.flops >= VERY_EXPENSIVE),
     Rule("shared_work", lambda node, use, cost: len(use.readers) > 1 and cost.flops >= EXPENSIVE),
     Rule("shared_reads", lambda node, use, cost: len(use.readers) > 1 and cost.loads > 1),
     Rule("shared_gather", lambda node, use, cost: len(use.readers) > 1 and cost.indirect),
@@ -120,11 +133,21 @@ def _pass_on(node: Node, use: Use, inlined: bool, uses: dict[Node, Use]) -> None
         below = uses.get(one)
         if below is None:
             continue
-        below.readers |= use.readers if inlined else {node}
+        if len(below.readers) < 2:
+            below.readers |= use.readers if inlined else {node}
+        _count_places(node, below, use.places if inlined else 1)
         here = _repeats(node, place)
         below.repeated = max(below.repeated, here, use.repeated if inlined else Repeats.NEVER)
         below.masked |= (inlined and use.masked) or name in MASKING
         below.in_memory |= needs_memory or (use.in_memory and node.op.kind is Kind.VIEW) or name in THROUGH_STORAGE
+
+
+def _count_places(node: Node, below: Use, places: int) -> None:
+    """Users at the same index share one evaluation; one that moves its input needs another."""
+    if node.op.kind is Kind.POINTWISE or node.op.kind is Kind.REDUCTION:
+        below.in_place = max(below.in_place, places)
+    else:
+        below.elsewhere = min(below.elsewhere + places, MANY)
 
 
 def _repeats(node: Node, place: int) -> Repeats:
@@ -177,6 +200,8 @@ def _costs(nodes: Sequence[Node]) -> dict[Node, Cost]:
 
 def _cost(node: Node, costs: dict[Node, Cost], users: dict[Node, int]) -> Cost:
     flops, loads, depth, indirect = node.op.flops, 0, 0, node.op.name in BY_DATA
+    if node.op.name in MASKING:
+        flops += MASK_COST * (len(node.inputs) - 1)
     for one in node.inputs:
         cost = costs.get(one)
         stored = cost is None or ELEMENT.get(one.op.name) is None
