@@ -24,7 +24,7 @@ GRAIN_NANOSECONDS = 20_000
 """Work that is worth a thread."""
 NANOSECONDS_PER_BYTE, NANOSECONDS_PER_FLOP = 0.05, 0.05
 LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
-SHORT_ROW = 8
+SHORT_ROW = 12
 """Rows that do not fill a vector."""
 
 
@@ -57,12 +57,12 @@ def block_units(group: Group, symbols: Symbols) -> None:
 
 def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
     """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
-    strides = _strides(group.members)
+    strides = _strides(group)
     vector = best_vector(group, group.members, stored)
     if vector is None:
         vector = best_vector(group, group.members)
     units = list(group.units)
-    in_strips = vector is None or vector in group.units or _is_short(group, vector)
+    in_strips = vector is None or vector in group.units or _is_short(group)
     if in_strips and vector not in group.units:
         vector = min(units, key=lambda one: strides.get(one, 0.0), default=None)
     order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
@@ -70,9 +70,10 @@ def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
     return Layout(order, vector if not in_strips else None, strip, _grain(group))
 
 
-def _is_short(group: Group, vector: Symbol) -> bool:
-    size = group.sizes[vector]
-    return is_static(size) and size < SHORT_ROW and group.guess_points(group.units) >= 64
+def _is_short(group: Group) -> bool:
+    """Would rows leave vectors empty, where there are many of them?"""
+    longest = max(group.guess_points(group.inner(member)) for member in group.members)
+    return longest < SHORT_ROW and group.guess_points(group.units) >= 8 * SHORT_ROW
 
 
 def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] | None = None) -> Symbol | None:
@@ -93,18 +94,19 @@ def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] 
     return max(votes, key=lambda one: votes[one], default=None)
 
 
-def _strides(members: Iterable[Member]) -> dict[Symbol, float]:
-    """The mean logarithm of the strides of each symbol; writes count twice."""
+def _strides(group: Group) -> dict[Symbol, float]:
+    """The mean logarithm of the strides of each symbol, weighed by the elements of an access."""
     total: dict[Symbol, float] = {}
     count: dict[Symbol, int] = {}
-    for member in members:
-        for access in (*member.accesses(), member.write):
+    for member in group.members:
+        for access in member.accesses():
             if access.form is None:
                 continue
+            points = group.guess_points(dict.fromkeys(access.form.strides))
             for one, stride in access.form.strides.items():
-                total[one] = total.get(one, 0.0) + log2(max(abs(guess(stride)), 1))
-                count[one] = count.get(one, 0) + 1
-    return {one: total[one] / count[one] for one in total}
+                total[one] = total.get(one, 0.0) + points * log2(max(abs(guess(stride)), 1))
+                count[one] = count.get(one, 0) + points
+    return {one: total[one] / max(count[one], 1) for one in total}
 
 
 def _strip(group: Group, target: Target) -> int:

@@ -23,7 +23,7 @@ from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer
 from kiln.loops.schedule.affine import Affine, affine, guess
-from kiln.symbolic import Int, Symbol, symbol
+from kiln.symbolic import Int, Symbol, product, symbol
 
 Effect = Store | Accumulate
 
@@ -47,25 +47,52 @@ def merge_views(loops: Loops) -> Loops:
 
 
 def open_sizes(loops: Loops) -> tuple[Loops, dict[Symbol, Int]]:
-    """Sizes that the code does not depend on under symbols of their own, and their values.
+    """Sizes that the code need not know under symbols of their own, and their values.
 
-    The number of the outermost units, and how long a parameter is that is indexed by its address.
+    The number of the outermost units (of all units where there is nothing inside them), the strides that follow from
+    these, and how long a parameter is that is indexed by its address.
     """
-    symbols: dict[tuple[Int, bool], Symbol] = {}
+    return _Opener(loops).run()
 
-    def opened(size: Int, is_units: bool) -> Symbol:
-        return symbols.setdefault((size, is_units), symbol(f"n{len(symbols)}_"))
 
-    buffers = dict(loops.buffers)
-    outer = loops.units[0] if loops.units else None
-    for name, buffer in buffers.items():
-        sizes = tuple(
-            opened(size, axis is not None) if (outer is not None and axis is outer.symbol) or axis is None else size
-            for size, axis in zip(buffer.spec.sizes, loops.dims[name], strict=True)
-        )
-        buffers[name] = Buffer(name, buffer.spec.with_view(sizes, buffer.spec.strides, 0))
-    units = loops.units if outer is None else (Axis(outer.symbol, opened(outer.size, True)), *loops.units[1:])
-    return replace(loops, units=units, buffers=buffers), {own: size for (size, _), own in symbols.items()}
+@final
+class _Opener:
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
+        self.values: dict[Symbol, Int] = {}
+        self._spans: dict[Int, Symbol] = {}
+        everything = len(loops.phases) == 1 and not loops.phases[0].axes and not loops.locals
+        opened = loops.units if everything else loops.units[:1]
+        self.sizes = {axis.symbol: self._fresh(axis.size) for axis in opened}
+
+    def run(self) -> tuple[Loops, dict[Symbol, Int]]:
+        units = tuple(Axis(axis.symbol, self.sizes.get(axis.symbol, axis.size)) for axis in self.loops.units)
+        buffers = {name: Buffer(name, self._opened(buffer.spec, self.loops.dims[name]))
+                   for name, buffer in self.loops.buffers.items()}  # fmt: skip
+        return replace(self.loops, units=units, buffers=buffers), self.values
+
+    def _fresh(self, value: Int) -> Symbol:
+        made = symbol(f"n{len(self.values)}_")
+        self.values[made] = value
+        return made
+
+    def _opened(self, spec: TensorSpec, dims: tuple[Symbol | None, ...]) -> TensorSpec:
+        if dims == (None,):
+            (span,) = spec.sizes
+            if span not in self._spans:
+                self._spans[span] = self._fresh(span)
+            return spec.with_view((self._spans[span],), spec.strides, 0)
+        pairs = zip(dims, spec.sizes, strict=True)
+        sizes = tuple([size if axis is None else self.sizes.get(axis, size) for axis, size in pairs])
+        return spec.with_view(sizes, self._strides(spec, sizes), 0)
+
+    def _strides(self, spec: TensorSpec, sizes: tuple[Int, ...]) -> tuple[Int, ...]:
+        """Strides that are products of sizes by these, others by number."""
+        strides: list[Int] = []
+        for place, stride in enumerate(spec.strides):
+            follows = product(spec.sizes[place + 1 :])
+            strides.append(product(sizes[place + 1 :]) if follows == stride else stride)
+        return tuple(strides)
 
 
 @final
