@@ -20,6 +20,7 @@ from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.ir.scheduled import Allocation
 from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
 from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.runtime.plan import (
@@ -101,8 +102,7 @@ class _PlanWriter:
             allocations[one.before].append(one)
         for place, step in enumerate(program.steps):
             for one in allocations[place]:
-                reuse = None if one.reuse is None else self.slots[one.reuse]
-                self.steps.append(Allocate(self._slot(one.buffer), buffer_spec(one.buffer.spec), reuse))
+                self._allocate(one)
             if isinstance(step, ScheduledLaunch):
                 self._launch(step)
             else:
@@ -142,6 +142,14 @@ class _PlanWriter:
             found = self.slots[buffer.name] = self._new_slot()
             self.specs[buffer.name] = buffer.spec
         return found
+
+    def _allocate(self, one: Allocation) -> None:
+        """Memory of its own, or a view of the memory that the buffer is a part of."""
+        slot, spec = self._slot(one.buffer), buffer_spec(one.buffer.spec)
+        if one.buffer.base is not None:
+            self.steps.append(View(slot, self.slots[one.buffer.base], spec))
+        else:
+            self.steps.append(Allocate(slot, spec, None if one.reuse is None else self.slots[one.reuse]))
 
     def _new_slot(self) -> Slot:
         self.num_slots += 1
