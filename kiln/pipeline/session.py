@@ -189,7 +189,7 @@ class Session:
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """Publish a variant without guards that is the original function."""
         if self.settings.fullgraph:
-            raise problem from cause
+            raise problem from cause or problem.__cause__
         self.events.emit("eager", code=problem.code, reason=problem.reason)
         if problem.code not in self._warned:
             self._warned.add(problem.code)

@@ -42,6 +42,7 @@ from kiln.capture.interpreter.variables import (
     constant,
     descriptors,
     iterators,
+    logger,
     module,
     sequence,
     tensor,
@@ -55,7 +56,7 @@ from kiln.support.events import EventSink
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
-REGISTERED = (builtin, classes, context, copying, functions, methods, build, control, operators, stack)
+REGISTERED = (logger, builtin, classes, context, copying, functions, methods, build, control, operators, stack)
 """Modules whose import fills the tables of handlers."""
 
 MAX_RESTARTS = 32

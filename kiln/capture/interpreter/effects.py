@@ -9,7 +9,7 @@ effect: they are built as they are at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.capture.interpreter.core import Codegen, Session, Value
@@ -99,12 +99,13 @@ class CallEffect:
 
     function: Value
     args: tuple[Value, ...]
+    kwargs: dict[str, Value] = field(default_factory=dict)
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.function)
-        for argument in self.args:
+        for argument in (*self.args, *self.kwargs.values()):
             g.emit(argument)
-        g.call(len(self.args))
+        g.call_keywords(len(self.args) + len(self.kwargs), tuple(self.kwargs))
         g.op("POP_TOP")
 
 

@@ -63,6 +63,7 @@ class Recorder:
         self._symbols = Symbols(self.env)
         self._emit = Emit(self._symbols, self.numerics, self._symbols.specialise)
         self._constants = Constants()
+        self.constants = self._constants.tensors
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
         self._table = InputTable(self._mode)
         self._casts = Casts()
@@ -175,11 +176,6 @@ class Recorder:
     def nodes(self) -> list[Node]:
         """All nodes so far, dead ones too."""
         return self._emit.nodes
-
-    @property
-    def constants(self) -> dict[str, torch.Tensor]:
-        """The tensors of `constant_tensor` nodes by key."""
-        return self._constants.tensors
 
     # The end.
 

@@ -79,5 +79,3 @@ def copy_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 @handles(copy.deepcopy)
 def deepcopy(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return Copier(s, True).copy(args[0])
-
-

@@ -65,7 +65,7 @@ def flat_classes(s: Session, classes: Value) -> list[Any]:
 
 def instance_of(value: Value, kind: type, cls: Any) -> bool:
     """`isinstance` from the class alone; a metaclass may ask the object itself."""
-    if hasattr(cls, "__args__"):
+    if isinstance(getattr(cls, "__args__", None), tuple):
         return any(instance_of(value, kind, one) for one in cls.__args__)
     check = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:

@@ -18,6 +18,7 @@ import torch
 from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.runtime.guards.guard import GuardKind
@@ -61,6 +62,8 @@ class Builtin(Value):
         handler = handler_of(function)
         if handler is not None:
             return handler(s, args, kwargs)
+        if type(function) is CACHED:
+            return call_cached(s, function, args, kwargs)
         if is_torch_call(function):
             return s.record(function, args, kwargs)
         return call_unknown(s, function, args, kwargs)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.capture.interpreter.core import MISSING, Session, Value
+from kiln.capture.interpreter.variables.cached_function import CACHED, cached_method
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 
@@ -51,6 +52,7 @@ MODELLED: dict[type, Getter] = {
     TUPLE_GETTER: tuple_field,
     functools.cached_property: cached_property,
     types.MemberDescriptorType: struct_field,
+    CACHED: cached_method,
 }
 
 

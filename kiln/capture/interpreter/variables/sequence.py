@@ -268,6 +268,11 @@ def all_items(s: Session, value: Value) -> list[Value]:
     return items
 
 
+def is_fixed(s: Session, value: Value) -> bool:
+    """Whether nothing can change it: a constant, or a tuple of such."""
+    return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, one) for one in value.items(s)))
+
+
 def make_list(items: list[Value]) -> Value:
     return List(items)
 

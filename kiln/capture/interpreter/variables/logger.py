@@ -1,0 +1,76 @@
+"""Loggers: a message of the program is logged when the region is done, in the order of the program.
+
+    logger.warning("slow path for %s", name)     CallEffect(logger.warning, "slow path for %s", name)
+
+A method of a logger logs and returns None, but for those of the standard library that do something else: these are
+interpreted. What a library adds to the class (a `warning_once` under `lru_cache`, say) is a method of the first sort.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import SideEffectCall
+from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.effects import CallEffect
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import is_fixed
+from kiln.runtime.guards.source import Source
+
+NO_MESSAGE = frozenset(
+    (
+        *("setLevel", "isEnabledFor", "getEffectiveLevel", "getChild", "getChildren", "addHandler", "removeHandler"),
+        *("hasHandlers", "callHandlers", "handle", "makeRecord", "findCaller", "addFilter", "removeFilter", "filter"),
+    )
+)
+"""Methods of `logging.Logger` that do not log."""
+
+
+@final
+class Logger(Object):
+    """A logger from outside."""
+
+    __slots__ = ()
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        found = s.lookup(self.cls, name)
+        if found is None or name.startswith("__") or name in NO_MESSAGE or not callable(found[1]):
+            return super().get_attr(s, name)
+        s.guard_type(self)
+        s.hides_nothing(self, name)
+        return LogMethod(self, name)
+
+
+@final
+class LogMethod(Value):
+    """A method that logs, bound to its logger."""
+
+    __slots__ = ("logger", "name")
+
+    def __init__(self, logger: Logger, name: str) -> None:
+        self.logger = logger
+        self.name = name
+        self.source = None
+
+    def python_type(self) -> type:
+        return type(logging.getLogger().info)
+
+    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+        s.frame.direct = None
+        for arg in (*args, *kwargs.values()):
+            if not is_fixed(s, arg):
+                why = f"a {arg.type_name()} may change before the message is written"
+                raise SideEffectCall(function=f"Logger.{self.name}", why=why)
+        s.effects["logging", s.frame.number, s.frame.step] = CallEffect(self, tuple(args), dict(kwargs))
+        return Constant(None)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.logger)
+        g.op("LOAD_ATTR", self.name)
+
+
+@wraps(logging.Logger, subclasses=True)
+def wrap_logger(s: Session, real: Any, source: Source | None) -> Value:
+    return s.same_object(real, source, lambda: Logger(type(real), source, real))

@@ -1,0 +1,34 @@
+"""The rows of the suite `cpu` with few layers, small widths and small images: the same programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kiln.cli.bench.suite import Row, load_suite
+
+ENCODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "bert-base": {**ENCODER, "vocab_size": 100},
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64, "bos_token_id": 0},
+    "vit-b16": {**ENCODER, "image_size": 32, "patch_size": 8},
+    "resnet50": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]},
+    "mobilenet-v2": {"image_size": 32, "depth_multiplier": 0.25},
+    "t5-small": {"num_layers": 2, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "vocab_size": 100},
+    "llama-4x512": {**ENCODER, "num_key_value_heads": 2, "vocab_size": 100},
+}
+
+
+def tiny(row: Row) -> Row:
+    """`row` with a small model and small inputs."""
+    data = {**row.data, "settings": {**row.data.get("settings", {}), **SETTINGS[row.name]}}
+    data["batch"] = 2 if row.data["input"] == "image" else row.data["batch"]
+    if "length" in data:
+        data["length"] = 16
+    return replace(row, data=data)
+
+
+def rows(train: bool) -> tuple[Row, ...]:
+    """The rows with an inference (or training) run, full size."""
+    return load_suite("cpu", train=train).rows
