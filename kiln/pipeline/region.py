@@ -1,38 +1,20 @@
 """A traced region becomes a callable: `compile_region(recorder, trace, context)(*used inputs) -> tuple of outputs`.
 
-Inference is one plan. Where an output needs a gradient, the joint graph is split into a forward and a backward graph;
-the forward plan is compiled at once, the backward plan when a backward first runs, for the inputs that need it.
+Inference is one plan; where an output needs a gradient, a forward and a backward plan (`differentiable.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
-
-from kiln.graph.ir.graph import Graph
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import graph_to_plan
-from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import compile_kernels
-
-Region = Callable[..., tuple[Any, ...]]
+from kiln.pipeline.differentiable import compile_differentiable
+from kiln.pipeline.stages import Executable, graph_to_plan, plan_to_executor
 
 
-def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> Region:
+def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> Executable:
     """The region of `trace`, compiled by Kiln; `recorder` is still open for the backward pass."""
     context.events.emit("region")
-    return compile_graph(trace.graph, trace.constants, context)
-
-
-def compile_graph(
-    graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext, label: str = ""
-) -> Region:
-    """The executor of a graph's plan."""
-    plan = graph_to_plan(graph, context, label)
-    with context.events.stage("g++"):
-        libraries = compile_kernels(plan.kernels, context.store, context.events)
-    with context.events.stage("load"):
-        return make_executor(plan, libraries, [constants[key] for key in plan.constants])
+    context.dump.write("torch_graph", lambda: trace.torch_graph().print_readable(print_output=False))
+    if trace.needs_grad:
+        return compile_differentiable(recorder, trace, context)
+    return plan_to_executor(graph_to_plan(trace.graph, context), trace.constants, context)

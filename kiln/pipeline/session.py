@@ -23,8 +23,9 @@ from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.region import Region, compile_region
+from kiln.pipeline.region import compile_region
 from kiln.pipeline.sizes import SizeHistory
+from kiln.pipeline.stages import Executable
 from kiln.runtime.cache.store import Store, default_folder
 from kiln.runtime.guards.tree import build_tree
 from kiln.support.dump import Dump
@@ -159,7 +160,7 @@ class Session:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
         context = CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
 
-        def compile_trace(recorder: Recorder, trace: Trace) -> Region:
+        def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
             if self.settings.backend is not None:
                 return run_backend(self.settings.backend, trace, context)
             return compile_region(recorder, trace, context)
