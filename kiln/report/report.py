@@ -19,6 +19,7 @@ from kiln.support.events import Event
 
 SCHEMA = 1
 MAX_LINES = 10
+SHOWN_STAGES = 6
 
 
 @final
@@ -34,7 +35,10 @@ class Break:
 @final
 @dataclass(slots=True)
 class Report:
-    """Counts over all compiles of one function. `seconds` is wall time by stage; nested stages are not added twice."""
+    """Counts over all compiles of one function.
+
+    `seconds` is wall time by stage without that of inner stages, so the entries add up to `total_seconds`.
+    """
 
     name: str = ""
     regions: int = 0
@@ -49,6 +53,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    total_seconds: float = 0.0
 
     def record(self, event: Event) -> None:
         """Fold one event in; kinds that are not in the table are counted nowhere."""
@@ -74,9 +79,11 @@ class Report:
         return "\n".join([*lines, *rest])
 
     def _seconds_line(self) -> str:
-        total = self.seconds.get("compile", sum(self.seconds.values()))
-        parts = [f"{name} {value:.3f}" for name, value in self.seconds.items() if name != "compile"]
-        return f"seconds: {', '.join(parts)}; total {total:.3f}"
+        """The stages that took longest; the rest together."""
+        ordered = sorted(self.seconds.items(), key=lambda item: -item[1])
+        parts = [f"{name} {value:.3f}" for name, value in ordered[:SHOWN_STAGES]]
+        rest = sum(value for _, value in ordered[SHOWN_STAGES:])
+        return f"seconds: {', '.join(parts)}, other {rest:.3f}; total {self.total_seconds:.3f}"
 
     def to_json(self) -> str:
         """The report with all breaks, under `schema` number 1."""
@@ -87,7 +94,9 @@ class Report:
 
 
 def _stage(report: Report, event: Event) -> None:
-    report.seconds[event.stage] = report.seconds.get(event.stage, 0.0) + event.seconds
+    report.seconds[event.stage] = report.seconds.get(event.stage, 0.0) + event.own_seconds
+    if event.stage == "compile":
+        report.total_seconds += event.seconds
 
 
 def _break(report: Report, event: Event) -> None:

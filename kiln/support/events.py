@@ -20,13 +20,14 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `seconds` is the wall time of a finished stage, else 0."""
+    """Something that happened. Of a finished stage: `seconds` of wall time, and what of it no inner stage took."""
 
     kind: str
     stage: str
     time: float
     data: Mapping[str, object] = field(default_factory=dict)
     seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 Listener = Callable[[Event], None]
@@ -39,6 +40,7 @@ class EventSink:
         self.events: deque[Event] = deque(maxlen=capacity)
         self._listeners: tuple[Listener, ...] = ()
         self._stages: list[str] = []
+        self._inner: list[float] = [0.0]
         self.failed_stage = ""
         """The innermost stage that an exception left last."""
 
@@ -60,6 +62,7 @@ class EventSink:
         """Everything emitted inside belongs to stage `name`; its wall time is recorded at the end."""
         start = time.perf_counter()
         self._stages.append(name)
+        self._inner.append(0.0)
         self.failed_stage = ""
         try:
             yield
@@ -68,7 +71,10 @@ class EventSink:
             raise
         finally:
             self._stages.pop()
-            self._record(Event("stage", name, time.time(), data, time.perf_counter() - start))
+            seconds = time.perf_counter() - start
+            own = seconds - self._inner.pop()
+            self._inner[-1] += seconds
+            self._record(Event("stage", name, time.time(), data, seconds, own))
 
     def _record(self, event: Event) -> None:
         self.events.append(event)

@@ -169,7 +169,10 @@ ULPS: dict[str, tuple[float, Callable[[int], torch.Tensor]]] = {
     "exp": (1.0, lambda n: torch.empty(n).uniform_(-87, 88.7)),
     "exp2": (1.0, lambda n: torch.empty(n).uniform_(-126, 127.9)),
     "expm1": (1.5, lambda n: torch.cat([torch.empty(n // 2).uniform_(-18, 88), torch.randn(n // 2)])),
-    "log": (1.0, lambda n: torch.cat([torch.empty(n // 2).uniform_(0.3, 3), torch.empty(n // 2).uniform_(-80, 80).exp()])),
+    "log": (
+        1.0,
+        lambda n: torch.cat([torch.empty(n // 2).uniform_(0.3, 3), torch.empty(n // 2).uniform_(-80, 80).exp()]),
+    ),
     "log1p": (1.5, lambda n: torch.cat([torch.empty(n // 2).uniform_(-0.9, 3), torch.randn(n // 2).mul(9).exp()])),
     "log2": (0.6, lambda n: torch.empty(n).uniform_(1e-3, 9)),
     "log10": (0.6, lambda n: torch.empty(n).uniform_(1e-3, 9)),

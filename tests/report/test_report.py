@@ -44,3 +44,12 @@ def test_stage_times_add_up() -> None:
         pass
     assert list(report.seconds) == ["lowering"]
     assert sum(event.kind == "stage" for event in events.events) == 3
+
+
+def test_seconds_of_stages_add_up_to_the_total() -> None:
+    events, report = EventSink(), Report("f")
+    events.listen(report.record)
+    with events.stage("compile"), events.stage("capture"), events.stage("lowering"):
+        sum(range(10000))
+    assert list(report.seconds) == ["lowering", "capture", "compile"]
+    assert abs(sum(report.seconds.values()) - report.total_seconds) < 1e-9
