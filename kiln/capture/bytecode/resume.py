@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, final
 
-from kiln.capture.bytecode.assemble import Assembler, CellVar, Instr, Label, TryBegin, TryEnd, parsed
+from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd, parsed
 from kiln.capture.bytecode.decode import DecodedCode
+from kiln.support.errors import require
 
+CLASS_CELL = "__class__"
+"""The free variable that `super()` needs: it stays one, so the resume function has a closure of this cell."""
 NULL = None
 """A NULL slot of the stack: pushed again, not passed."""
 
@@ -49,9 +52,12 @@ class Entry:
     cells: tuple[str, ...]
     stack: tuple[str | None, ...]
     extra: tuple[str, ...] = ()
+    first: str | None = None
+    """A local or cell that must be the first parameter: `super()` without arguments looks there."""
 
     def parameters(self) -> tuple[str, ...]:
-        return (*self.locals, *self.cells, *(one for one in self.stack if one is not NULL), *self.extra)
+        names = (*self.locals, *self.cells, *(one for one in self.stack if one is not NULL), *self.extra)
+        return (self.first, *(one for one in names if one != self.first)) if self.first in names else names  # type: ignore[return-value]
 
 
 def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, number: int) -> CodeType:
@@ -59,8 +65,11 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, num
     code = decoded.code
     items = parsed(code)
     positions = [index for index, item in enumerate(items) if isinstance(item, Instr)]
+    _set_depths(items, decoded)
     target = Label()
     head = Assembler(decoded.instructions[entry.target].line)
+    if CLASS_CELL in code.co_freevars:
+        head.op("COPY_FREE_VARS", 1)
     head.op("RESUME", 0)
     for slot in entry.stack:
         head.op("PUSH_NULL") if slot is NULL else head.op("LOAD_FAST", slot)
@@ -69,9 +78,26 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, num
     head.op("JUMP_FORWARD", target)
     body = _without_cell_setup(items, positions[entry.target], target)
     head.items.extend(body)
-    cells = tuple(dict.fromkeys((*code.co_cellvars, *code.co_freevars, *entry.cells)))
+    kept = tuple(name for name in code.co_freevars if name == CLASS_CELL)
+    cells = tuple(dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept))
     depth = code.co_stacksize + len(entry.stack) + len(entry.extra) + 8
-    return head.finish(code, entry.parameters(), cells, (), f"resume_{number}_in_{code.co_name}", depth)
+    return head.finish(code, entry.parameters(), cells, kept, f"resume_{number}_in_{code.co_name}", depth)
+
+
+def _set_depths(items: list[Any], decoded: DecodedCode) -> None:
+    """The library leaves the stack depth of exception regions open; the exception table has it."""
+    count = 0
+    waiting: list[TryBegin] = []
+    for item in items:
+        if isinstance(item, TryBegin):
+            waiting.append(item)
+        elif isinstance(item, Instr):
+            handler = decoded.handlers[count]
+            count += 1
+            for begin in waiting:
+                require(handler, "an exception region begins at an instruction without a handler")
+                begin.stack_depth = handler.depth  # type: ignore[union-attr]
+            waiting.clear()
 
 
 def _inner_call(head: Assembler, inner: InnerCall, items: list[Any], positions: list[int]) -> None:
@@ -113,7 +139,7 @@ def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[
                 if index == position:
                     body.append(Instr("NOP", lineno=item.lineno))
                 continue
-            if hasattr(item.arg, "name") and type(item.arg).__name__ == "FreeVar":
+            if isinstance(item.arg, FreeVar) and item.arg.name != CLASS_CELL:
                 item = Instr(item.name, CellVar(item.arg.name), location=item.location)
         body.append(item)
     return body

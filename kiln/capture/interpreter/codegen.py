@@ -153,6 +153,9 @@ class CodeWriter:
             self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
         elif cell.original is not None and isinstance(cell.source, AttrSource):
             self.body.op("LOAD_FAST", self.loaded(cell.source.base))
+        elif cell.original is not None and isinstance(cell.source, ClosureSource):
+            path = ItemSource(AttrSource(cell.source.base, "__closure__"), cell.source.index)
+            self.body.op("LOAD_FAST", self.loaded(path))
         elif cell.original is not None:
             self.body.const(cell.original)
         else:

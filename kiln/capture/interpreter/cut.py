@@ -20,7 +20,7 @@ from typing import Any, final
 from kiln.capture.bytecode.assemble import Instr, Label, TryBegin, TryEnd, parsed
 from kiln.capture.bytecode.decode import Handler
 from kiln.capture.bytecode.liveness import live_locals
-from kiln.capture.bytecode.resume import Entry, InnerCall, resume_code
+from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
 from kiln.capture.interpreter.breaks import GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import Session, Value
@@ -137,10 +137,8 @@ class Cut:
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
         live = live_locals(frame.decoded)
-        names: set[str] = set(live[frame.at])
-        for index in self.successors(frame):
-            names |= live[index]
-        return [name for name in frame.code.co_varnames if name in names and name in frame.locals]
+        names = live[frame.at].union(*(live[index] for index in self.successors(frame)))
+        return self.names_of(frame, names)
 
     def successors(self, frame: SymbolicFrame) -> list[int]:
         inst = frame.decoded.instructions[frame.at]
@@ -151,7 +149,8 @@ class Cut:
         return [*found, handler.target] if handler else found
 
     def cell_names(self, frame: SymbolicFrame) -> list[str]:
-        return [name for name in (*frame.code.co_cellvars, *frame.code.co_freevars) if name in frame.cells]
+        names = (*frame.code.co_cellvars, *frame.code.co_freevars)
+        return [name for name in names if name in frame.cells and name != CLASS_CELL]
 
     def resume(
         self, target: int, pops: int, results: list[str | None], depth: int | None = None, first: int = 0
@@ -184,36 +183,49 @@ class Cut:
         handler = frame.decoded.handlers[frame.at] if inner else None
         if handler is not None:
             live |= live_locals(frame.decoded)[handler.target]
-        names = [name for name in frame.code.co_varnames if name in live and name in frame.locals]
+        names = self.names_of(frame, live)
         cells = self.cell_names(frame)
         arguments = [self.store(frame.locals[name]) for name in names]
         arguments += [self.store(frame.cells[name]) for name in cells]
+        number = self.number()
         slots: list[str | None] = []
         for position, value in enumerate(kept):
-            slots.append(None if value is None else f"_stack_{position}")
+            slots.append(None if value is None else f"_stack_{number}_{position}")
             if value is not None:
                 arguments.append(self.store(value))
         for position, result in enumerate(results):
-            slots.append(None if result is None else f"_result_{position}")
+            slots.append(None if result is None else f"_result_{number}_{position}")
             if result is not None:
                 arguments.append(result)
-        extra, call = self.inner_call(frame, how, inner, arguments)
-        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra))
-        code = resume_code(frame.decoded, entry, call, self.number())
-        function = types.FunctionType(code, frame.globals.dictionary)
-        return Resumption(self.make_resume(function), arguments)
+        extra, call = self.inner_call(frame, how, inner, arguments, number)
+        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(frame))
+        code = resume_code(frame.decoded, entry, call, number)
+        closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
+        function = types.FunctionType(code, frame.globals.dictionary, code.co_name, None, closure)
+        unsorted = (*names, *cells, *(one for one in slots if one is not None), *extra)
+        given = dict(zip(unsorted, arguments, strict=True))
+        return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
+
+    def first_name(self, frame: SymbolicFrame) -> str | None:
+        """The first argument, where the code may call `super()`."""
+        return frame.code.co_varnames[0] if CLASS_CELL in frame.code.co_freevars and frame.code.co_argcount else None
+
+    def names_of(self, frame: SymbolicFrame, live: frozenset[str]) -> list[str]:
+        """Live locals in the order of `co_varnames`."""
+        first = self.first_name(frame)
+        return [n for n in frame.code.co_varnames if (n in live or n == first) and n in frame.locals]
 
     def inner_call(
-        self, frame: SymbolicFrame, how: Any, inner: list[Resumption], arguments: list[str]
+        self, frame: SymbolicFrame, how: Any, inner: list[Resumption], arguments: list[str], number: int
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
-        extra = [f"_inner_{position}" for position in range(len(inner[0].arguments))]
+        extra = [f"_inner_{number}_{position}" for position in range(len(inner[0].arguments))]
         arguments.extend(inner[0].arguments)
         instead = None
         passed = tuple(extra)
         if isinstance(how, Discard) and how.value is not None:
-            instead = "_instead"
+            instead = f"_instead_{number}"
             extra.append(instead)
             arguments.append(self.store(how.value))
         return extra, InnerCall(inner[0].function, passed, frame.at, how == PUSH, instead)

@@ -206,6 +206,9 @@ class Super(Value):
         if isinstance(raw, (staticmethod, classmethod)):
             function = s.wrap(raw.__func__, None)
             return function if isinstance(raw, staticmethod) else BoundMethod(function, self.self_)
+        if isinstance(raw, types.ClassMethodDescriptorType):
+            start = self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
+            return s.wrap(raw.__get__(None, start), None)
         if function is None:
             function = cache[base, name] = s.wrap(raw, None)
         if isinstance(self.self_, Class):
