@@ -202,6 +202,8 @@ class Recorder {
       }
       const void* key = alias_key(value(node), by_storage);
       if (key != nullptr) word.stable.emplace_back(key, check.groups[i]);
+      // Another object here makes `stable` stale, even where nothing else is asked of the node.
+      if (!by_storage) replay_.verified[node] = 1;
     }
     std::sort(word.stable.begin(), word.stable.end());
     word.stable.erase(std::unique(word.stable.begin(), word.stable.end()), word.stable.end());

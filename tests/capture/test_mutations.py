@@ -155,7 +155,12 @@ def test_change_is_noticed(lab, equal, mutate):
 
 @pytest.mark.parametrize(
     "x",
-    [torch.randn(3, WIDTH), torch.randn(2, 2, WIDTH), torch.randn(WIDTH, 2).t(), torch.randn(2, WIDTH).requires_grad_()],
+    [
+        torch.randn(3, WIDTH),
+        torch.randn(2, 2, WIDTH),
+        torch.randn(WIDTH, 2).t(),
+        torch.randn(2, WIDTH).requires_grad_(),
+    ],
 )
 def test_other_input_is_noticed(lab, equal, x):
     model = Net().eval()

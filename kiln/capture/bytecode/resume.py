@@ -79,7 +79,9 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, num
     body = _without_cell_setup(items, positions[entry.target], target)
     head.items.extend(body)
     kept = tuple(name for name in code.co_freevars if name == CLASS_CELL)
-    cells = tuple(dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept))
+    cells = tuple(
+        dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept)
+    )
     depth = code.co_stacksize + len(entry.stack) + len(entry.extra) + 8
     return head.finish(code, entry.parameters(), cells, kept, f"resume_{number}_in_{code.co_name}", depth)
 
