@@ -1,0 +1,20 @@
+"""Parts of one buffer: what `cat` writes."""
+
+from __future__ import annotations
+
+from kiln.loops.codegen.cpp.writer import write_cpp
+from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.schedule.schedule import schedule
+from kiln.runtime.plan import Allocate, View
+from kiln.support.events import EventSink
+from tests.loops.checks import TARGET, lowered
+from tests.loops.programs import PROGRAMS
+
+
+def test_parts_of_a_result_are_views_of_its_memory() -> None:
+    program = schedule(lowered(PROGRAMS["cat_output"]()[0]), TARGET, EventSink())
+    plan = write_plan(program, lambda kernel: write_cpp(kernel, TARGET))
+    (whole,) = [step for step in plan.steps if isinstance(step, Allocate)]
+    views = [step for step in plan.steps if isinstance(step, View)]
+    assert [(view.base, view.spec.offset) for view in views] == [(whole.out, 0), (whole.out, 12)]
+    assert plan.outputs[0].slot == whole.out
