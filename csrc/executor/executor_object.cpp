@@ -101,6 +101,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
 
 bool link(Program& program, PyObject* addresses) {
   for (KernelEntry& kernel : program.kernels) {
+    if (kernel.on_device) continue;
     PyObject* address = PyDict_GetItemString(addresses, kernel.symbol.c_str());
     if (!address) {
       PyErr_Format(PyExc_KeyError, "no address of kernel %s", kernel.symbol.c_str());

@@ -15,6 +15,8 @@
 
 namespace kiln {
 
+class DeviceRuntime;
+
 using Slot = int32_t;
 using Register = int32_t;
 inline constexpr int32_t kNone = -1;
@@ -108,7 +110,8 @@ struct Binding {
 struct KernelEntry {
   std::string symbol;
   bool on_device;
-  std::vector<uint8_t> written;  // per tensor parameter
+  DeviceRuntime* device = nullptr;  // what launches it, where that is not the CPU
+  std::vector<uint8_t> written;     // per tensor parameter
   KernelFunction function = nullptr;
 };
 
@@ -194,7 +197,7 @@ struct Program {
 };
 
 // Where the kinds of errors are turned into coded ones: kiln/runtime/executor.py.
-enum class ErrorKind : int { kStatus, kInput, kCheck, kOperator, kProgram };
+enum class ErrorKind : int { kStatus, kInput, kCheck, kOperator, kProgram, kDevice };
 
 struct PlanError : std::exception {
   PlanError(ErrorKind kind, int64_t value, std::string detail)

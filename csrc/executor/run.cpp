@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "executor/aten.h"
+#include "executor/device.h"
 #include "executor/tensors.h"
 
 namespace kiln {
@@ -305,6 +306,12 @@ void Run::launch(const Step& step) {
       tensors[n] = kernel.written[n] ? given.mutable_data() : const_cast<void*>(given.data());
     }
   }
+  if (kernel.device) {
+    kernel.device->launch({&kernel, tensors, static_cast<int32_t>(one.tensors.size()),
+                           ints_ + one.ints, floats_ + one.floats, ints_ + one.grid, one.grid_rank,
+                           &status_});
+    return;
+  }
   int64_t units = ints_[one.units];
   if (units <= 0) return;
   LaunchArguments launch{kernel.function,
@@ -419,7 +426,15 @@ void Run::results(Value* outputs) {
   }
 }
 
+// Triton kernels are CUDA's.
+constexpr int8_t kCuda = 1;
+
 void connect(Program& program) {
+  for (KernelEntry& kernel : program.kernels) {
+    if (!kernel.on_device) continue;
+    kernel.device = device_runtime(kCuda);
+    if (!kernel.device) throw PlanError(ErrorKind::kDevice, kCuda, kernel.symbol);
+  }
   for (const CallSpec& call : program.calls) program.resolved.push_back(resolve(call));
   for (Branch& branch : program.branches) {
     connect(*branch.if_true);

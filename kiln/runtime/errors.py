@@ -54,6 +54,12 @@ class InvalidProgram(KilnError, ValueError):
     try_ = ("compile it again with this version",)
 
 
+class NoDeviceRuntime(KilnError, RuntimeError):
+    code = "KILN4010"
+    what = "kernel {kernel} cannot be launched"
+    why = "the driver of its device is not open in this process"
+
+
 STATUS_ERRORS: dict[int, type[KilnError]] = {1: IndexOutOfRange, 2: IntegerDivisionByZero}
 """Meaning of the number that a kernel leaves in its status slot."""
 

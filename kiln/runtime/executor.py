@@ -15,13 +15,20 @@ from typing import final
 import torch
 
 from kiln.native._executor import Executor
-from kiln.runtime.errors import CheckFailed, InputMismatch, InvalidProgram, UnknownOperator, status_error
+from kiln.runtime.errors import (
+    CheckFailed,
+    InputMismatch,
+    InvalidProgram,
+    NoDeviceRuntime,
+    UnknownOperator,
+    status_error,
+)
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.plan import Plan
 from kiln.runtime.program import encode_program
 
 # ErrorKind of csrc/executor/program.h
-STATUS, INPUT, CHECK, OPERATOR, PROGRAM = range(5)
+STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
 
 
 def make_executor(
@@ -62,4 +69,6 @@ class Explain:
         if kind == OPERATOR:
             target, _, problem = detail.partition(": ")
             return UnknownOperator(target=target, problem=problem)
+        if kind == DEVICE:
+            return NoDeviceRuntime(kernel=detail)
         return InvalidProgram(plan=self.plan, problem=detail)

@@ -33,9 +33,12 @@ from kiln.support.target import cpu_flags
 
 CXX_OPTIONS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-fvisibility=hidden", "-shared", "-fPIC", "-pipe", "-x", "c++",
+    "-fvisibility=hidden", "-w", "-shared", "-fPIC", "-pipe", "-nostdlib", "-fno-use-linker-plugin",
 )  # fmt: skip
-"""Contraction is explicit in the source; nothing else that changes values is allowed to the compiler."""
+"""Contraction is explicit in the source; nothing else that changes values is allowed to the compiler. Kernels need
+libc and libm, which every process has: not naming them to the linker saves most of its time."""
+LINKED = ("-lgcc",)
+"""After the source: conversions that the CPU has no instruction for."""
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(
     None,
@@ -247,7 +250,7 @@ def start_unit(kernels: list[Kernel], compiler: Toolchain) -> Unit:
     source = folder / "kernels.cpp"
     source.write_text("\n".join(kernel.source for kernel in kernels))
     output = folder / "kernels.so"
-    command = [compiler.path, *compiler.options, str(source), "-o", str(output)]
+    command = [compiler.path, *compiler.options, str(source), *LINKED, "-o", str(output)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     return Unit(kernels, folder, process)
 

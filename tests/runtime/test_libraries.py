@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kiln.runtime.cache.store import Store, content_key
-from kiln.runtime.libraries import KernelsDoNotCompile, MissingKernel, balanced_groups, compile_kernels
+from kiln.runtime.errors import NoDeviceRuntime
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import KernelsDoNotCompile, Libraries, MissingKernel, balanced_groups, compile_kernels
 from kiln.runtime.python_executor import PythonExecutor
 from kiln.support.events import EventSink
 from tests.runtime.samples import ADD, GATHER, KERNELS, SCALE, add_norm, kernel
@@ -88,3 +91,32 @@ def test_the_store_is_bounded(tmp_path: Path) -> None:
     assert store.sweep() >= 0
     assert sum(entry.size for entry in store.entries()) <= 10_000
     assert store.get("plan", content_key("19")) is not None and store.get("plan", content_key("0")) is None
+
+
+def test_kernels_may_call_libm_and_libgcc(tmp_path: Path) -> None:
+    body = "auto o = (float*)t[0]; o[0] = __builtin_erff((float)f[0]); o[1] = (float)(__int128)f[0];"
+    libraries = compile_kernels([kernel("k_libm", body, "w", floats=1)], Store(tmp_path), EventSink())
+    assert libraries.address("k_libm")
+
+
+def test_triton_kernels_are_not_compiled_here(tmp_path: Path) -> None:
+    triton = replace(ADD, language="triton")
+    assert compile_kernels([triton], Store(tmp_path), EventSink()).files() == []
+    plan = replace(add_norm(), kernels=(triton,))
+    with pytest.raises(NoDeviceRuntime, match="KILN4010"):
+        make_executor(plan, compile_kernels([triton], Store(tmp_path), EventSink()))
+
+
+def test_kernels_run_on_torchs_threads(libraries: Libraries) -> None:
+    """No second team: after torch has used its threads, a split launch starts no further one."""
+    torch.set_num_threads(2)
+    try:
+        torch.randn(1 << 20).exp()
+        before = len(os.listdir("/proc/self/task"))
+        plan = add_norm()
+        steps = (plan.steps[0], replace(plan.steps[1], grain=1), *plan.steps[2:])
+        x = torch.randn(1000, 8)
+        make_executor(replace(plan, steps=steps), libraries)(x, x, torch.randn(8, 4))
+        assert len(os.listdir("/proc/self/task")) == before
+    finally:
+        torch.set_num_threads(1)
