@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from kiln.graph.ir.interpret import interpret
+from kiln.runtime.guards.source import LocalSource
 from kiln.symbolic.policy import DimChoice, DimKind
 from tests.ops.test_decompositions import GROUPS
-from tests.trace.harness import eager, tangent_of, trace
+from tests.trace.harness import eager, new_recorder, tangent_of, trace
 
 SYMBOL = DimChoice(DimKind.SYMBOL, "test")
 
@@ -108,3 +109,28 @@ def test_every_op_takes_symbols(group, name):
     function, args = GROUPS[group][name]
     backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
     serves(function, args, args, backward=backward, allow_guards=True)
+
+
+def test_an_integer_input_is_a_symbol():
+    recorder = new_recorder()
+    n = recorder.add_scalar(3, "n", LocalSource("n"))
+    unused = recorder.add_scalar(5, "k", LocalSource("k"))
+    x = recorder.add_tensor(torch.ones(4), "x", LocalSource("x"))
+    trace = recorder.finish([recorder.call(lambda x, n: x * n + torch.arange(n).sum(), (x, n), {})])
+    assert [record.name for record in trace.used_inputs] == ["n", "x"] and unused is not n
+    for number in (3, 6):
+        got = interpret(trace.graph, [number, torch.ones(4)]).outputs[0]
+        assert torch.equal(got, torch.ones(4) * number + number * (number - 1) / 2)
+
+
+def test_the_integer_in_a_tensor_is_an_unbacked_symbol():
+    recorder = new_recorder()
+    x = recorder.add_tensor(torch.tensor([3, 4]), "x", LocalSource("x"))
+
+    def function(x):
+        n = x.sum().item()
+        torch._check(n >= 0)
+        return torch.ones(n, 2) * n
+
+    trace = recorder.finish([recorder.call(function, (x,), {})])
+    assert torch.equal(interpret(trace.graph, [torch.tensor([1, 2])]).outputs[0], torch.ones(3, 2) * 3)

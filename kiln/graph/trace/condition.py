@@ -22,8 +22,8 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
-from kiln.graph.trace.trace import InputRecord
 from kiln.symbolic import Expr, Symbol
 
 PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER, Kind.CREATE})

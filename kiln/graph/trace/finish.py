@@ -13,12 +13,13 @@ from typing import Any
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
+from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import Place
-from kiln.symbolic import Int
+from kiln.symbolic import Expr, Int, Symbol
 
 _KEPT = (Kind.EFFECT,)
 
@@ -34,12 +35,29 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     numbers: dict[int, int] = {}
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
-        record.used = id(record.node) in live or index in aliased or target
+        record.used = id(record.node) in live or index in aliased or target or is_named(record, nodes)
         if record.used:
             numbers[index] = len(numbers)
     inputs = tuple([record.node for record in records if record.used])
     writes = tuple([Write(record.node, value) for record, value in written])
     return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
+
+
+def is_named(record: InputRecord, nodes: Sequence[Node]) -> bool:
+    """Does a live node mention the symbol of this scalar input?"""
+    spec = record.spec
+    if not isinstance(spec, ScalarSpec) or not isinstance(spec.value, Symbol):
+        return False
+    symbol = spec.value
+    return any(mentions(node.spec, symbol) or mentions(tuple(node.attrs.values()), symbol) for node in nodes)
+
+
+def mentions(value: object, symbol: Symbol) -> bool:
+    if isinstance(value, TensorSpec):
+        return mentions((*value.sizes, *value.strides, value.offset), symbol)
+    if isinstance(value, tuple):
+        return any(mentions(one, symbol) for one in value)
+    return isinstance(value, Expr) and symbol in value.free_symbols()
 
 
 def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:

@@ -92,6 +92,25 @@ class InputTable:
         self._by_real[id(real)] = record
         return record
 
+    def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
+        """Register an integer as a symbol."""
+        symbols = self.mode.symbols
+        return self._scalar(symbols.env.create_symbol(value, lo=-(1 << 63)), name, source)
+
+    def _scalar(self, symbol: Int, name: str, source: Source) -> InputRecord:
+        spec = ScalarSpec(int, symbol)
+        record = InputRecord(name, source, self.mode.symbols.sym(symbol), None, self.node(name, spec), spec)
+        self.records.append(record)
+        return record
+
+    def again(self, record: InputRecord) -> InputRecord:
+        """Register the input of an earlier recording once more, under the same symbols."""
+        if isinstance(record.spec, ScalarSpec):
+            assert record.spec.value is not None
+            return self._scalar(record.spec.value, record.name, record.source)
+        assert record.real is not None and isinstance(record.spec, TensorSpec)
+        return self.add(record.real, record.name, record.source, record.spec)
+
     def _non_leaf(self, origin: FakeTensor) -> FakeTensor:
         """A fake with a history, so that what eager forbids on leaves is allowed on it."""
         with self.mode, torch.enable_grad():

@@ -20,10 +20,11 @@ from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
+from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import Dims, InputRecord, InputTable, refuse_strange
+from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -49,7 +50,10 @@ def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 @final
 class Recorder:
-    """One trace. It may be used on after `finish`, to record the backward of what it recorded."""
+    """One trace. It may be used on after `finish`, to record the backward of what it recorded.
+
+    `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
+    """
 
     def __init__(self, *, env: ShapeEnv, events: EventSink, numerics: str = "fast") -> None:
         self.env = env
@@ -66,6 +70,8 @@ class Recorder:
         self.constants = self._constants.tensors
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
         self._table = InputTable(self._mode)
+        self.inputs = self._table.records
+        self.nodes = self._emit.nodes
         self._casts = Casts()
         self._baked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -78,6 +84,13 @@ class Recorder:
             refuse_strange(real, name)
             record = self._table.add(real, name, source, self._table.spec(real, dims))
         return record.fake  # type: ignore[no-any-return]
+
+    def add_scalar(self, value: int, name: str, source: Source) -> Any:
+        """An integer that may be another in the next call: a SymInt. Other numbers are constants so far."""
+        if type(value) is not int:
+            raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
+        self._mode.symbolic = True
+        return self._table.add_scalar(value, name, source).fake
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
@@ -167,16 +180,6 @@ class Recorder:
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         return next((record.real for record in self.inputs if record.fake is fake), None)
 
-    @property
-    def inputs(self) -> list[InputRecord]:
-        """All inputs in the order of registration."""
-        return self._table.records
-
-    @property
-    def nodes(self) -> list[Node]:
-        """All nodes so far, dead ones too."""
-        return self._emit.nodes
-
     # The end.
 
     def mark(self) -> int:
@@ -202,8 +205,7 @@ class Recorder:
         self._restart()
         self._mode.symbolic = symbolic
         for record in inputs:
-            assert record.real is not None and isinstance(record.spec, TensorSpec)
-            successors.add(record.fake, self._table.add(record.real, record.name, record.source, record.spec).fake)
+            successors.add(record.fake, self._table.again(record).fake)
         for real, fake in baked:
             successors.add(fake, self.add_constant(real))
         torch._C._set_grad_enabled(self._grad_at_start)

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from kiln.graph.ir.node import Node
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
 from kiln.graph.ops.pointwise import truth
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
@@ -130,7 +133,20 @@ def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwa
 
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
 def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    value = known_value(mode.emit.nodes, mode.value(args[0]), mode.constants.tensors)
-    if value is None:
+    node = mode.value(args[0])
+    value = known_value(mode.emit.nodes, node, mode.constants.tensors)
+    if value is not None:
+        return value.item()
+    dtype = node.tensor.dtype
+    if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
         raise DataDependentValue(op="item")
-    return value.item()
+    return unbacked_integer(mode, node)
+
+
+def unbacked_integer(mode: RecordingMode, node: Node) -> Any:
+    """The integer in a tensor as a symbol without a number; an effect node reads it at run time."""
+    limits = torch.iinfo(node.tensor.dtype)
+    symbol = mode.symbols.env.create_unbacked(lo=limits.min, hi=limits.max)
+    mode.symbolic = True
+    mode.emit.add(PRIMS["local_scalar"], (node,), {"kind": "int"}, ScalarSpec(int, symbol))
+    return mode.symbols.sym(symbol)
