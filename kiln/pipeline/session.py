@@ -6,6 +6,7 @@ publishes it. What cannot be compiled runs eager, with one warning that names th
 
 from __future__ import annotations
 
+import dis
 import gc
 import threading
 import traceback
@@ -165,7 +166,7 @@ class Session:
                 return run_backend(self.settings.backend, trace, context)
             return compile_region(recorder, trace, context)
 
-        return capture_frame(
+        capture = capture_frame(
             function,
             arguments,
             compile_region=compile_trace,
@@ -176,6 +177,9 @@ class Session:
             is_compiling=is_compiling,
             make_exit=self._side_exit(dispatcher),
         )
+        dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
+        dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
+        return capture
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:
         """What the last variant asked for and did not find."""
@@ -198,6 +202,12 @@ class Session:
             self.events.emit("fault", text=trace or problem.render())
             warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
         return Entry(None, dispatcher.function, problem)
+
+
+def disassembled(capture: Capture) -> Iterator[str]:
+    """The transformed code, an instruction per line."""
+    for one in dis.get_instructions(capture.code) if capture.code else ():
+        yield f"{one.offset:>5} {one.opname:<24} {one.argrepr or ('' if one.arg is None else one.arg)}"
 
 
 @contextmanager

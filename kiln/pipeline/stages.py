@@ -79,6 +79,7 @@ def plan_to_executor(
 
     `adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
     """
+    context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("g++"):
         libraries = compile_kernels(plan.kernels, context.store, context.events, context.options.compile_workers)
     with context.events.stage("load"):
