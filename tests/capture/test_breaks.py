@@ -105,8 +105,7 @@ def in_deep_callee(x):
 
 def in_callee_handler(x):
     def inner(v):
-        w = v + 1
-        opaque(v)
+        opaque(v + 1)
         raise KeyError("k")
 
     try:

@@ -212,7 +212,7 @@ def iteration(x, n):
         list(filter(None, [0, 1])),
         max([3, n, 1]),
         min(4, n),
-        {k: v for k, v in zip("xy", [x, n])},
+        {k: v for k, v in zip("xy", [x, n], strict=True)},
         {i % 2 for i in range(4)},
     )
 
@@ -283,7 +283,7 @@ def dict_views(x, n):
 def sorting(x, n):
     rows = [(2, "b"), (1, "a"), (n, "c")]
     rows.sort(key=operator.itemgetter(0)) if False else rows.sort(key=lambda r: r[1], reverse=True)
-    return rows, [1, 2] < [1, 3], (1,) + (n,), [0] * n, [1] == [1], rows.index((1, "a"))
+    return rows, [1, 2] < [1, 3], tuple([1]) + tuple([n]), [0] * n, [1] == [1], rows.index((1, "a"))
 
 
 FUNCTIONS = [

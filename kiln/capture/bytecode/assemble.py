@@ -15,7 +15,8 @@ import sys
 from types import CodeType
 from typing import Any, final
 
-from bytecode import Bytecode, CellVar, CompilerFlags, FreeVar, Instr, Label, TryBegin, TryEnd
+from bytecode import Bytecode, CompilerFlags, Instr, Label
+from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
 __all__ = ["Assembler", "CellVar", "FreeVar", "Instr", "Label", "TryBegin", "TryEnd", "arguments_of", "parsed"]
 

@@ -30,6 +30,7 @@ TABLE = VersionTable((3, 11), {
     "PRECALL":                        renamed("NOP"),
     "ASYNC_GEN_WRAP":                 renamed("ASYNC_GEN_WRAP"),
     "LIST_TO_TUPLE":                  renamed("INTRINSIC", "LIST_TO_TUPLE"),
+    "PREP_RERAISE_STAR":              renamed("INTRINSIC_2", "PREP_RERAISE_STAR"),
     "PRINT_EXPR":                     renamed("INTRINSIC", "PRINT"),
     "IMPORT_STAR":                    renamed("INTRINSIC", "IMPORT_STAR"),
     "UNARY_POSITIVE":                 renamed("INTRINSIC", "UNARY_POSITIVE"),

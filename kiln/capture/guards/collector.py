@@ -12,6 +12,7 @@ absence of every other key.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import final
 
 from kiln.runtime.guards.guard import Guard, GuardKind
@@ -93,7 +94,7 @@ class Paths:
     def _step(self, source: Source) -> int:
         parent = source.parent
         base = self.number(parent) if parent is not None else -1
-        detail = tuple([getattr(source, name) for name in type(source).__slots__])
+        detail = tuple([getattr(source, one.name) for one in fields(source) if one.name != "base"])
         kinds = tuple([type(one) for one in detail])
         key = (type(source), base, detail, kinds)
         found = self._steps.get(key)

@@ -177,7 +177,7 @@ def capture_frame(
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """A capture makes tens of thousands of objects that all stay alive: looking for cycles meanwhile doubles its time."""
+    """A capture makes tens of thousands of objects that stay alive: looking for cycles meanwhile doubles its time."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -130,10 +130,9 @@ class Cut:
             for value in frame.saved if index == 0 else frame.stack:
                 if value is not None:
                     self.store(value)
-            if index and isinstance(self.frames[index - 1].continuation, Discard):
-                instead = self.frames[index - 1].continuation.value
-                if instead is not None:
-                    self.store(instead)
+            how = self.frames[index - 1].continuation if index else None
+            if isinstance(how, Discard) and how.value is not None:
+                self.store(how.value)
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
         live = live_locals(frame.decoded)

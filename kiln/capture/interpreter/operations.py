@@ -231,8 +231,8 @@ def format_value(s: Session, value: Value, conversion: str, spec: str) -> str:
             return (repr if issubclass(value.cls, KeyError) else str)(args[0].constant(s))
         return str(tuple(a.constant(s) for a in args))
     plain = value.constant(s)
-    converted = {"": lambda x: x, "s": str, "r": repr, "a": ascii}[conversion](plain)
-    return format(converted, spec)
+    converters: dict[str, Callable[[Any], Any]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
+    return format(converters[conversion](plain), spec)
 
 
 def exception_matches(s: Session, error: Value, kinds: Value) -> bool:
@@ -280,7 +280,8 @@ def extend_in_place(s: Session, left: Value, right: Value) -> Value | None:
 
 @_row(operator.iadd, Tuple)
 def concatenate_in_place(s: Session, left: Value, right: Value) -> Value | None:
-    return concatenate(s, left, right)
+    result: Value | None = concatenate(s, left, right)
+    return result
 
 
 @_row(operator.mod, Constant)

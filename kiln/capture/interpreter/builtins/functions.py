@@ -67,7 +67,7 @@ def instance_of(value: Value, kind: type, cls: Any) -> bool:
     """`isinstance` from the class alone; a metaclass may ask the object itself."""
     if isinstance(getattr(cls, "__args__", None), tuple):
         return any(instance_of(value, kind, one) for one in cls.__args__)
-    check = type(cls).__instancecheck__
+    check: Any = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
             return kind is torch.nn.Parameter or issubclass(kind, cls)
@@ -341,7 +341,7 @@ def sorted_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def sort(s: Session, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
     keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
-    order = functools.cmp_to_key(
+    order: Any = functools.cmp_to_key(
         lambda a, b: (
             -1 if compare(s, operator.lt, a[0], b[0]).truth(s) else int(compare(s, operator.lt, b[0], a[0]).truth(s))
         )

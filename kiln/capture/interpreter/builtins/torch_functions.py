@@ -40,13 +40,13 @@ for _module in (torch.nn.functional, torch.functional):
     register_recorded(_module)
 
 
-def answer(value: bool) -> Any:
+def answer(value: Any) -> Any:
     return lambda s, args, kwargs: Constant(value)
 
 
-for _function, _value in (
-    (torch.jit.is_scripting, False),
-    (torch.jit.is_tracing, False),
+ANSWERS: tuple[tuple[Any, Any], ...] = (
+    (torch._jit_internal.is_scripting, False),
+    (torch.jit._trace.is_tracing, False),
     (torch._C._get_tracing_state, None),
     (torch.compiler.is_exporting, False),
     (torch.overrides.has_torch_function, False),
@@ -54,8 +54,10 @@ for _function, _value in (
     (torch.overrides.has_torch_function_variadic, False),
     (torch._C._is_tracing, False),
     (torch._C._log_api_usage_once, None),
-):
-    handles(_function)(answer(_value))  # type: ignore[arg-type]
+)
+"""Questions whose answer while tracing is fixed."""
+for _function, _value in ANSWERS:
+    handles(_function)(answer(_value))
 
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -88,11 +90,11 @@ def query(function: Any) -> Any:
     return handler
 
 
-for _function in QUERIES:
-    handles(_function)(query(_function))
+for _query in QUERIES:
+    handles(_query)(query(_query))
 
 
-SETTERS = {
+SETTERS: dict[Any, tuple[str, Any]] = {
     torch._C._set_grad_enabled: ("grad_enabled", torch.is_grad_enabled),
     torch.set_autocast_enabled: ("autocast", torch.is_autocast_enabled),
     torch.set_autocast_dtype: ("autocast_dtype", torch.get_autocast_dtype),
@@ -117,8 +119,8 @@ def setter(function: Any, name: str, getter: Any) -> Any:
     return handler
 
 
-for _function, (_name, _getter) in SETTERS.items():
-    handles(_function)(setter(_function, _name, _getter))
+for _setter, (_name, _getter) in SETTERS.items():
+    handles(_setter)(setter(_setter, _name, _getter))
 
 
 def drop_unchanged_modes(s: Session) -> None:

@@ -201,7 +201,7 @@ class Super(Value):
         raise s.error(AttributeError, f"'super' object has no attribute '{name}'")
 
     def _bind(self, s: Session, base: type, name: str, raw: Any) -> Value:
-        cache = s.state.setdefault("super_attrs", {})
+        cache: dict[tuple[type, str], Value] = s.state.setdefault("super_attrs", {})
         function = cache.get((base, name))
         if isinstance(raw, (staticmethod, classmethod)):
             function = s.wrap(raw.__func__, None)

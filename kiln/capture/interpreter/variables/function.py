@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
-from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, Codegen, Handler, Kwargs, Session, Value, wraps
 from kiln.capture.interpreter.effects import CellEffect, GlobalEffect
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -287,7 +287,7 @@ def _named(s: Session, values: Kwargs) -> dict[Any, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
 
 
-def handler_of(function: Any) -> Any:
+def handler_of(function: Any) -> Handler | None:
     """The handler of a callable, None for one that has none or cannot be hashed."""
     try:
         return HANDLERS.get(function)

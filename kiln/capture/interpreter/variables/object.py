@@ -167,8 +167,8 @@ class Object(Value):
 def emit_native(native: Any, base: type, g: Codegen) -> None:
     """With the object on the stack: fill it through the methods of the container, not of its class."""
     if isinstance(native, Dict):
-        for key, value in (native._items or {}).values():
-            g.const(base.__setitem__)  # type: ignore[attr-defined]
+        for key, value in native.items(g.session).values():
+            g.const(vars(base)["__setitem__"])
             g.op("COPY", 2)
             g.emit(key)
             g.emit(value)

@@ -83,12 +83,13 @@ class Sequence(Value):
         return self.length(s) != 0
 
     def get_item(self, s: Session, key: Value) -> Value:
-        index = index_of(s, key)
-        items = self.items(s)
+        index: Any = index_of(s, key)
+        items: Any = self.items(s)
         if isinstance(index, slice):
             return self.sibling(items[index])
         try:
-            return items[index]
+            found: Value = items[index]
+            return found
         except IndexError:
             raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
         except TypeError as error:

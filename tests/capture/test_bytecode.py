@@ -1,0 +1,115 @@
+"""Reading code objects: normal instructions, handlers, liveness; the tables of other CPython versions."""
+
+from __future__ import annotations
+
+import dis
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiln.capture.bytecode.decode import TABLES, decode
+from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.interpreter.capture import REGISTERED
+from kiln.capture.interpreter.codegen import EMITTERS
+from kiln.capture.interpreter.cut import POPS
+from kiln.capture.interpreter.frame import OPCODES
+from kiln.runtime.guards.source import SOURCES
+
+SAMPLE = """
+def sample(a, b, *rest, flag=True):
+    total = 0
+    for i, c in enumerate(rest):
+        if c is None or not flag:
+            continue
+        total += a.method(c)[1:i] if a > b else [x for x in rest if x]
+    try:
+        with b as handle:
+            return total, handle.attr, {**{"k": a}}, f"{a!r:>3}"
+    except (ValueError, KeyError) as error:
+        raise RuntimeError("x") from error
+    finally:
+        del total
+"""
+
+PROBE = (
+    SAMPLE
+    + """
+from kiln.capture.bytecode.decode import decode
+from kiln.capture.bytecode.liveness import live_locals
+import collections, contextlib, dataclasses, inspect, types
+codes = [sample.__code__]
+def nested(code):
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from nested(const)
+for module in (collections, contextlib, dataclasses, inspect):
+    for value in list(vars(module).values()):
+        if isinstance(value, types.FunctionType):
+            codes.extend(nested(value.__code__))
+names = set()
+for code in codes:
+    decoded = decode(code)
+    live_locals(decoded)
+    for one in decoded.instructions:
+        names.add(one.arg if one.name == "UNKNOWN" else one.name)
+        assert one.name != "UNKNOWN", one
+print(*sorted(names))
+"""
+)
+
+
+def sample(a, b):
+    x = a + 1
+    if b:
+        return x
+    return a
+
+
+def test_live_locals():
+    decoded = decode(sample.__code__)
+    live = live_locals(decoded)
+    branch = next(i for i, one in enumerate(decoded.instructions) if one.name == "POP_JUMP_IF_FALSE")
+    assert live[0] == {"a", "b"}
+    assert live[branch + 1] == {"x"}
+    assert live[decoded.instructions[branch].arg] == {"a"}
+
+
+def test_every_opcode_has_a_handler():
+    version = TABLES[sys.version_info[:2]]
+    missing = [
+        name
+        for name in dis.opmap
+        if name not in version.rows
+        and name not in ("CACHE", "EXTENDED_ARG")
+        and not name.startswith(("<", "INSTRUMENTED"))
+    ]
+    assert missing == []
+    assert REGISTERED
+
+
+def test_what_may_break_says_how_many_operands_it_takes():
+    unknown = {name for name, (handler, breaks, _) in OPCODES.items() if breaks and handler.__name__ != "not_modelled"}
+    assert unknown - set(POPS) <= {"SEND", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS"}
+
+
+def test_every_source_can_be_loaded():
+    assert {kind.__name__ for kind in SOURCES.values()} - {kind.__name__ for kind in EMITTERS} == {
+        *("SizeSource", "StrideSource", "OffsetSource"),
+    }
+
+
+@pytest.mark.parametrize("python", ["python3.12"])
+def test_decodes_the_standard_library_of(python):
+    found = shutil.which(python)
+    works = found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+    if not works:
+        pytest.skip(f"no {python}")
+    root = Path(__file__).parents[2]
+    result = subprocess.run([found, "-c", PROBE], capture_output=True, text=True, cwd=root, check=False)
+    assert result.returncode == 0, result.stderr
+    names = set(result.stdout.split())
+    assert names <= set(OPCODES), sorted(names - set(OPCODES))
