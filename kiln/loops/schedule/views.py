@@ -156,6 +156,8 @@ class _Merger:
     def _fixed(self) -> frozenset[Symbol]:
         """Symbols whose values are used other than in affine addresses."""
         used: frozenset[Symbol] = symbols_of(*self.sizes.values())
+        # An axis that is shorter in the last unit: locals have room for its full size.
+        used |= {one for one, size in self.sizes.items() if not self.sizes.keys().isdisjoint(symbols_of(size))}
         for phase in self.loops.phases:
             for op in phase.body.ops:
                 if isinstance(op, IndexValue | Test | Random | Indirect):
