@@ -120,7 +120,7 @@ def containers(x, n):
 
 def strings(x, n):
     text = f"{n:>4}|{n!r}|{x.shape[0]}" + "abc".upper()
-    return text.split("|"), "%d-%s" % (n, "q"), ",".join(str(i) for i in range(n)), text[1:3], "b" in "abc"
+    return text.split("|"), operator.mod("%d-%s", (n, "q")), ",".join(str(i) for i in range(n)), text[1:3], "b" in "abc"
 
 
 def closures(x, n):
