@@ -19,7 +19,7 @@ from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
 from kiln.support.location import Location
 
-IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
+_IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.EQUALS: (GuardKind.TYPE_IS, GuardKind.LENGTH),
     GuardKind.IS_NONE: (GuardKind.TYPE_IS, GuardKind.EQUALS),
     GuardKind.IS: (GuardKind.TYPE_IS, GuardKind.EQUALS, GuardKind.FUNCTION_CODE),
@@ -27,7 +27,12 @@ IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.TENSOR: (GuardKind.TYPE_IS,),
     GuardKind.DICT_KEYS: (GuardKind.LENGTH,),
 }
+IMPLIED = {kind.value: tuple(one.value for one in weaker) for kind, weaker in _IMPLIED.items()}
 """A guard of the key's kind makes guards of these kinds on the same source redundant."""
+_SEVERAL = (GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION)
+DETAILED = frozenset(kind.value for kind in _SEVERAL)
+"""Kinds of which one source may have several."""
+ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
 
 
 @final
@@ -36,7 +41,6 @@ class GuardCollector:
 
     def __init__(self) -> None:
         self._guards: dict[tuple[int, str, object], Guard] = {}
-        self._sources: list[Source] = []
 
     def add(
         self, source: Source, kind: GuardKind, expected: object = None, at: Location | None = None, why: str = ""
@@ -46,8 +50,9 @@ class GuardCollector:
         Sources are told apart by identity here (hashing a path costs more than checking it); equal
         paths that are different objects are merged by `finish`.
         """
-        detail = expected if kind in DETAILED else None
-        key = (id(source), kind.value, detail)
+        # `_value_`: the property `value` of an enum member costs more than the rest of this.
+        name = kind._value_
+        key = (id(source), name, expected if name in DETAILED else None)
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, expected, at, why)
 
@@ -57,23 +62,16 @@ class GuardCollector:
     def finish(self) -> list[Guard]:
         """The guards that say something which no other says."""
         paths = Paths()
-        numbered = [(paths.number(guard.source), guard) for guard in self._guards.values()]
-        asked = {(number, guard.kind.value) for number, guard in numbered}
-        weaker = {(number, other.value) for number, guard in numbered for other in IMPLIED.get(guard.kind, ())}
+        numbered = [(paths.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
+        asked = {(number, kind) for number, kind, _ in numbered}
+        weaker = {(number, other) for number, kind, _ in numbered for other in IMPLIED.get(kind, ())}
         kept: dict[tuple[int, str, str], Guard] = {}
-        for number, guard in numbered:
-            kind = guard.kind
-            if (number, kind.value) in weaker:
-                continue
-            if kind is GuardKind.ABSENT and (paths.base(number), GuardKind.DICT_KEYS.value) in asked:
+        for number, kind, guard in numbered:
+            if (number, kind) in weaker or (kind == ABSENT and (paths.base(number), DICT_KEYS) in asked):
                 continue
             detail = repr(guard.expected) if kind in DETAILED else ""
-            kept.setdefault((number, kind.value, detail), guard)
+            kept.setdefault((number, kind, detail), guard)
         return list(kept.values())
-
-
-DETAILED = frozenset((GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION))
-"""Kinds of which one source may have several."""
 
 
 @final
@@ -84,6 +82,7 @@ class Paths:
         self._known: dict[int, int] = {}
         self._steps: dict[tuple[object, ...], int] = {}
         self._bases: list[int] = []
+        self._fields: dict[type[Source], tuple[str, ...]] = {}
 
     def number(self, source: Source) -> int:
         found = self._known.get(id(source))
@@ -94,7 +93,10 @@ class Paths:
     def _step(self, source: Source) -> int:
         parent = source.parent
         base = self.number(parent) if parent is not None else -1
-        detail = tuple([getattr(source, one.name) for one in fields(source) if one.name != "base"])
+        names = self._fields.get(type(source))
+        if names is None:
+            names = self._fields[type(source)] = tuple(one.name for one in fields(source) if one.name != "base")
+        detail = tuple([getattr(source, name) for name in names])
         kinds = tuple([type(one) for one in detail])
         key = (type(source), base, detail, kinds)
         found = self._steps.get(key)
