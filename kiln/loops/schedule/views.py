@@ -157,7 +157,8 @@ class _Merger:
         """Symbols whose values are used other than in affine addresses."""
         used: frozenset[Symbol] = symbols_of(*self.sizes.values())
         # An axis that is shorter in the last unit: locals have room for its full size.
-        used |= {one for one, size in self.sizes.items() if not self.sizes.keys().isdisjoint(symbols_of(size))}
+        rows = {axis.symbol for local in self.loops.locals for axis in local.axes}
+        used |= {one for one in rows if not self.sizes.keys().isdisjoint(symbols_of(self.sizes[one]))}
         for phase in self.loops.phases:
             for op in phase.body.ops:
                 if isinstance(op, IndexValue | Test | Random | Indirect):
