@@ -15,6 +15,7 @@ from math import log2
 from typing import final
 
 from kiln.loops.ir.analyses import flops
+from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.schedule.affine import divides, guess
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.support.target import Target
@@ -65,6 +66,9 @@ def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
     in_strips = vector is None or vector in group.units or _is_short(group)
     if in_strips and vector not in group.units:
         vector = min(units, key=lambda one: strides.get(one, 0.0), default=None)
+    if in_strips and vector in symbols_of(*group.sizes.values()):
+        # The units of a strip go through a phase together: its sizes must not differ between them.
+        in_strips, vector = False, None
     order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
     strip = _strip(group, target) if in_strips and units else 0
     return Layout(order, vector if not in_strips else None, strip, _grain(group))
