@@ -86,9 +86,11 @@ def compiled(
     return written, compile_kernels([one.kernel for one in written], Store(folder), EventSink())
 
 
-def check(cases: Sequence[Case], folder: Path, *, rtol: float = 2e-6, atol: float = 1e-6) -> None:
+def check(
+    cases: Sequence[Case], folder: Path, target: Target | None = None, *, rtol: float = 2e-6, atol: float = 1e-6
+) -> None:
     """Every case gives in C++ what the interpreter gives."""
-    written, libraries = compiled([case.kernel for case in cases], folder)
+    written, libraries = compiled([case.kernel for case in cases], folder, target)
     for case, one in zip(cases, written, strict=True):
         expected, fault = case.expected()
         actual, status = case.run(one, libraries)

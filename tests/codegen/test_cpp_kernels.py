@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
+from kiln.support.target import host_cpu
 from tests.codegen.native import Case, check
 
 F32 = torch.float32
@@ -76,6 +79,26 @@ def pointwise_cases() -> list[Case]:
         Case.of(scalar, {"x": randn(3, 5), "out": randn(5, 3)}),
         Case.of(divided, {"x": randn(4, 25), "out": randn(100)}),
     ]
+
+
+def transposed_cases() -> list[Case]:
+    """A permuted copy, whole and in pieces that cut rows; and one with a load that keeps its order."""
+    swap = """
+        kernel swap(x: f32[2, 37, s0], b: f32[37] -> out: f32[2, s0, 37]; s0) units (i0: 2, i1: s0, i2: 37) strip 16
+            phase ():
+                out[i0, i1, i2] = add(load x[i0, i2, i1], load b[i2])
+    """
+    small = """
+        kernel small(x: bf16[40, 50], y: b8[40, 50] -> out: bf16[50, 40], z: b8[50, 40]) units (i0: 50, i1: 40) strip 64
+            phase ():
+                out[i0, i1] = neg(load x[i1, i0])
+                z[i0, i1] = logical_not(load y[i1, i0])
+    """
+    tensors = {"x": randn(2, 37, 50), "b": randn(37), "out": randn(2, 50, 37)}
+    bits = {"y": torch.rand(40, 50) < 0.5, "z": torch.zeros(50, 40, dtype=torch.bool)}
+    halves = {"x": randn(40, 50, dtype=torch.bfloat16), "out": randn(50, 40, dtype=torch.bfloat16)}
+    cases = [Case.of(swap, tensors, pieces, s0=50) for pieces in (1, 3, 7, 100)]
+    return [*cases, Case.of(small, bits | halves)]
 
 
 def padded_cases() -> list[Case]:
@@ -271,7 +294,21 @@ def narrow_cases() -> list[Case]:
     return cases
 
 
+def all_cases() -> list[Case]:
+    groups = [
+        pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), data_cases(),
+        scan_cases(), narrow_cases(),
+    ]  # fmt: skip
+    return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
+
+
 def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
-    groups = [pointwise_cases(), padded_cases(), reduction_cases(), row_cases(), data_cases(), scan_cases()]
-    cases = [norm(48), norm(100), norm(300), norm(1000), *narrow_cases(), *(case for group in groups for case in group)]
-    check(cases, tmp_path)
+    check([norm(100), *pointwise_cases(), *transposed_cases()[1:2], *row_cases()[:2], *data_cases()[:2]], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vector_bytes", [64, 32, 16])
+def test_all_kernels_equal_the_interpreter(vector_bytes: int, tmp_path: Path) -> None:
+    if vector_bytes > host_cpu().vector_bytes:
+        pytest.skip("this machine has shorter vectors")
+    check(all_cases(), tmp_path, replace(host_cpu(), vector_bytes=vector_bytes))

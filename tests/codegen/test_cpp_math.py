@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.parse import parse_kernel
 from kiln.loops.ir.reference import apply
+from kiln.support.target import host_cpu
 from tests.codegen.native import call, compiled
 
 F32, F64 = torch.float32, torch.float64
@@ -134,8 +136,9 @@ def test_division_by_zero_sets_the_status(tmp_path: Path) -> None:
 
 
 def test_three_operands_and_bools(tmp_path: Path) -> None:
-    logic = [(name, 2) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt", "le", "gt", "ge",
-                                    "maximum", "minimum", "mul", "add")] + [("logical_not", 1), ("bitwise_not", 1)]  # fmt: skip
+    pairs = ["bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum"]
+    pairs += ["mul", "add"]
+    logic = [*((name, 2) for name in pairs), ("logical_not", 1), ("bitwise_not", 1)]
     x, y = torch.rand(90) < 0.5, torch.rand(90) < 0.5
     floats = [torch.randn(90) for _ in range(3)]
     kernels = [kernel_of(logic, torch.bool, 90), kernel_of([("fma", 3)], F32, 90)]
@@ -143,6 +146,36 @@ def test_three_operands_and_bools(tmp_path: Path) -> None:
     for place, (op, count) in enumerate(logic):
         assert torch.equal(found[0][f"r{place}"], apply(PRIMS[op], torch.bool, (x, y)[:count])), op
     assert torch.equal(found[1]["r0"], apply(PRIMS["fma"], F32, tuple(floats)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vector_bytes", [64, 32, 16])
+def test_narrow_floats_round_as_eager_does(vector_bytes: int, tmp_path: Path) -> None:
+    """All kinds of f32, to f16 and bf16 in vectors and one by one, and all f16 back."""
+    if vector_bytes > host_cpu().vector_bytes:
+        pytest.skip("this machine has shorter vectors")
+    x = torch.cat([torch.tensor(SPECIAL), torch.randn(1000), torch.randn(2000) * 1e-5, torch.randn(1000) * 1e-7,
+                   torch.tensor([65504.0, 65519.9, 65520.0, 65536.0, 6.1e-5, 5.96e-8, 2.98e-8, 2.99e-8])])  # fmt: skip
+    every = torch.arange(65536).to(torch.uint16).view(torch.float16)
+    target = replace(host_cpu(), vector_bytes=vector_bytes)
+    size = x.numel()
+    for lanes in (" strip 64", ""):
+        narrow = f"""
+            kernel narrow(x: f32[{size}] -> a: f16[{size}], b: bf16[{size}]) units (i0: {size}){lanes}
+            phase ():
+                a[i0] = convert(load x[i0], f16)
+                b[i0] = convert(load x[i0], bf16)
+        """
+        wide = f"kernel wide(x: f16[65536] -> a: f32[65536]) units (i0: 65536){lanes}\nphase ():\na[i0] = load x[i0]"
+        kernels = [parse_kernel(narrow), parse_kernel(wide.replace("load x[i0]", "convert(load x[i0], f32)"))]
+        written, libraries = compiled(kernels, tmp_path, target)
+        outs = {"a": torch.zeros_like(x).half(), "b": torch.zeros_like(x).bfloat16()}
+        call(kernels[0], written[0], libraries, {"x": x} | outs, {})
+        for got, want in ((outs["a"], x.half()), (outs["b"], x.bfloat16())):
+            assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+        back = torch.zeros(65536)
+        call(kernels[1], written[1], libraries, {"x": every, "a": back}, {})
+        assert torch.equal(back.nan_to_num(7.0), every.float().nan_to_num(7.0))
 
 
 @pytest.mark.slow

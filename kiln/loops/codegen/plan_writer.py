@@ -20,9 +20,8 @@ from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
-from kiln.loops.ir.scheduled import Allocation
+from kiln.loops.ir.scheduled import Allocation, ScheduledProgram
 from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
-from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.runtime.plan import (
     Allocate,
     BufferSpec,

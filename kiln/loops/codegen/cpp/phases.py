@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.effects import EffectWriter
 from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
@@ -42,7 +41,7 @@ class PhaseWriter:
         """`rows`: memory of row accumulators (by local name, and `name.at` for indices); `width`: lanes."""
         self.phase, self.nest, self.width = phase, nest, width
         unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
-        self.body = CppStatements(CPP, nest, storages, unsettled)
+        self.body = CppStatements(nest, storages, unsettled, width)
         self.effects = EffectWriter(self.body, storages, rows, started)
 
     def lines(self) -> list[str]:

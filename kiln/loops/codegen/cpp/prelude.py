@@ -76,5 +76,5 @@ def _guarded(used: list[Section], lanes: int) -> Iterator[str]:
     for section in used:
         body = section.text
         if section.name == "base":
-            body = f"constexpr int W = {lanes};  // lanes of every vector\n{body}"
+            body = f"#define KILN_W {lanes}\nconstexpr int W = KILN_W;  // lanes of every vector\n{body}"
         yield f"#ifndef KILN_HAS_{section.name}\n#define KILN_HAS_{section.name}\nnamespace kiln {{\n{body}\n}}\n#endif"

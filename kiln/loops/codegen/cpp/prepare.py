@@ -25,16 +25,29 @@ from kiln.symbolic import Int, Range, Symbol, symbol
 
 @final
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """Up to `longest` neighbours of unit axis `axis`."""
+
+    axis: Axis
+    row: Symbol
+    rows: Symbol
+    longest: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive units of the last unit axis that go through the phases together, in vectors.
 
     The first is `axis.symbol`; `lane` counts from it to `count` - 1. `longest`: 0 where nothing limits a run.
+    `tile`: runs of `rows` neighbours of another unit axis go together, `row` counts them.
     """
 
     axis: Axis
     lane: Symbol
     count: Symbol
     longest: int
+    tile: Tile | None = None
 
 
 @final
@@ -47,29 +60,44 @@ class Prepared:
     ranges: dict[Symbol, Range]
 
 
-def prepare(kernel: KernelIR) -> Prepared:
-    """The kernel with explicit runs and a vector axis in each phase that has a good one."""
+def prepare(kernel: KernelIR, width: int) -> Prepared:
+    """The kernel with explicit runs and a vector axis in each phase that has a good one; `width`: lanes."""
     if kernel.strip and kernel.units:
-        return _with_run(kernel)
+        return _with_run(kernel, width)
     phases = tuple(choose_vector(phase, kernel) for phase in kernel.phases)
     return Prepared(replace(kernel, phases=phases), None, {})
 
 
-def _with_run(kernel: KernelIR) -> Prepared:
+def _with_run(kernel: KernelIR, width: int) -> Prepared:
     axis = kernel.units[-1]
     lane, count = symbol(f"k_{axis.symbol}"), symbol(f"count_{axis.symbol}")
     alone = len(kernel.phases) == 1 and not kernel.phases[0].axes and not kernel.locals
-    run = Run(axis, lane, count, 0 if alone else kernel.strip)
-    private = {one.name for one in kernel.locals}
-    inner = Axis(lane, count)
-    change = _RunIndex(Renaming({}, {axis.symbol: axis.symbol + lane}), private, lane)
-    phases = tuple(change.phase(phase, inner) for phase in kernel.phases)
+    tile = _tile(kernel, width) if alone else None
+    run = Run(axis, lane, count, 0 if alone else kernel.strip, tile)
+    moved: dict[Symbol, Int] = {axis.symbol: axis.symbol + lane}
+    inner = [Axis(lane, count)]
+    top = kernel.strip if not alone else None
+    ranges = {count: Range(1, top), lane: Range(0, None if top is None else top - 1)}
+    if tile is not None:
+        moved[tile.axis.symbol] = tile.axis.symbol + tile.row
+        inner.append(Axis(tile.row, tile.rows))
+        ranges |= {tile.rows: Range(1, width), tile.row: Range(0, width - 1)}
+    change = _RunIndex(Renaming({}, moved), {one.name for one in kernel.locals}, lane)
+    phases = tuple(change.phase(phase, tuple(inner)) for phase in kernel.phases)
     locals_ = tuple(Local(one.name, one.dtype, (*one.axes, Axis(lane, kernel.strip))) for one in kernel.locals)
-    ranges = {
-        count: Range(1, kernel.strip if not alone else None),
-        lane: Range(0, kernel.strip - 1 if not alone else None),
-    }
     return Prepared(replace(kernel, phases=phases, locals=locals_), run, ranges)
+
+
+def _tile(kernel: KernelIR, width: int) -> Tile | None:
+    """The unit axis along which loads have neighbours that lie apart along the last unit axis: a transposition."""
+    specs = {one.name: one.spec for one in kernel.params}
+    lane = kernel.units[-1].symbol
+    loads = [one for one in accesses(kernel.phases[0].body) if not one.conditional and one.buffer not in kernel.writes]
+    apart = [one for one in loads if stride_along(specs[one.buffer], one.index, lane) not in (0, 1, None)]
+    for axis in kernel.units[:-1]:
+        if any(stride_along(specs[one.buffer], one.index, axis.symbol) == 1 for one in apart):
+            return Tile(axis, symbol(f"row_{axis.symbol}"), symbol(f"rows_{axis.symbol}"), width)
+    return None
 
 
 @final
@@ -85,7 +113,7 @@ class _RunIndex:
         moved = self.by.index(index)
         return (*moved, self.lane) if target in self.private else moved
 
-    def phase(self, phase: Phase, inner: Axis) -> Phase:
+    def phase(self, phase: Phase, inner: tuple[Axis, ...]) -> Phase:
         effects = tuple(self.effect(effect) for effect in phase.effects)
         body = rename_body(phase.body, self.by)
         ops = tuple(
@@ -93,7 +121,7 @@ class _RunIndex:
             for op in body.ops
         )
         axes = tuple(Axis(axis.symbol, substituted(axis.size, self.by.symbols)) for axis in phase.axes)
-        return Phase((*axes, inner), LoopBody(ops, body.results), effects, len(axes))
+        return Phase((*axes, *inner), LoopBody(ops, body.results), effects, len(axes))
 
     def effect(self, effect: Store | Accumulate) -> Store | Accumulate:
         moved = replace(effect, index=self.index(effect.target, effect.index))

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -18,9 +19,11 @@ import torch
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import Place, StatementWriter, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import Nest, Place, StatementWriter, Storage, Value, Way
 from kiln.loops.ir.analyses import stride_of
-from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.body import Index
+from kiln.loops.ir.indexing import substituted, symbols_of
+from kiln.loops.ir.nodes import Axis
 from kiln.symbolic import Int, Relation, is_static
 from kiln.symbolic.relation import SIGNS
 
@@ -32,7 +35,11 @@ _MAX_STEP = 1 << 20
 
 @final
 class CppStatements(StatementWriter):
-    """Writes a body in C++."""
+    """Writes a body in C++ for vectors of `width` lanes."""
+
+    def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str], width: int) -> None:
+        super().__init__(CPP, nest, storages, unsettled)
+        self.width = width
 
     # Text of types and numbers.
 
@@ -95,6 +102,39 @@ class CppStatements(StatementWriter):
         return f"widen_{_NARROW[dtype]}({text})" if dtype in _NARROW else text
 
     # Memory.
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
+        storage = self.storages[buffer]
+        place = self.nest.place(storage.spec, index)
+        along = self._tile_axis(place) if mask is None and buffer not in self.unsettled else None
+        if along is None:
+            return super().load(buffer, index, dtype, mask)
+        return self._load_tile(storage, place, along)
+
+    def _tile_axis(self, place: Place) -> Axis | None:
+        """A short loop inside of the vectorised one along which an access that is strided between lanes is not."""
+        if place.way is not Way.STEP or self.nest.vector is None:
+            return None
+        for axis in self.nest.axes[self.nest.vector + 1 :]:
+            longest = self.nest.bounds.of(axis.size).hi
+            if stride_of(place.offset, axis.symbol) == 1 and longest is not None and longest <= self.width:
+                return axis
+        return None
+
+    def _load_tile(self, storage: Storage, place: Place, along: Axis) -> Value:
+        """Rows read in order and transposed, then one vector for each turn of the inner loop."""
+        assert self.nest.vector is not None
+        first = substituted(place.offset, {along.symbol: 0})
+        before = max(self.nest.vector + 1, self.nest.depth_of(symbols_of(first)))
+        name, kind = f"tile{self._count}", CPP.dtype_name(storage.spec.dtype)
+        self._count += 1
+        step, rows = self.ints().text(place.step), self.ints().text(along.size)
+        self.say(before, f"alignas(64) {kind} {name}[W * W];")
+        self.say(before, f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
+        here = Storage(name, storage.spec)
+        text = f"load({here.name} + W*{along.symbol}, full)"
+        depth = self.nest.depth_of(frozenset({along.symbol}))
+        return self.define(text, storage.spec.dtype, True, depth)
 
     def pointer(self, storage: Storage, offset: Int) -> str:
         """Address of the element `offset` of a buffer."""

@@ -26,7 +26,7 @@ from kiln.graph.prims.spec import TensorSpec, contiguous_strides
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import PhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
-from kiln.loops.codegen.cpp.prepare import Prepared, Run, prepare
+from kiln.loops.codegen.cpp.prepare import Prepared, Run, Tile, prepare
 from kiln.loops.codegen.cpp.reductions import INDEX_OPS, accumulated_in
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
@@ -67,7 +67,8 @@ def write_kernel(kernel: KernelIR, target: Target) -> Kernel:
 
 @lru_cache(maxsize=4096)
 def _written(kernel: KernelIR, target: Target) -> CppKernel:
-    writer = _KernelWriter(prepare(kernel), target.vector_bytes // 4)
+    width = target.vector_bytes // 4
+    writer = _KernelWriter(prepare(kernel, width), width)
     body = "\n".join(indented(writer.lines()))
     head = "\n".join(f"// {line}" for line in kernel_text(kernel).split("\n"))
     used = prelude_for(body, writer.width)
@@ -209,32 +210,56 @@ class _KernelWriter:
         if len(units) == 1:
             name = units[0].symbol.name
             return [f"for (i64 {name} = begin; {name} < end; ++{name}) {{", *indented(inner), "}"]
-        return ["for (i64 unit = begin; unit < end; ++unit) {", *indented([*self._decode(units), *inner]), "}"]
+        start, now, carry = self._odometer(units)
+        head = "for (i64 unit = begin; unit < end; ++unit) {"
+        return [*start, head, *indented([*now, *inner, *carry]), "}"]
 
-    def _decode(self, units: tuple[Axis, ...]) -> list[str]:
-        """Indices of the unit axes from the number of a unit."""
-        lines = []
+    def _odometer(self, units: tuple[Axis, ...]) -> tuple[list[str], list[str], list[str]]:
+        """Indices of several unit axes: divided out once, copied for each unit, then counted up with carries."""
+        start, carry = ["if (begin >= end) return;"], [f"++at_{units[0].symbol};"]
         for place, axis in enumerate(units):
             below = product(one.size for one in units[place + 1 :])
-            text = "unit" if below == 1 else f"unit / {self.ints.operand(below)}"
-            if place:
-                text = f"{text} % {self.ints.operand(axis.size)}"
-            lines.append(f"const i64 {axis.symbol} = {text};")
-        return lines
+            text = "begin" if below == 1 else f"begin / {self.ints.operand(below)}"
+            start.append(f"i64 at_{axis.symbol} = {text}{f' % {self.ints.operand(axis.size)}' if place else ''};")
+        for axis in units[1:]:
+            last = f"if (++at_{axis.symbol} == {self.ints.text(axis.size)}) {{"
+            carry = [last, *indented([f"at_{axis.symbol} = 0;", *carry]), "}"]
+        return start, [f"const i64 {axis.symbol} = at_{axis.symbol};" for axis in units], carry
 
     def _runs(self, run: Run, inner: list[str]) -> list[str]:
-        """Units in runs along the last axis, of which a unit is a strip; several strips where nothing limits a run."""
-        units, axis, strip = self.kernel.units, run.axis, self.kernel.strip
-        blocks = ceil_div(axis.size, strip)
-        decode = self._decode((*units[:-1], Axis(_BLOCK, blocks)))
-        decode.append(f"const i64 {axis.symbol} = {strip} * {_BLOCK};")
+        """Units in runs along the last axis, of which a unit is a strip; many strips where nothing limits a run."""
+        axis, strip = run.axis, self.kernel.strip
+        others = [one for one in self.kernel.units[:-1] if run.tile is None or one is not run.tile.axis]
+        rows = [run.tile.axis] if run.tile is not None else []
+        units = (*others, *rows, Axis(_STRIP, ceil_div(axis.size, strip)))
+        start, now, carry = self._odometer(units)
+        now.append(f"const i64 {axis.symbol} = {strip} * {_STRIP};")
         left = f"{self.ints.text(axis.size)} - {axis.symbol}"
         if run.longest:
-            lines = [*decode, f"const i64 {run.count} = min({left}, {strip});", *inner]
-            return ["for (i64 unit = begin; unit < end; ++unit) {", *indented(lines), "}"]
-        lines = [*decode, f"const i64 {run.count} = min({left}, {strip} * (end - unit));", *inner]
-        step = f"unit += ({run.count} + {strip - 1}) / {strip}"
-        return ["for (i64 unit = begin; unit < end;) {", *indented([*lines, f"{step};"]), "}"]
+            now.append(f"const i64 {run.count} = min({left}, {strip});")
+            head = "for (i64 unit = begin; unit < end; ++unit) {"
+            return [*start, head, *indented([*now, *inner, *carry]), "}"]
+        # A run ends where the row or the range ends.
+        now.append(f"const i64 {run.count} = min({left}, {strip} * (end - unit));")
+        skip = f"({run.count} + {strip - 1}) / {strip}"
+        carry = [f"at_{_STRIP} += {skip} - 1;", *carry]
+        if run.tile is None:
+            carry.insert(0, f"unit += {skip};")
+        else:
+            now.append(self._rows(run.tile, ceil_div(axis.size, strip)))
+            carry = [
+                f"unit += {run.tile.rows} * ({skip});",
+                f"at_{run.tile.axis.symbol} += {run.tile.rows} - 1;",
+                *carry,
+            ]
+        return [*start, "for (i64 unit = begin; unit < end;) {", *indented([*now, *inner, *carry]), "}"]
+
+    def _rows(self, tile: Tile, strips: Int) -> str:
+        """As many whole rows as the tile, the axis and the range have; a part of a row stands alone."""
+        left = f"{self.ints.text(tile.axis.size)} - {tile.axis.symbol}"
+        whole = f"(end - unit) / {self.ints.operand(strips)}"
+        most = f"max(1, min(min({left}, {tile.longest}), {whole}))"
+        return f"const i64 {tile.rows} = {_STRIP} == 0 ? {most} : 1;"
 
 
-_BLOCK = symbol("block")
+_STRIP = symbol("strip")

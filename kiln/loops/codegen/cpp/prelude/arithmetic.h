@@ -46,10 +46,10 @@ template <class V> KILN_INLINE V fmin(V x, V y) { return sel(as_mask(x < y) | as
 KILN_INLINE f32 fma(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 KILN_INLINE f64 fma(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
 KILN_INLINE f32v fma(f32v a, f32v b, f32v c) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16) return (f32v)__builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
-#elif defined(__FMA__)
-  if constexpr (W == 8) return (f32v)__builtin_ia32_vfmaddps256(a, b, c);
+#if defined(__AVX512F__) && KILN_W == 16
+  return (f32v)__builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
+#elif defined(__FMA__) && KILN_W == 8
+  return (f32v)__builtin_ia32_vfmaddps256(a, b, c);
 #endif
   for (int k = 0; k < W; ++k) c[k] = __builtin_fmaf(a[k], b[k], c[k]);
   return c;
@@ -108,10 +108,10 @@ template <class V> KILN_INLINE V trunc(V x) { return copysign(floor(abs(x)), x);
 KILN_INLINE f32 sqrt(f32 x) { return __builtin_sqrtf(x); }
 KILN_INLINE f64 sqrt(f64 x) { return __builtin_sqrt(x); }
 KILN_INLINE f32v sqrt(f32v x) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16) return (f32v)__builtin_ia32_sqrtps512_mask(x, x, (u16)-1, 4);
-#elif defined(__AVX__)
-  if constexpr (W == 8) return (f32v)__builtin_ia32_sqrtps256(x);
+#if defined(__AVX512F__) && KILN_W == 16
+  return (f32v)__builtin_ia32_sqrtps512_mask(x, x, (u16)-1, 4);
+#elif defined(__AVX__) && KILN_W == 8
+  return (f32v)__builtin_ia32_sqrtps256(x);
 #endif
   for (int k = 0; k < W; ++k) x[k] = __builtin_sqrtf(x[k]);
   return x;

@@ -9,8 +9,10 @@ typedef __UINT32_TYPE__ u32;
 typedef __UINT64_TYPE__ u64;
 typedef float f32;
 typedef double f64;
-typedef _Float16 f16;
 struct bf16 {
+  u16 bits;
+};
+struct f16 {
   u16 bits;
 };
 #define KILN_INLINE static inline __attribute__((always_inline))

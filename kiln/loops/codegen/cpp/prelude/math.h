@@ -25,8 +25,8 @@ KILN_INLINE i32v to_i32(f32v x) { return __builtin_convertvector(x, i32v); }
 //@ scaled: power_of_two to_i32
 // x * 2^n for a whole n from -250 to 250, in two steps so that neither overflows before the product does.
 KILN_INLINE f32v scaled(f32v x, f32v n) {
-#ifdef __AVX512F__
-  if constexpr (W == 16) return (f32v)__builtin_ia32_scalefps512_mask(x, n, x, (u16)-1, 4);
+#if defined(__AVX512F__) && KILN_W == 16
+  return (f32v)__builtin_ia32_scalefps512_mask(x, n, x, (u16)-1, 4);
 #endif
   i32v whole = to_i32(n), half = whole >> 1;
   return x * power_of_two(half) * power_of_two(whole - half);

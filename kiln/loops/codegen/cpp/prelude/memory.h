@@ -10,7 +10,7 @@ template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Part la
   __builtin_memcpy(&r, p, lanes.n * sizeof(T));
   return r;
 }
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && KILN_W == 16
 KILN_INLINE f32v read(const f32* p, Part lanes) {
   return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, (u16)((1u << lanes.n) - 1));
 }
@@ -28,17 +28,25 @@ template <class L> KILN_INLINE mask load(const bool* p, L lanes) {
 // One element, as it is computed with.
 template <class T> KILN_INLINE T get(const T* p) { return *p; }
 KILN_INLINE f32 get(const bf16* p) { return widen_bf16(p->bits); }
-KILN_INLINE f32 get(const f16* p) { return (f32)*p; }
+KILN_INLINE f32 get(const f16* p) { return widen_f16(p->bits); }
 
-//@ load_if: load get
+//@ load_if: load get active all_lanes
 // Lanes without m are not read and give 0.
+#if defined(__AVX512DQ__) && KILN_W == 16
+KILN_INLINE u16 mask_bits(mask m) { return (u16)__builtin_ia32_cvtd2mask512((vec_of<i32>::type)m); }
+template <class L> KILN_INLINE f32v load_if(const f32* p, mask m, L lanes) {
+  return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, mask_bits(m & active(lanes)));
+}
+#endif
 template <class T, class L> KILN_INLINE vec<T> load_if(const T* p, mask m, L lanes) {
+  if (all_lanes(m | ~active(lanes))) return load(p, lanes);
   vec<T> r = {};
   for (i64 k = 0; k < lanes.n; ++k)
     if (m[k]) r[k] = get(p + k);
   return r;
 }
 template <class L> KILN_INLINE mask load_if(const bool* p, mask m, L lanes) {
+  if (all_lanes(m | ~active(lanes))) return load(p, lanes);
   mask r = {};
   for (i64 k = 0; k < lanes.n; ++k)
     if (m[k]) r[k] = -(i32)p[k];
@@ -56,6 +64,50 @@ template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) 
   mask r = {};
   for (i64 k = 0; k < lanes.n; ++k) r[k] = -(i32)p[k * step];
   return r;
+}
+
+//@ load_tile: read
+// tile[row][lane] = p[lane * step + row]: lanes are read in order and transposed, log2(W) steps of exchanges.
+template <int Size> struct same_size {
+  typedef i32 type;
+};
+template <> struct same_size<2> {
+  typedef i16 type;
+};
+template <class V> KILN_INLINE void transpose(V* r) {
+  typedef decltype(V{} == V{}) Places;
+#pragma GCC unroll 8
+  for (int s = 1; s < W; s *= 2) {
+    Places low, high;
+#pragma GCC unroll 64
+    for (int k = 0; k < W; ++k) {
+      low[k] = (k & s) ? W + k - s : k;
+      high[k] = (k & s) ? W + k : k + s;
+    }
+#pragma GCC unroll 64
+    for (int k = 0; k < W; ++k)
+      if (!(k & s)) {
+        V a = r[k], b = r[k + s];
+        r[k] = __builtin_shuffle(a, b, low);
+        r[k + s] = __builtin_shuffle(a, b, high);
+      }
+  }
+}
+template <class T, class L> __attribute__((noinline)) static void load_tile(T* tile, const T* p, i64 step, i64 rows, L lanes) {
+  if constexpr (sizeof(T) == 4 || sizeof(T) == 2) {
+    if (lanes.n == W && rows == W) {
+      typedef typename vec_of<typename same_size<sizeof(T)>::type>::type V;
+      V r[W];
+#pragma GCC unroll 64
+      for (int k = 0; k < W; ++k) __builtin_memcpy(&r[k], p + k * step, sizeof(V));
+      transpose(r);
+#pragma GCC unroll 64
+      for (int k = 0; k < W; ++k) __builtin_memcpy(tile + k * W, &r[k], sizeof(V));
+      return;
+    }
+  }
+  for (i64 k = 0; k < lanes.n; ++k)
+    for (i64 row = 0; row < rows; ++row) tile[row * W + k] = p[k * step + row];
 }
 
 //@ gather: get
@@ -89,7 +141,7 @@ template <class T, class V> KILN_INLINE void write(T* p, V v, Full) { __builtin_
 template <class T, class V> KILN_INLINE void write(T* p, V v, Part lanes) {
   __builtin_memcpy(p, &v, lanes.n * sizeof(T));
 }
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && KILN_W == 16
 KILN_INLINE void write(f32* p, f32v v, Part lanes) {
   __builtin_ia32_storeups512_mask(p, v, (u16)((1u << lanes.n) - 1));
 }
@@ -106,7 +158,7 @@ template <class L> KILN_INLINE void store(bool* p, mask v, L lanes) {
 //@ put: narrow
 template <class T, class X> KILN_INLINE void put(T* p, X x) { *p = (T)x; }
 KILN_INLINE void put(bf16* p, f32 x) { p->bits = narrow_bf16(x); }
-KILN_INLINE void put(f16* p, f32 x) { *p = (f16)x; }
+KILN_INLINE void put(f16* p, f32 x) { p->bits = narrow_f16(x); }
 
 //@ store_step: put
 template <class T, class V, class L> KILN_INLINE void store_step(T* p, i64 step, V v, L lanes) {
@@ -122,16 +174,22 @@ template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v
 //@ widen
 KILN_INLINE f32 widen_bf16(u16 bits) { return __builtin_bit_cast(f32, (u32)bits << 16); }
 KILN_INLINE f32v widen_bf16(u16v bits) { return (f32v)(__builtin_convertvector(bits, u32v) << 16); }
-KILN_INLINE f32 widen_f16(u16 bits) { return (f32)__builtin_bit_cast(f16, bits); }
+// Exponent and fraction in place, then times 2^112, which also makes subnormal numbers right.
+KILN_INLINE f32 widen_f16(u16 bits) {
+  u32 size = (u32)(bits & 0x7fff) << 13, sign = (u32)(bits & 0x8000) << 16;
+  u32 wide = __builtin_bit_cast(u32, __builtin_bit_cast(f32, size) * 0x1p112f);
+  return __builtin_bit_cast(f32, (size >= 0x0f800000 ? size | 0x7f800000 : wide) | sign);
+}
 KILN_INLINE f32v widen_f16(u16v bits) {
-#ifdef __AVX512F__
-  if constexpr (W == 16) return (f32v)__builtin_ia32_vcvtph2ps512_mask((i16v)bits, (f32v){}, (u16)-1, 4);
-#elif defined(__F16C__)
-  if constexpr (W == 8) return (f32v)__builtin_ia32_vcvtph2ps256((i16v)bits);
-#endif
+#if defined(__AVX512F__) && KILN_W == 16
+  return (f32v)__builtin_ia32_vcvtph2ps512_mask((i16v)bits, (f32v){}, (u16)-1, 4);
+#elif defined(__F16C__) && KILN_W == 8
+  return (f32v)__builtin_ia32_vcvtph2ps256((i16v)bits);
+#else
   f32v r;
   for (int k = 0; k < W; ++k) r[k] = widen_f16((u16)bits[k]);
   return r;
+#endif
 }
 
 //@ narrow
@@ -145,16 +203,27 @@ KILN_INLINE u16v narrow_bf16(f32v x) {
   bits = (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
   return __builtin_convertvector(bits >> 16, u16v);
 }
-KILN_INLINE u16 narrow_f16(f32 x) { return __builtin_bit_cast(u16, (f16)x); }
+// Not by _Float16, whose conversions GCC may leave out as excess precision.
+KILN_INLINE u16 narrow_f16(f32 x) {
+  u32 bits = __builtin_bit_cast(u32, x), size = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
+  if (size > 0x7f800000) return (u16)(sign | 0x7e00);
+  if (size >= 0x477ff000) return (u16)(sign | 0x7c00);
+  if (size < 0x38800000) {
+    f32 shifted = __builtin_bit_cast(f32, size) + 0.5f;
+    return (u16)(sign | (__builtin_bit_cast(u32, shifted) - 0x3f000000));
+  }
+  return (u16)(sign | ((size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13));
+}
 KILN_INLINE u16v narrow_f16(f32v x) {
-#ifdef __AVX512F__
-  if constexpr (W == 16) return (u16v)__builtin_ia32_vcvtps2ph512_mask(x, 0, i16v{}, (u16)-1);
-#elif defined(__F16C__)
-  if constexpr (W == 8) return (u16v)__builtin_ia32_vcvtps2ph256(x, 0);
-#endif
+#if defined(__AVX512F__) && KILN_W == 16
+  return (u16v)__builtin_ia32_vcvtps2ph512_mask(x, 0, i16v{}, (u16)-1);
+#elif defined(__F16C__) && KILN_W == 8
+  return (u16v)__builtin_ia32_vcvtps2ph256(x, 0);
+#else
   u16v r;
   for (int k = 0; k < W; ++k) r[k] = narrow_f16((f32)x[k]);
   return r;
+#endif
 }
 template <class V> KILN_INLINE V rounded_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
 template <class V> KILN_INLINE V rounded_f16(V x) { return widen_f16(narrow_f16(x)); }
