@@ -33,7 +33,7 @@ def random_tensor(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
     elif spec.dtype == torch.bool:
         storage = torch.rand(max(need, 1)) < 0.5
     else:
-        storage = torch.randint(0, 3, (max(need, 1),)).to(spec.dtype)
+        storage = torch.randint(0, 2, (max(need, 1),)).to(spec.dtype)
     return storage.as_strided(shape, strides, offset)
 
 

@@ -52,7 +52,7 @@ def align(first: Group, second: Group, symbols: Symbols, *, opened: bool = False
     names: Pairs = {}
     for one, other in (*_dependent_forms(first, links), *_shared_forms(first, second)):
         names |= _new_pairs(names, match(first, one, second, other, symbols))
-    _pair_by_size(first, second, names)
+    pair_by_size(first, second, names)
     theirs = {names[one] for one in (second.sizes if opened else second.units) if one in names}
     units = {one: None for one in first.units if one in theirs}
     for writing, writer, reading, access in links:
@@ -87,7 +87,7 @@ def _new_pairs(names: Pairs, found: Pairs) -> Pairs:
     return {mine: theirs for mine, theirs in found.items() if mine not in names and theirs not in taken}
 
 
-def _pair_by_size(first: Group, second: Group, names: Pairs) -> None:
+def pair_by_size(first: Group, second: Group, names: Pairs) -> None:
     """Inner symbols that nothing pairs are one loop where their sizes are equal."""
     taken = set(names.values())
     free = [one for one in first.sizes if one not in taken and one not in first.units]

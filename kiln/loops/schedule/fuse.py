@@ -68,15 +68,19 @@ class _Fuser:
         self.order.append(group)
         member = group.members[0]
         for other in list(self._candidates(group)):
-            first, second = sorted((current(other), current(group)), key=lambda one: one.position)
-            if first is second or not self.order.can_fuse(first, second):
-                continue
-            proposal = propose(first, second, self.context)
-            if proposal is not None:
-                self._merge(first, second, proposal)
+            self._try(other, group)
         group = current(group)
         if any(one in group.units for one in member.reduced()) and isinstance(node, Reduction):
             self._finish_partial(group, node, number)
+
+    def _try(self, one: Group, other: Group) -> None:
+        """Fuse two groups if the order allows it and it pays."""
+        first, second = sorted((current(one), current(other)), key=lambda group: group.position)
+        if first is second or not self.order.can_fuse(first, second):
+            return
+        proposal = propose(first, second, self.context)
+        if proposal is not None:
+            self._merge(first, second, proposal)
 
     def _single(self, node: Pointwise | Reduction | Scan, number: int) -> Group:
         axes = node_axes(node)
@@ -132,5 +136,10 @@ class _Fuser:
         self.buffers[part.name] = part
         combine = self._single(rest, number)
         combine.units = {one: None for one in combine.units if one not in combine.members[0].reduced()}
+        combine.parts = group
         self.graph.add_combine(combine, group, part.name, node.out.name)
         self.order.append(combine)
+        for other in reversed(self.order.groups[group.position : -1]):
+            if other.parts is not None and current(other.parts) is group:
+                self._try(other, combine)
+                break

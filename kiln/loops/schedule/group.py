@@ -105,6 +105,8 @@ class Group:
     after: set[Group] = field(default_factory=set)
     hard: set[Group] = field(default_factory=set)
     """Groups before this one that it must not be fused with."""
+    parts: Group | None = None
+    """The group whose parts this one combines."""
     position: int = 0
     into: Group | None = None
     origin: str = ""
@@ -124,8 +126,12 @@ class Group:
         """About how many points; blocks count as full."""
         return guess(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
 
+    def part_symbols(self) -> set[Symbol]:
+        """Units that number the parts of split reductions."""
+        return {one for member in self.members if member.partial for one in member.partial.dims}
+
     def can_split(self, symbol: Symbol) -> bool:
-        return symbol not in self.frozen and symbol not in self.whole
+        return symbol not in self.whole and symbol not in self.frozen and symbol not in self.part_symbols()
 
     def has_reductions(self) -> bool:
         return any(not isinstance(one.node, Pointwise) for one in self.members)

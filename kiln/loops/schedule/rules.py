@@ -12,12 +12,13 @@ from typing import final
 
 from kiln.loops.ir.nodes import Buffer
 from kiln.loops.schedule.affine import guess, guess_large
-from kiln.loops.schedule.align import Alignment, align, dependencies
+from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_size
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Symbols
 from kiln.loops.schedule.layout import best_vector
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
+from kiln.symbolic import Symbol
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
@@ -109,13 +110,31 @@ def mixed_order(first: Group, second: Group, context: Context) -> Alignment | No
         return None
     outer = [found.names.get(one) for one in second.members[0].reduced()]
     split = any(one in found.units for one in outer)
-    return found if split and all(one in outer for one in first.frozen) else None
+    return found if split and all(one in outer for one in first.part_symbols()) else None
+
+
+def combined_parts(first: Group, second: Group, context: Context) -> Alignment | None:
+    """Sums of parts that one kernel made are finished by one kernel.
+
+    dw = sum of dw_part over blocks; db = sum of db_part over blocks
+    """
+    if not (_combines_parts(first) and _combines_parts(second)) or _depends(first, second):
+        return None
+    ours, theirs = ([group.sizes[one] for one in group.units] for group in (first, second))
+    names = dict(zip(second.units, first.units, strict=False))
+    pair_by_size(first, second, names)
+    return Alignment(names, dict(first.units)) if ours == theirs else None
+
+
+def _combines_parts(group: Group) -> bool:
+    return group.parts is not None
 
 
 def _in_rows(first: Group, second: Group, found: Alignment | None) -> Alignment | None:
     """All units of one of the two are left; where the other loses some, its units become rows."""
     if found is None or len(found.units) < min(len(first.units), len(second.units)):
         return None
+    names: Mapping[Symbol, Symbol]
     for group, names in ((first, {}), (second, found.names)):
         if len(found.units) < len(group.units):
             vector = best_vector(group, group.members)
@@ -130,6 +149,7 @@ FUSION_RULES = (
     Rule("consumers-after-reduction", consumers_after_reduction),
     Rule("siblings", siblings),
     Rule("mixed-order", mixed_order),
+    Rule("combined-parts", combined_parts),
 )
 
 
@@ -151,12 +171,14 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
     saved = _saved_bytes(first, second, context)
     for rule in FUSION_RULES:
         found = rule.propose(first, second, context)
-        if found is None or not _frozen_stay(first, second, found) or _starves(first, second, found, context):
+        if found is None or not _parts_stay(first, second, found) or _starves(first, second, found, context):
             continue
         score = saved + LAUNCH_BYTES
         if rule.name == "mixed-order":
             score -= 2 * LAUNCH_BYTES
         if rule.name == "siblings" and 8 * saved < _traffic(second, context):
+            continue
+        if any(8 * saved < _traffic(group, context) for group in _demoted(first, second, found)):
             continue
         if score > 0:
             return Proposal(rule.name, found, score)
@@ -173,16 +195,26 @@ def _saved_bytes(first: Group, second: Group, context: Context) -> int:
     return total
 
 
+def _demoted(first: Group, second: Group, found: Alignment) -> list[Group]:
+    """Pointwise groups that lose units: their loops become rows, which has to be worth it."""
+    return [one for one in (first, second) if len(found.units) < len(one.units) and not one.has_reductions()]
+
+
 def _traffic(group: Group, context: Context) -> int:
-    names = {access.buffer for member in group.members for access in member.accesses()}
-    return sum(context.bytes(name) for name in names)
+    """Bytes that the group moves; of a table that is looked up only what is picked."""
+    moved: dict[str, int] = {}
+    for member in group.members:
+        points = group.guess_points(member.symbols()) * member.node.out.spec.dtype.itemsize
+        for access in member.accesses():
+            moved[access.buffer] = min(context.bytes(access.buffer), points)
+    return sum(moved.values())
 
 
-def _frozen_stay(first: Group, second: Group, found: Alignment) -> bool:
-    """Reductions that are split over units must keep these units."""
-    mine = set(first.frozen)
-    theirs = {found.names.get(one) for one in second.frozen}
-    return mine <= found.units.keys() and theirs <= found.units.keys() and len(mine | theirs) <= 1
+def _parts_stay(first: Group, second: Group, found: Alignment) -> bool:
+    """Reductions that are split over units must keep these units, in blocks along one of them."""
+    blocked = {*first.frozen, *(found.names.get(one, one) for one in second.frozen)}
+    dims = {*first.part_symbols(), *(found.names.get(one, one) for one in second.part_symbols())}
+    return len(blocked) <= 1 and dims <= found.units.keys()
 
 
 def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:

@@ -88,8 +88,9 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool) -> Reductio
     assert isinstance(node, Reduction)
     strides = _strides(member)
     outer = sorted((one for one in member.reduced() if one in group.units), key=lambda one: -strides.get(one, 0))
-    blocked = outer[-1]
-    if blocked not in group.frozen:
+    blocked = next(iter(group.frozen), outer[-1])
+    outer.sort(key=lambda one: one is blocked)
+    if not group.frozen:
         group.frozen[blocked] = _block_size(group, member, kept_in_strips)
     size = group.frozen[blocked]
     counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
