@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+import kiln.native as native
 from kiln.api.arguments import check_callable, check_flag, read_options
 from kiln.api.module import MARK, compile_module
 from kiln.backends import find_backend
-from kiln import native
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.session import KilnWarning, Session, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages

@@ -63,4 +63,6 @@ def _compiled_class(cls: type[nn.Module], session: Session) -> type[nn.Module]:
         "__deepcopy__": deepcopy,
         MARK: session,
     }
-    return type(cls)(cls.__name__, (cls,), body)
+    metaclass: Any = type(cls)
+    made: type[nn.Module] = metaclass(cls.__name__, (cls,), body)
+    return made

@@ -111,8 +111,10 @@ class Dispatcher:
     def __get__(self, instance: object, owner: type | None = None) -> Any: ...
     def set_entries(self, entries: Sequence[Entry], /) -> None:
         """Replaces all entries at once."""
-    function: FunctionType
-    __wrapped__: FunctionType
+    @property
+    def function(self) -> FunctionType: ...
+    @property
+    def __wrapped__(self) -> FunctionType: ...
     miss: Callable[[Dispatcher, dict[str, Any]], Any]
     entries: tuple[Entry, ...]
     misses: int

@@ -48,6 +48,13 @@ class TooManyVariants(KilnError):
     )
 
 
+class FalseGuard(KilnError):
+    code = "KILN9001"
+    what = "a guard does not hold of the arguments it was made from: {guard}"
+    why = "it found {actual}"
+    try_ = ("report this: a fault of the compiler",)
+
+
 class KilnWarning(UserWarning):
     """A region runs eager; the text names code and reason."""
 
@@ -116,8 +123,8 @@ class Session:
             except KilnError as problem:
                 entry = self._run_eager(dispatcher, problem)
             except Exception as fault:
-                problem = InternalFault(stage=self.events.failed_stage, problem=_last_line(fault))
-                entry = self._run_eager(dispatcher, problem, cause=fault)
+                ours = InternalFault(stage=self.events.failed_stage, problem=_last_line(fault))
+                entry = self._run_eager(dispatcher, ours, cause=fault)
             if entry is not None:
                 dispatcher.set_entries([*dispatcher.entries, entry])
             return entry
@@ -141,6 +148,9 @@ class Session:
         with self.events.stage("guards"):
             tree = build_tree(capture.guards, collect=capture.collect, function=function)
         self.events.emit("guards", count=len(capture.guards))
+        failed = tree.explain(list(arguments.values()), function.__globals__, function.__closure__)
+        if failed is not None:
+            raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
         run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
         return Entry(tree, run, capture)
 

@@ -166,7 +166,9 @@ class Compilation:
             self.stop(kept)
         seconds = time.perf_counter() - self.started
         compiled = sum(len(unit.kernels) for unit in self.units)
-        self.events.emit("compiled_kernels", compiled=compiled, cached=len(self.known), units=len(self.units), seconds=seconds)
+        self.events.emit(
+            "compiled_kernels", compiled=compiled, cached=len(self.known), units=len(self.units), seconds=seconds
+        )
         libraries = Libraries(paths, self.kernels)
         for folder in kept:
             weakref.finalize(libraries, shutil.rmtree, folder, ignore_errors=True)
