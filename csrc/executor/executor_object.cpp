@@ -82,17 +82,19 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
     return nullptr;
   }
   try {
-    std::vector<Value> inputs(count);
-    std::vector<Value> outputs(program.outputs.size());
+    Executor::Call running(executor);
+    Value* inputs = running.inputs();
     for (size_t n = 0; n < count; n++) {
       if (!read_argument(args[n], program.inputs[n], inputs[n])) return nullptr;
     }
     {
       ReleaseGil released;
-      executor.run(inputs.data(), outputs.data(), false);
-      rebuild_views(program, inputs.data(), outputs.data());
+      running.run();
+      if (program.has_views) {
+        rebuild_views(program, inputs, running.results().data());
+      }
     }
-    return results_to_python(program, outputs, args);
+    return results_to_python(program, running.results(), args);
   } catch (...) {
     raise_current(object->explain);
     return nullptr;

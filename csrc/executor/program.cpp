@@ -245,6 +245,7 @@ void read_outputs(Reader& in, Program& program) {
     one.operand = in.small();
     one.layout = in.small();
     one.shift = in.small();
+    program.has_views |= one.layout != kNone;
     program.outputs.push_back(one);
   }
 }

@@ -189,6 +189,7 @@ struct Program {
   std::vector<std::vector<Slot>> frees;
   std::vector<Branch> branches;
   std::vector<Output> outputs;
+  bool has_views = false;  // does an output have to be rebuilt?
   std::vector<int64_t> ints;
   std::vector<double> floats;
   std::vector<std::vector<Operation>> segments;

@@ -39,7 +39,8 @@ PyObject* mask_to_python(const std::vector<bool>& mask) {
   return tuple;
 }
 
-at::Tensor tensor_of(const Value& value) { return at::Tensor(value.share()); }
+// Of a value that holds a tensor.
+const at::Tensor& tensor_of(const Value& value) { return value.as<at::Tensor>(); }
 
 // Rethrows a Python error as the one that torch's engine carries to the caller.
 [[noreturn]] void throw_to_engine(const RaisedError& error) {
@@ -59,7 +60,7 @@ class RegionNode final : public ag::Node {
     ag::edge_list edges(inputs.size());
     for (size_t n = 0; n < inputs.size(); n++) {
       if (!inputs[n].is_tensor()) continue;
-      at::Tensor input = tensor_of(inputs[n]);
+      const at::Tensor& input = tensor_of(inputs[n]);
       if (input.requires_grad()) edges[n] = ag::impl::gradient_edge(input);
     }
     set_next_edges(std::move(edges));
@@ -310,9 +311,9 @@ std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
   if (node) {
     for (size_t n = 0; n < state->results.size(); n++) {
       if (!state->results[n].differentiable) continue;
-      at::Tensor result = tensor_of(results[n]);
-      TORCH_CHECK(result.defined() && !result.requires_grad(), state->name, ": result ", n,
-                  " is not a fresh tensor");
+      TORCH_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
+      const at::Tensor& result = tensor_of(results[n]);
+      TORCH_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
       ag::set_history(result, node);
     }
     node->save(inputs, results);

@@ -68,11 +68,15 @@ class Run {
         floats_(frame.floats.data()),
         donate_(donate) {}
   ~Run() {
-    for (Value& slot : frame_.slots) slot.clear();
+    // Inputs stay: results may be views of them.
+    for (size_t n = program_.inputs.size(); n < frame_.slots.size(); n++) slots_[n].clear();
     if (block_.bytes) ArenaPool::instance().give_back(std::move(block_));
   }
 
-  void enter(Value* inputs);
+  void take(Value* inputs) {
+    for (size_t n = 0; n < program_.inputs.size(); n++) slots_[n] = inputs[n].hand_over();
+  }
+  void enter();
   void steps();
   void results(Value* outputs);
 
@@ -167,7 +171,13 @@ void Run::check_input(const Input& input, Value& value, size_t number) const {
   if (input.layout == kNone) return;
   const Layout& planned = layout(input.layout);
   const c10::TensorImpl& given = *value.tensor();
-  if (fits(given, planned, ints_)) return;
+  uint64_t keys = given.key_set().raw_repr();
+  // Key sets tell device, layout and what makes memory opaque: seen once, they need no second look.
+  if (keys == frame_.known_keys[number] && has_layout(given, planned, ints_)) return;
+  if (fits(given, planned, ints_)) {
+    frame_.known_keys[number] = keys;
+    return;
+  }
   bool same_sizes =
       !given.has_symbolic_sizes_strides() && given.sizes() == sizes_of(planned, ints_);
   if (!input.number || !same_sizes) {
@@ -179,12 +189,9 @@ void Run::check_input(const Input& input, Value& value, size_t number) const {
   value.set_tensor(std::move(adapted));
 }
 
-void Run::enter(Value* inputs) {
+void Run::enter() {
   size_t count = program_.inputs.size();
-  for (size_t n = 0; n < count; n++) {
-    slots_[n] = inputs[n].hand_over();
-    read_scalar(program_.inputs[n], slots_[n], n);
-  }
+  for (size_t n = 0; n < count; n++) read_scalar(program_.inputs[n], slots_[n], n);
   for (const Binding& binding : program_.bindings) bind(binding);
   compute(program_.segments[0], ints_, floats_);
   for (size_t n = 0; n < count; n++) check_input(program_.inputs[n], slots_[n], n);
@@ -373,9 +380,11 @@ void Run::branch(const Step& step) {
   std::vector<Value> outputs(one.outs.size());
   for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[one.args[n]].share());
   Run nested(inner, constants_, *frame_.branches[place], false);
-  nested.enter(inputs.data());
+  nested.take(inputs.data());
+  nested.enter();
   nested.steps();
   nested.results(outputs.data());
+  frame_.branches[place]->clear_inputs(inputs.size());
   for (size_t n = 0; n < outputs.size(); n++) {
     if (one.outs[n] != kNone) slots_[one.outs[n]] = std::move(outputs[n]);
   }
@@ -449,6 +458,8 @@ Frame::Frame(const Program& program)
   size_t widest = 0;
   for (const Launch& launch : program.launches) widest = std::max(widest, launch.tensors.size());
   pointers.resize(widest);
+  results.resize(program.outputs.size());
+  known_keys.resize(program.inputs.size());
 }
 
 Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants)
@@ -471,14 +482,28 @@ void Executor::give_back(std::unique_ptr<Frame> frame) const {
 }
 
 void Executor::run(Value* inputs, Value* outputs, bool donate) const {
-  std::unique_ptr<Frame> frame = take_frame();
-  {
-    Run run(*program_, constants_, *frame, donate);
-    run.enter(inputs);
-    run.steps();
-    run.results(outputs);
-  }
-  give_back(std::move(frame));
+  Call call(*this);
+  Run run(*program_, constants_, *call.frame_, donate);
+  run.take(inputs);
+  run.enter();
+  run.steps();
+  run.results(outputs);
+}
+
+Executor::Call::Call(const Executor& executor)
+    : executor_(executor), frame_(executor.take_frame()) {}
+
+Executor::Call::~Call() {
+  for (Value& slot : frame_->slots) slot.clear();
+  for (Value& result : frame_->results) result.clear();
+  executor_.give_back(std::move(frame_));
+}
+
+void Executor::Call::run() {
+  Run run(*executor_.program_, executor_.constants_, *frame_, false);
+  run.enter();
+  run.steps();
+  run.results(frame_->results.data());
 }
 
 void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {

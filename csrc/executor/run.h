@@ -14,10 +14,16 @@ namespace kiln {
 struct Frame {
   explicit Frame(const Program& program);
 
+  void clear_inputs(size_t count) {
+    for (size_t n = 0; n < count; n++) slots[n].clear();
+  }
+
   std::vector<Value> slots;
   std::vector<int64_t> ints;
   std::vector<double> floats;
-  std::vector<void*> pointers;  // tensor arguments of the launch at hand
+  std::vector<Value> results;
+  std::vector<void*> pointers;       // tensor arguments of the launch at hand
+  std::vector<uint64_t> known_keys;  // key sets of the inputs that passed the full check
   Placement placement;
   std::vector<std::unique_ptr<Frame>> branches;  // of nested plans: two per branch, made on demand
 };
@@ -32,6 +38,26 @@ class Executor {
   ~Executor();
 
   const Program& program() const { return *program_; }
+
+  // One call whose inputs and results stand in a frame. Without the interpreter lock while it runs.
+  class Call {
+   public:
+    explicit Call(const Executor& executor);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    // Where the arguments go, in order, before `run`.
+    Value* inputs() { return frame_->slots.data(); }
+    std::vector<Value>& results() { return frame_->results; }
+    // As Executor::run; `inputs` stay in their slots.
+    void run();
+
+   private:
+    friend class Executor;
+    const Executor& executor_;
+    std::unique_ptr<Frame> frame_;
+  };
 
   // Runs below autograd and autocast. Takes over the tensors that `inputs` own and leaves
   // the results in `outputs`; a result that is a view of an input or of another output is one that

@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <sstream>
 
 namespace kiln {
@@ -22,10 +23,9 @@ constexpr c10::DispatchKeySet kOpaque({
 
 bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef actual, const int64_t* planned) {
   for (size_t dim = 0; dim < sizes.size(); dim++) {
-    if (sizes[dim] == 0) return true;
-  }
-  for (size_t dim = 0; dim < sizes.size(); dim++) {
-    if (sizes[dim] != 1 && actual[dim] != planned[dim]) return false;
+    if (sizes[dim] != 1 && actual[dim] != planned[dim]) {
+      return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+    }
   }
   return true;
 }
@@ -79,15 +79,20 @@ TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const 
   return made;
 }
 
+bool has_layout(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints) {
+  if (tensor.dtype() != layout.meta || tensor.has_symbolic_sizes_strides()) return false;
+  c10::IntArrayRef sizes = tensor.sizes();
+  if (sizes != sizes_of(layout, ints)) return false;
+  return same_strides(sizes, tensor.strides(), ints + layout.strides);
+}
+
 bool fits(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints) {
   if (tensor.dtype() != layout.meta || tensor.key_set().has_any(kOpaque)) return false;
   if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) return false;
   c10::Device device = tensor.device();
   if (static_cast<int8_t>(device.type()) != layout.device_type) return false;
   if (layout.device_index >= 0 && device.index() != layout.device_index) return false;
-  c10::IntArrayRef sizes = tensor.sizes();
-  if (sizes != sizes_of(layout, ints)) return false;
-  return same_strides(sizes, tensor.strides(), ints + layout.strides);
+  return has_layout(tensor, layout, ints);
 }
 
 std::string describe(const c10::TensorImpl& tensor) {

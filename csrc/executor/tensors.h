@@ -17,8 +17,10 @@ TensorPtr empty_cpu(const Layout& layout, const int64_t* ints);
 TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const int64_t* ints,
                        int64_t offset);
 
-// Is this plain strided memory of the planned dtype, device, sizes and strides? A stride of a
-// dimension of size 1 is never used and may differ.
+// `has_layout` looks at dtype, sizes and strides only. `fits`: is this plain strided memory of the
+// planned dtype, device, sizes and strides? A stride of a dimension of size 1 is never used and may
+// differ.
+bool has_layout(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints);
 bool fits(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints);
 
 // "f32[2, 3 | 3, 1]", for messages.

@@ -80,6 +80,12 @@ class Value {
            word_.tensor->storage().use_count() == 1;
   }
 
+  // The tensor as C++ code wants it, without counting a reference: a tensor handle is one pointer.
+  template <typename Handle>
+  const Handle& as() const {
+    static_assert(sizeof(Handle) == sizeof(c10::TensorImpl*));
+    return reinterpret_cast<const Handle&>(word_.tensor);
+  }
   // A new reference; undefined unless this is a tensor.
   TensorPtr share() const {
     return is_tensor() ? TensorPtr::reclaim_copy(word_.tensor) : TensorPtr();
