@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 
 Function = Callable[..., Any]
+
+DEVICE = os.environ.get("KILN_TEST_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 
 
 def new_recorder(numerics: str = "fast") -> Recorder:

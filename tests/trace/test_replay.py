@@ -41,6 +41,13 @@ def test_calls_with_effects_are_undone():
     assert [record.name for record in trace.inputs] == ["x"]
 
 
+def test_changes_of_autograd_state_are_undone():
+    r, _x, y = recorded()
+    mark = r.mark()
+    r.call("detach_", (y,), {})
+    assert not y.requires_grad and r.truncate(mark).of(y).requires_grad
+
+
 def test_modes_are_replayed():
     r, x, _y = recorded()
     r.set_state("grad_enabled", False)

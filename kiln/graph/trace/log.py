@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, final
 
 from kiln.support.location import Location
@@ -44,7 +43,6 @@ class TorchCall:
         return target_name(self.target)
 
 
-@lru_cache(maxsize=4096)
 def target_name(target: Target) -> str:
     """`torch.abs`, `operator.add`, `Tensor.sum`: how a user would write it."""
     if isinstance(target, str):

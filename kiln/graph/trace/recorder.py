@@ -48,6 +48,14 @@ def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return target(*args, **kwargs)
 
 
+def changes_state(target: Target) -> bool:
+    """Does its name say that it changes a tensor: `detach_`, `requires_grad_`, `retain_grad`, `register_hook`?"""
+    if not isinstance(target, str):
+        return False
+    in_place = target.endswith("_") and not target.endswith("__")
+    return in_place or target in ("retain_grad", "register_hook", "backward")
+
+
 @final
 class Recorder:
     """One trace. It may be used on after `finish`, to record the backward of what it recorded.
@@ -73,6 +81,7 @@ class Recorder:
         self.inputs = self._table.records
         self.nodes = self._emit.nodes
         self._casts = Casts()
+        self._names: dict[Target, str] = {}
         self._baked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     # Inputs.
@@ -105,7 +114,10 @@ class Recorder:
     ) -> Any:
         """Run one torch call on fakes. `stack`: the user's lines, the innermost last. A method is named by a string."""
         location = stack[-1] if stack else None
-        self._emit.origin = Origin(target_name(target), len(self.calls), location)
+        name = self._names.get(target)
+        if name is None:
+            name = self._names[target] = target_name(target)
+        self._emit.origin = Origin(name, len(self.calls), location)
         self._symbols.location = location
         mutations = self._mode.mutations
         _push(self._mode)
@@ -117,7 +129,7 @@ class Recorder:
         finally:
             _pop(None)
         kind: CallKind = "method" if isinstance(target, str) else "function"
-        effects = self._mode.mutations != mutations
+        effects = self._mode.mutations != mutations or changes_state(target)
         self.calls.append(
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, location or NOWHERE, stack, effects)
         )
