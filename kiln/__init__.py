@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kiln.api import (
+    from kiln.api import (  # type: ignore[no-redef]  # `compile` is a builtin too
         Options,
         compile,
         disable,

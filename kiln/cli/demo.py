@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if verdict.right else 1
 
 
-def alternate(case: Case, compiled: object, pairs: int) -> tuple[list[float], list[float]]:
+def alternate(case: Case, compiled: Callable[..., Any], pairs: int) -> tuple[list[float], list[float]]:
     """Seconds of eager and of `compiled`, alternating."""
     for model in (case.model, compiled):
         timed(case, model)

@@ -117,7 +117,11 @@ class Session:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
-        with self._lock, _without_collection(), self.events.stage("compile", function=dispatcher.function.__qualname__):
+        with (
+            self._lock,
+            _without_collection(),
+            self.events.stage("compile", function=original_of(dispatcher).__qualname__),
+        ):
             try:
                 entry = self._new_variant(dispatcher, arguments)
             except KilnError as problem:
@@ -130,7 +134,7 @@ class Session:
             return entry
 
     def _new_variant(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry:
-        function, options = dispatcher.function, self.settings.options
+        function, options = original_of(dispatcher), self.settings.options
         if len(dispatcher.entries) >= options.variants:
             raise TooManyVariants(
                 function=function.__qualname__,
@@ -167,7 +171,7 @@ class Session:
         return better
 
     def _capture_once(self, dispatcher: Dispatcher, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
-        function = dispatcher.function
+        function = original_of(dispatcher)
         dump = Dump(self.settings.dump_folder, function.__qualname__)
         context = CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
 
@@ -193,7 +197,7 @@ class Session:
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:
         """What the last variant asked for and did not find."""
-        entry, function = dispatcher.entries[-1], dispatcher.function
+        entry, function = dispatcher.entries[-1], original_of(dispatcher)
         values = [arguments[name] for name in arguments]
         failed = entry.tree.explain(values, function.__globals__, function.__closure__) if entry.tree else None
         if failed is None:
@@ -212,6 +216,13 @@ class Session:
             self.events.emit("fault", text=trace or problem.render())
             warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
         return Entry(None, dispatcher.function, problem)
+
+
+def original_of(dispatcher: Dispatcher) -> FunctionType:
+    """The function that a dispatcher stands for (a type checker takes the attribute for a method)."""
+    found: Any = dispatcher.function
+    assert isinstance(found, FunctionType)
+    return found
 
 
 def disassembled(capture: Capture) -> Iterator[str]:

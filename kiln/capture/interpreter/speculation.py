@@ -25,8 +25,8 @@ from kiln.capture.interpreter.core import Session
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
+from kiln.graph.trace import InputRecord
 from kiln.graph.trace.condition import condition_graph, evaluate_condition, integer_condition
-from kiln.graph.trace.trace import InputRecord
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
 
