@@ -20,7 +20,6 @@ from kiln.loops.ir.builder import BodyBuilder, Inline
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, Reduction, Scan
-from kiln.loops.schedule.affine import access_form
 from kiln.loops.schedule.group import Access, Member
 from kiln.loops.schedule.phases import PhasePlan, PhasePlans, is_cheap
 from kiln.loops.schedule.single import accumulator_dtype, converted
@@ -74,9 +73,9 @@ class KernelBuilder:
             self.locals[member.out] = Local(f"{member.out}_row", member.node.out.spec.dtype, axes)
         return self.locals[member.out]
 
-    def row_index(self, member: Member, local: Local, index: Index) -> Index:
-        """Where in the local stands what is read from the buffer of `member` at `index`."""
-        form = access_form(self.buffers[member.out].spec, index, self.rank)
+    def row_index(self, member: Member, local: Local, access: Access) -> Index:
+        """Where in the local stands what `access` reads from the buffer of `member`."""
+        form = access.form
         assert form is not None and member.write.form is not None
         by_stride = {stride: one for one, stride in form.strides.items() if one not in self.group.units}
         written = member.write.form.strides
@@ -139,7 +138,7 @@ class _PhaseBody:
 
             def on_load(buffer: str, index: Index, dtype: torch.dtype, mask: int | None) -> int | None:
                 access, writer = next(accesses), self.kernel.plans.writer(buffer)
-                return None if writer is None else self._inside(writer, member, access, index, mask)
+                return None if writer is None else self._inside(writer, member, access, mask)
 
             (found,) = member.node.body.run(Inline(self.builder, values, on_load))
             if isinstance(member.node, Pointwise):
@@ -147,7 +146,7 @@ class _PhaseBody:
             self.values[member.out] = found
         return found
 
-    def _inside(self, writer: Member, reader: Member, access: Access, index: Index, mask: int | None) -> int | None:
+    def _inside(self, writer: Member, reader: Member, access: Access, mask: int | None) -> int | None:
         """The place of what `reader` reads of `writer`; None: from memory."""
         plans = self.kernel.plans
         if isinstance(writer.node, Pointwise):
@@ -160,7 +159,7 @@ class _PhaseBody:
             local = self.kernel.row(writer)
         else:
             return None
-        place = self.builder.load(local.name, self.kernel.row_index(writer, local, index), local.dtype, mask)
+        place = self.builder.load(local.name, self.kernel.row_index(writer, local, access), local.dtype, mask)
         return converted(self.builder, place, writer.node.out.spec.dtype)
 
     def _masked(self, value: int, mask: int | None) -> int:
