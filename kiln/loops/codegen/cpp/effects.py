@@ -22,7 +22,7 @@ from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Place, Storage, Value, Way
 from kiln.loops.ir.kernel import Accumulate, Store
-from kiln.loops.ir.nodes import ReduceOp
+from kiln.loops.ir.nodes import Axis, ReduceOp
 from kiln.symbolic import product
 
 
@@ -53,6 +53,7 @@ class EffectWriter:
         self.scans: list[Scan] = []
         self.before: list[str] = []
         self.lines: list[str] = []
+        self.after: dict[int, list[str]] = {}
 
     @property
     def depth(self) -> int:
@@ -98,10 +99,21 @@ class EffectWriter:
         if place.way is Way.NEXT:
             return [f"store({here}, {vector}, lanes);"]
         if place.way is Way.STEP:
+            along = self.body.tile_axis(place)
+            if along is not None and combine is None:
+                return [self._store_tile(storage, place, along, vector)]
             return [f"store_step({here}, {self.body.ints().text(place.step)}, {vector}, lanes);"]
         if place.way is Way.ONE:
             return [f"store_step({here}, 0, {vector}, lanes);" if value.varying else f"put({here}, {text});"]
         return [f"scatter({storage.name}, {self.body.lane_ints().text(place.offset)}, {vector}, lanes);"]
+
+    def _store_tile(self, storage: Storage, place: Place, along: Axis, vector: str) -> str:
+        """Collect the vectors of the inner loop; after it they are transposed and written in order."""
+        name, before, first = self.body.declare_tile(storage, place, along)
+        step, rows = self.body.ints().text(place.step), self.body.ints().text(along.size)
+        here = self.body.pointer(storage, first)
+        self.after.setdefault(before, []).append(f"store_tile({here}, {step}, {rows}, {name}, lanes);")
+        return f"store({name} + W*{along.symbol}, {vector}, full);"
 
     def _each_lane(
         self, storage: Storage, place: Place, vector: str, combine: ReduceOp, dtype: torch.dtype

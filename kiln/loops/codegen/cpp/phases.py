@@ -71,6 +71,7 @@ class PhaseWriter:
             names = [f"{one.name}{copy}" for copy in range(copies)] if self._is_split(one) else [one.name]
             lines += [f"{one.type_name()} {name} = {one.start()};" for name in names]
         lines += self._loop(depth)
+        lines += self.effects.after.get(depth, [])
         for one in mine:
             names = [f"{one.name}{copy}" for copy in range(copies)] if self._is_split(one) else [one.name]
             lines += self.effects.finish(one, names)

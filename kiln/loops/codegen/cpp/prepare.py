@@ -89,13 +89,16 @@ def _with_run(kernel: KernelIR, width: int) -> Prepared:
 
 
 def _tile(kernel: KernelIR, width: int) -> Tile | None:
-    """The unit axis along which loads have neighbours that lie apart along the last unit axis: a transposition."""
+    """The unit axis along which accesses have neighbours that lie apart along the last unit axis: a transposition."""
     specs = {one.name: one.spec for one in kernel.params}
     lane = kernel.units[-1].symbol
-    loads = [one for one in accesses(kernel.phases[0].body) if not one.conditional and one.buffer not in kernel.writes]
-    apart = [one for one in loads if stride_along(specs[one.buffer], one.index, lane) not in (0, 1, None)]
+    (phase,) = kernel.phases
+    loads = [one for one in accesses(phase.body) if not one.conditional and one.buffer not in kernel.writes]
+    touched = [(specs[one.buffer], one.index) for one in loads]
+    touched += [(specs[one.target], one.index) for one in phase_stores(phase) if one.combine is None]
+    apart = [(spec, index) for spec, index in touched if stride_along(spec, index, lane) not in (0, 1, None)]
     for axis in kernel.units[:-1]:
-        if any(stride_along(specs[one.buffer], one.index, axis.symbol) == 1 for one in apart):
+        if any(stride_along(spec, index, axis.symbol) == 1 for spec, index in apart):
             return Tile(axis, symbol(f"row_{axis.symbol}"), symbol(f"rows_{axis.symbol}"), width)
     return None
 

@@ -106,12 +106,12 @@ class CppStatements(StatementWriter):
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
         storage = self.storages[buffer]
         place = self.nest.place(storage.spec, index)
-        along = self._tile_axis(place) if mask is None and buffer not in self.unsettled else None
+        along = self.tile_axis(place) if mask is None and buffer not in self.unsettled else None
         if along is None:
             return super().load(buffer, index, dtype, mask)
         return self._load_tile(storage, place, along)
 
-    def _tile_axis(self, place: Place) -> Axis | None:
+    def tile_axis(self, place: Place) -> Axis | None:
         """A short loop inside of the vectorised one along which an access that is strided between lanes is not."""
         if place.way is not Way.STEP or self.nest.vector is None:
             return None
@@ -121,18 +121,22 @@ class CppStatements(StatementWriter):
                 return axis
         return None
 
-    def _load_tile(self, storage: Storage, place: Place, along: Axis) -> Value:
-        """Rows read in order and transposed, then one vector for each turn of the inner loop."""
+    def declare_tile(self, storage: Storage, place: Place, along: Axis) -> tuple[str, int, Int]:
+        """Memory for a tile outside of the loop `along`: its name, its depth, the offset of its first row."""
         assert self.nest.vector is not None
         first = substituted(place.offset, {along.symbol: 0})
         before = max(self.nest.vector + 1, self.nest.depth_of(symbols_of(first)))
-        name, kind = f"tile{self._count}", CPP.dtype_name(storage.spec.dtype)
+        name = f"tile{self._count}"
         self._count += 1
+        self.say(before, f"alignas(64) {CPP.dtype_name(storage.spec.dtype)} {name}[W * W];")
+        return name, before, first
+
+    def _load_tile(self, storage: Storage, place: Place, along: Axis) -> Value:
+        """Rows read in order and transposed, then one vector for each turn of the inner loop."""
+        name, before, first = self.declare_tile(storage, place, along)
         step, rows = self.ints().text(place.step), self.ints().text(along.size)
-        self.say(before, f"alignas(64) {kind} {name}[W * W];")
         self.say(before, f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
-        here = Storage(name, storage.spec)
-        text = f"load({here.name} + W*{along.symbol}, full)"
+        text = f"load({name} + W*{along.symbol}, full)"
         depth = self.nest.depth_of(frozenset({along.symbol}))
         return self.define(text, storage.spec.dtype, True, depth)
 

@@ -66,14 +66,16 @@ template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) 
   return r;
 }
 
-//@ load_tile: read
-// tile[row][lane] = p[lane * step + row]: lanes are read in order and transposed, log2(W) steps of exchanges.
+//@ transpose
+// W vectors of W lanes, rows to columns in log2(W) steps of exchanges.
 template <int Size> struct same_size {
   typedef i32 type;
 };
 template <> struct same_size<2> {
   typedef i16 type;
 };
+template <class T> using tile_row = typename vec_of<typename same_size<sizeof(T)>::type>::type;
+template <class T> constexpr bool has_tile_row = sizeof(T) == 4 || sizeof(T) == 2;
 template <class V> KILN_INLINE void transpose(V* r) {
   typedef decltype(V{} == V{}) Places;
 #pragma GCC unroll 8
@@ -93,21 +95,32 @@ template <class V> KILN_INLINE void transpose(V* r) {
       }
   }
 }
-template <class T, class L> __attribute__((noinline)) static void load_tile(T* tile, const T* p, i64 step, i64 rows, L lanes) {
-  if constexpr (sizeof(T) == 4 || sizeof(T) == 2) {
-    if (lanes.n == W && rows == W) {
-      typedef typename vec_of<typename same_size<sizeof(T)>::type>::type V;
-      V r[W];
+template <class T>
+__attribute__((noinline)) static void transpose_tile(T* to, i64 to_step, const T* from, i64 from_step) {
+  tile_row<T> r[W];
 #pragma GCC unroll 64
-      for (int k = 0; k < W; ++k) __builtin_memcpy(&r[k], p + k * step, sizeof(V));
-      transpose(r);
+  for (int k = 0; k < W; ++k) __builtin_memcpy(&r[k], from + k * from_step, sizeof r[k]);
+  transpose(r);
 #pragma GCC unroll 64
-      for (int k = 0; k < W; ++k) __builtin_memcpy(tile + k * W, &r[k], sizeof(V));
-      return;
-    }
-  }
+  for (int k = 0; k < W; ++k) __builtin_memcpy(to + k * to_step, &r[k], sizeof r[k]);
+}
+
+//@ load_tile: transpose
+// tile[row][lane] = p[lane * step + row]: each lane is read in order.
+template <class T, class L> KILN_INLINE void load_tile(T* tile, const T* p, i64 step, i64 rows, L lanes) {
+  if constexpr (has_tile_row<T>)
+    if (lanes.n == W && rows == W) return transpose_tile(tile, W, p, step);
   for (i64 k = 0; k < lanes.n; ++k)
     for (i64 row = 0; row < rows; ++row) tile[row * W + k] = p[k * step + row];
+}
+
+//@ store_tile: transpose
+// p[lane * step + row] = tile[row][lane]: each lane is written in order.
+template <class T, class L> KILN_INLINE void store_tile(T* p, i64 step, i64 rows, const T* tile, L lanes) {
+  if constexpr (has_tile_row<T>)
+    if (lanes.n == W && rows == W) return transpose_tile(p, step, tile, W);
+  for (i64 k = 0; k < lanes.n; ++k)
+    for (i64 row = 0; row < rows; ++row) p[k * step + row] = tile[row * W + k];
 }
 
 //@ gather: get
