@@ -53,7 +53,7 @@ REDUCTIONS = {
     "argmax": (torch.argmax, [r(3, 4)]),
     "argmax dim": (lambda x: x.argmax(1), [r(3, 4)]),
     "argmin keep": (lambda x: x.argmin(0, keepdim=True), [r(3, 4)]),
-    "aminmax": (lambda x: torch.aminmax(x, dim=1), [g(3, 4)]),
+    "aminmax": (lambda x: torch.aminmax(x, dim=1), [r(3, 4)]),
     "any": (torch.any, [ints(3, 4) > 3]),
     "any dim": (lambda x: x.any(1), [ints(3, 4)]),
     "all dim keep": (lambda x: x.all(1, keepdim=True), [ints(3, 4)]),

@@ -8,7 +8,7 @@ from kiln.graph.ir.interpret import interpret
 from kiln.runtime.guards.source import LocalSource
 from kiln.symbolic.policy import DimChoice, DimKind
 from tests.ops.test_decompositions import GROUPS
-from tests.trace.harness import eager, new_recorder, tangent_of, trace
+from tests.trace.harness import copies, eager, new_recorder, tangent_of, trace
 
 SYMBOL = DimChoice(DimKind.SYMBOL, "test")
 
@@ -22,7 +22,7 @@ def serves(function, args, others, *, backward=False, allow_guards=False):
     traced = trace(function, args, backward=backward, dims=symbols(args))
     env = traced.recorder.env
     for inputs in (args, others):
-        want = eager(function, inputs, backward=backward)
+        want = eager(function, copies(inputs), backward=backward)
         by_name = {f"x{i}": one for i, one in enumerate(inputs)}
         if backward:
             results = [one for one in want if one.requires_grad]

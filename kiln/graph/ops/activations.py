@@ -245,7 +245,7 @@ def log_sigmoid_forward(e: Emit, x: Node) -> tuple[Node, Node]:
 
 
 @decompose("log_sigmoid_backward.default")
-@elementwise
+@widened
 def log_sigmoid_backward(e: Emit, grad: Node, x: Node, buffer: Node) -> Node:
     return e.pointwise("mul", grad, e.pointwise("sigmoid", e.pointwise("neg", x)))
 

@@ -46,8 +46,16 @@ def relaid(e: Emit, x: Node, strides: tuple[Int, ...]) -> Node:
 
 
 def place(device: Device) -> torch.device:
-    """Where eager puts a tensor when the argument `device` is this."""
-    return torch.get_default_device() if device is None else torch.device(device)
+    """Where eager puts a tensor when the argument `device` is this: always with an index, as tensors tell theirs."""
+    where = torch.get_default_device() if device is None else torch.device(device)
+    if where.type != "cpu" and where.index is None:
+        return torch.device(where.type, torch.accelerator.current_device_index())
+    return where
+
+
+def place_like(device: Device, x: TensorSpec) -> torch.device:
+    """As `place`; the device of `x` unless given."""
+    return x.device if device is None else place(device)
 
 
 def _float(dtype: Dtype) -> torch.dtype:
@@ -128,7 +136,7 @@ def _like(value: Number | None) -> Any:
     ) -> Node:  # fmt: skip
         refuse_layout("like", layout)
         spec = x.tensor
-        kind, where = dtype or spec.dtype, (device and torch.device(device)) or spec.device
+        kind, where = dtype or spec.dtype, place_like(device, spec)
         strides = strides_for(e, spec, memory_format)
         if value is None and not fill:
             return e.node("empty", sizes=spec.sizes, strides=strides, dtype=kind, device=where)
@@ -147,7 +155,7 @@ def _new(value: Number | None) -> Any:
         pin_memory: Any = None,
     ) -> Node:  # fmt: skip
         refuse_layout("new", layout)
-        sizes, kind, where = tuple(size), dtype or x.tensor.dtype, (device and torch.device(device)) or x.tensor.device
+        sizes, kind, where = tuple(size), dtype or x.tensor.dtype, place_like(device, x.tensor)
         if value is None and not fill:
             return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=kind, device=where)
         return e.full(fill[0] if fill else value, sizes, kind, where)  # type: ignore[arg-type]
@@ -164,7 +172,7 @@ def new_empty_strided(
     e: Emit, x: Node, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
     pin_memory: Any = None,
 ) -> Node:  # fmt: skip
-    kind, where = dtype or x.tensor.dtype, (device and torch.device(device)) or x.tensor.device
+    kind, where = dtype or x.tensor.dtype, place_like(device, x.tensor)
     return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=kind, device=where)
 
 

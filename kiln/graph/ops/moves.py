@@ -14,7 +14,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
-from kiln.graph.ops.creation import iota, relaid, strides_for
+from kiln.graph.ops.creation import iota, place, relaid, strides_for
 from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
@@ -57,10 +57,10 @@ def to_copy(
     pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
 ) -> Node:  # fmt: skip
     spec = x.tensor
-    if device is not None and torch.device(device).type != spec.device.type:
-        kwargs = {"device": device, "dtype": dtype, "non_blocking": non_blocking}
+    if device is not None and place(device) != spec.device:
+        kwargs = {"device": place(device), "dtype": dtype, "non_blocking": non_blocking}
         moved = spec.with_view(spec.sizes, strides_for(e, spec, memory_format), 0)
-        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, torch.device(device))
+        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, place(device))
         made: Node = e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
         return made
     same = dtype is None or dtype is spec.dtype

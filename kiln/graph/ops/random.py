@@ -16,7 +16,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import place, relaid, strides_for
+from kiln.graph.ops.creation import place, place_like, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
@@ -126,7 +126,7 @@ def _fresh_like(distribution: str, *params: Any) -> Any:
         pin_memory: Any = None, memory_format: Any = None,
     ) -> Node:  # fmt: skip
         spec = x.tensor
-        where = spec.device if device is None else torch.device(device)
+        where = place_like(device, spec)
         values = params or (bounds if len(bounds) == 2 else (0, *bounds))
         made = draw(e, distribution, values, spec.sizes, dtype or spec.dtype, where)
         return relaid(e, made, strides_for(e, spec, memory_format))

@@ -20,10 +20,11 @@ from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, Unsuppor
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.mode import Handler, RecordingMode
-from kiln.symbolic import Expr, Int
+from kiln.symbolic import Expr
 
-LARGEST = 1 << 22
-"""Elements of the largest tensors that a probe makes."""
+LARGEST = {"cpu": 1 << 22}
+LARGEST_ELSEWHERE = 1 << 28
+"""Elements of the largest tensors that a probe makes; an accelerator fills them in no time."""
 
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -134,7 +135,7 @@ def _thawed(op: str, value: Any) -> Any:
         return [_thawed(op, one) for one in value]
     if not isinstance(value, TensorSpec):
         return value
-    if not _is_small(value.numel()):
+    if not _is_small(value):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and a tensor of {value} is too large for a trial")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device).zero_()  # type: ignore[arg-type]
     if value.dtype.is_floating_point and value.rank >= 2:
@@ -144,8 +145,9 @@ def _thawed(op: str, value: Any) -> Any:
     return made
 
 
-def _is_small(numel: Int) -> bool:
-    return isinstance(numel, int) and numel <= LARGEST
+def _is_small(spec: TensorSpec) -> bool:
+    number = spec.numel()
+    return isinstance(number, int) and number <= LARGEST.get(spec.device.type, LARGEST_ELSEWHERE)
 
 
 def _part_spec(part: Any, spec_of: Any) -> TensorSpec | ScalarSpec | None:

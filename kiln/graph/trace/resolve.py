@@ -12,6 +12,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
+from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import QUESTIONS
@@ -243,7 +244,7 @@ def out_handler(rule: Rule, written: list[str], factory: bool) -> Handler:
         result = rule(mode.emit, *[mode.value(one) for one in args], **named)
         for out, value in zip(outs, result if isinstance(result, tuple | list) else (result,), strict=True):
             spec = mode.place(out).spec
-            if spec.sizes != value.tensor.sizes:
+            if not same_sizes(mode.emit, spec.sizes, value.tensor.sizes):
                 raise UnsupportedMutation(
                     op=str(op), reason=f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"
                 )
@@ -256,7 +257,7 @@ def out_handler(rule: Rule, written: list[str], factory: bool) -> Handler:
 def fitted(mode: RecordingMode, value: Node, spec: TensorSpec, op: OpOverload) -> Node:
     """The result of an op as new content of a tensor of `spec`."""
     have = value.tensor
-    if have.sizes != spec.sizes:
+    if not same_sizes(mode.emit, have.sizes, spec.sizes):
         raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")
     if have.dtype is not spec.dtype:
         if not torch.can_cast(have.dtype, spec.dtype):

@@ -12,6 +12,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
 from kiln.graph.ops.pointwise import truth
+from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec
 from kiln.graph.trace.fake import FakeTensor
@@ -43,7 +44,7 @@ def same_place(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) 
 def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     spec, source = mode.place(args[0]).spec, mode.value(args[1])
     value = mode.emit.convert(source, spec.dtype)
-    if value.tensor.sizes != spec.sizes:
+    if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
         value = mode.emit.node("expand", value, sizes=spec.sizes)
     mode.write(args[0], value, op)
     return args[0]
