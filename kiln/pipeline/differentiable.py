@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
 import torch
 
 from kiln.graph.autograd import Partition, make_joint, partition
@@ -98,7 +96,10 @@ def saved_values(plan: Plan, signature: Signature, count: int) -> Sequence[Saved
 
 def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool]) -> Plan:
     """One gradient per input of the forward: None where it is not needed or there is none."""
-    made = iter(plan.outputs)
-    gradients: dict[int, Any] = {place: next(made) for place in signature.gradients if needed[place]}
-    outputs = tuple(gradients.get(place, PlanOutput()) for place in range(signature.num_inputs))
-    return replace(plan, outputs=outputs)
+    places = [place for place in signature.gradients if needed[place]]
+    outputs = [PlanOutput()] * signature.num_inputs
+    for place, gradient in zip(places, plan.outputs, strict=True):
+        # One tensor may be the gradient of several inputs: the plan counts the gradients that there are.
+        shared = gradient.alias_output
+        outputs[place] = gradient if shared is None else replace(gradient, alias_output=places[shared])
+    return replace(plan, outputs=tuple(outputs))

@@ -53,6 +53,13 @@ def test_capture(row: Row, train: bool) -> None:
     check_report(run_both(small, train, "eager"), small, train)
 
 
+@pytest.mark.parametrize(("row", "train"), RUNS)
+def test_compiled(row: Row, train: bool) -> None:
+    """Through every stage; kernels come from the store where an earlier run left them there."""
+    small = tiny(row)
+    check_report(run_both(small, train, "kiln"), small, train)
+
+
 @pytest.mark.parametrize("row", MASKED, ids=[row.name for row in MASKED])
 def test_masks_may_alternate(row: Row) -> None:
     """What a mask holds picks a path in eager; whatever it is next, the result is eager's, and variants are few."""
@@ -71,6 +78,7 @@ def test_masks_may_alternate(row: Row) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_capture_of_full_size(row: Row, train: bool) -> None:
-    check_report(run_both(row, train, "eager"), row, train)
+def test_full_size(row: Row, train: bool, backend: str) -> None:
+    check_report(run_both(row, train, backend), row, train)
