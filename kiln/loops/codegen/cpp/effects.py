@@ -23,7 +23,7 @@ from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Place, Storage, Value, Way
 from kiln.loops.ir.kernel import Accumulate, Store
 from kiln.loops.ir.nodes import Axis, ReduceOp
-from kiln.symbolic import product
+from kiln.symbolic import is_static, product
 
 
 @final
@@ -39,14 +39,21 @@ class Scan:
     row: Storage | None
 
 
+SHORT_CHAIN = 64
+"""Additions in a row after which float32 has lost less than eager's pairwise sums."""
+
+
 @final
 class EffectWriter:
     """Collects the statements of all effects of a phase, and what has to stand before and around its loops."""
 
     def __init__(
-        self, body: CppStatements, storages: Mapping[str, Storage], rows: Mapping[str, Storage], started: set[str]
-    ) -> None:
-        """`rows`: memory of best values (`name.best`); `started`: accumulators that earlier phases began."""
+        self, body: CppStatements, storages: Mapping[str, Storage], rows: Mapping[str, Storage], started: set[str],
+        copies: int,
+    ) -> None:  # fmt: skip
+        """`rows`: memory of best values (`name.best`); `started`: accumulators that earlier phases began;
+        `copies`: registers that take turns in one reduction."""
+        self.copies = copies
         self.body, self.nest = body, body.nest
         self.storages, self.rows, self.started = storages, rows, started
         self.registers: list[Register] = []
@@ -149,6 +156,8 @@ class EffectWriter:
         vector = self.nest.vector
         lanes = vector is not None
         across = vector is not None and self.nest.axes[vector] in effect.over
+        if across and dtype == torch.float64 and self._is_short(effect):
+            dtype = CPP.computed(value.dtype)
         register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across)
         self.registers.append(register)
         text = self._wide(value, dtype, lanes)
@@ -162,6 +171,11 @@ class EffectWriter:
         if across:
             text = f"keep({text}, all({start_text(effect.op, dtype)}), lanes)"
         self.lines.append(f"{register.name} = {combined(effect.op, register.name, text, dtype)};")
+
+    def _is_short(self, effect: Accumulate) -> bool:
+        """Are so few numbers added up in one lane that their own precision does?"""
+        points = product(axis.size for axis in effect.over)
+        return is_static(points) and points <= SHORT_CHAIN * self.body.width * self.copies
 
     def _wide(self, value: Value, dtype: torch.dtype, lanes: bool) -> str:
         """The value as it is accumulated, as a vector if `lanes`."""

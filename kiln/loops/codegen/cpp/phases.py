@@ -22,10 +22,12 @@ from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.ir.analyses import flops, phase_writes
-from kiln.loops.ir.kernel import Phase, Store
+from kiln.loops.ir.kernel import Accumulate, Phase, Store
 from kiln.loops.ir.nodes import Axis
 from kiln.symbolic import is_static
 
+ROLLED = "#pragma GCC unroll 1"
+"""Constant sizes must not make g++ write a loop out."""
 CHEAP, LIGHT = 4, 12
 """Operations per point up to which a reduction is written with four, with two accumulators side by side."""
 
@@ -42,7 +44,8 @@ class PhaseWriter:
         self.phase, self.nest, self.width = phase, nest, width
         unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
         self.body = CppStatements(nest, storages, unsettled, width)
-        self.effects = EffectWriter(self.body, storages, rows, started)
+        self.copies = side_by_side(phase, nest, width)
+        self.effects = EffectWriter(self.body, storages, rows, started, self.copies)
 
     def lines(self) -> list[str]:
         """The whole phase, in a block of its own."""
@@ -66,7 +69,7 @@ class PhaseWriter:
         lines += [self.effects.declare_scan(one) for one in scans]
         if depth == self.depth:
             return lines + self.effects.lines
-        copies = self._copies() if any(self._is_split(one) for one in self.effects.registers) else 1
+        copies = self.copies if any(self._is_split(one) for one in self.effects.registers) else 1
         for one in mine:
             names = [f"{one.name}{copy}" for copy in range(copies)] if self._is_split(one) else [one.name]
             lines += [f"{one.type_name()} {name} = {one.start()};" for name in names]
@@ -84,17 +87,17 @@ class PhaseWriter:
         inner = self._level(depth + 1)
         size = self.body.ints().text(axis.size)
         name = axis.symbol.name
-        return [f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
+        return [ROLLED, f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
 
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
         inner = self._level(depth + 1)
         name, width = axis.symbol.name, self.width
         split = [one for one in self.effects.registers if self._is_split(one)]
         needs_lanes = any("lanes" in line for line in inner)
-        if is_static(axis.size) and axis.size % width == 0 and (not split or self._copies() == 1):
+        if is_static(axis.size) and axis.size % width == 0 and (not split or self.copies == 1):
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
-            return [head, *indented([*self._aliases(split), *lanes, *inner]), "}"]
+            return [ROLLED, head, *indented([*self._aliases(split), *lanes, *inner]), "}"]
         params = "".join(f", {one.type_name()}& {one.name}" for one in split)
         step = f"step_{name}"
         lines = [f"auto {step} = [&](i64 {name}, auto lanes{params}) KILN_LAMBDA {{", *indented(inner), "};"]
@@ -105,7 +108,7 @@ class PhaseWriter:
 
     def _steps(self, axis: Axis, step: str, split: Sequence[Register]) -> list[str]:
         """Calls of the step: several with accumulators side by side, single ones, the last with fewer lanes."""
-        name, width, copies = axis.symbol.name, self.width, self._copies() if split else 1
+        name, width, copies = axis.symbol.name, self.width, self.copies if split else 1
 
         def call(at: str, lanes: str, copy: int) -> str:
             return f"{step}({at}, {lanes}{''.join(f', {one.name}{copy}' for one in split)});"
@@ -119,7 +122,9 @@ class PhaseWriter:
             return self._static_steps(axis, copies, call, group)
         lines = [f"i64 {name} = 0;"]
         if copies > 1:
+            lines.append(ROLLED)
             lines.append(f"for (; {name} + {copies * width} <= {size}; {name} += {copies * width}) {group(copies)}")
+        lines.append(ROLLED)
         lines.append(f"for (; {name} + {width} <= {size}; {name} += {width}) {group(1)}")
         lines.append(f"if ({name} < {size}) {call(name, f'Part{{{size} - {name}}}', 0)}")
         return lines
@@ -133,6 +138,7 @@ class PhaseWriter:
             if end - at == count * width:
                 lines.append(f"{{ constexpr i64 {name} = {at}; {group(count)} }}")
             elif end > at:
+                lines.append(ROLLED)
                 lines.append(f"for (i64 {name} = {at}; {name} < {end}; {name} += {count * width}) {group(count)}")
             at = end
         if at < size:
@@ -143,15 +149,16 @@ class PhaseWriter:
         """May there be several copies, one per step of the vectorised loop?"""
         return register.across and not register.is_index
 
-    def _copies(self) -> int:
-        """Accumulators side by side, so that one addition need not wait for the last."""
-        vector = self.nest.vector
-        if vector is None or vector != self.depth - 1 or self.effects.scans:
-            return 1
-        size = self.nest.axes[vector].size
-        cost = flops(self.phase.body)
-        most = 4 if cost <= CHEAP else 2 if cost <= LIGHT else 1
-        return most if not is_static(size) or size >= 2 * most * self.width else 1
+
+def side_by_side(phase: Phase, nest: Nest, width: int) -> int:
+    """How many accumulators take turns, so that one addition need not wait for the last."""
+    vector = nest.vector
+    scans = any(isinstance(one, Accumulate) and one.running is not None for one in phase.effects)
+    if vector is None or vector != len(nest.axes) - 1 or scans:
+        return 1
+    size, cost = nest.axes[vector].size, flops(phase.body)
+    most = 4 if cost <= CHEAP else 2 if cost <= LIGHT else 1
+    return most if not is_static(size) or size >= 2 * most * width else 1
 
 
 def _overlapping(phase: Phase) -> frozenset[str]:

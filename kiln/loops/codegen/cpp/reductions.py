@@ -5,8 +5,9 @@
     amax f32     f32v                              row of f32
     argmax       Best<f32v, i64v>                  rows of value and index
 
-Sums and products of floats are accumulated in double precision: with 1e6 addends the error stays that of one rounding,
-in any order, and two conversions per vector cost less than the memory access.
+Long sums and products of floats are accumulated in double precision: with 1e6 addends the error stays that of one
+rounding, and the conversions cost less than the memory access. Short ones (64 additions per lane) stay in float32;
+their lanes are added up in double precision.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class Register:
     def lanes_combined(self, text: str) -> str:
         """One number from a vector."""
         name = CPP.dtype_name(self.dtype)
+        if self.dtype == torch.float32 and self.op in (ReduceOp.SUM, ReduceOp.PROD):
+            name, text = "f64", f"__builtin_convertvector({text}, f64v)"
         if self.is_index:
             return f"best_lane<{self.largest}, {name}>({text})"
         op = self.op
