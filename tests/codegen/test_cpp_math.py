@@ -237,3 +237,19 @@ def test_worst_error_of_our_functions(tmp_path: Path) -> None:
         error = ulp_error(got["r0"], apply(PRIMS[op], F64, (x.double(),)))
         worst[op] = (round(error.max().item(), 2), bound, x[error.argmax()].item())
     assert {op: one for op, one in worst.items() if not one[0] <= one[1]} == {}, worst
+
+
+def test_one_plus_erf_is_one_function(tmp_path: Path) -> None:
+    """As exact as eager's sum in absolute terms, and 0 where that is 0."""
+    x = torch.cat([torch.tensor(SPECIAL), torch.linspace(-7, 7, 3000)])
+    size = x.numel()
+    text = f"kernel k(x: f32[{size}] -> out: f32[{size}]) units (i0: {size}) strip 64\nphase ():\n"
+    kernel = parse_kernel(text + "out[i0] = add(erf(load x[i0]), f32(1.0))")
+    (written,), libraries = compiled([kernel], tmp_path)
+    assert "erf_plus_one(v0)" in written.kernel.source
+    out = torch.zeros(size)
+    call(kernel, written, libraries, {"x": x, "out": out}, {})
+    exact = torch.special.erfc(-x.double())
+    assert (out.double() - exact).abs().nan_to_num(0.0).max() < 2e-7
+    assert torch.equal(out.isnan(), x.isnan())
+    assert (out[x < -6.1] == 0).all()

@@ -40,6 +40,7 @@ CPP = Dialect(
     },
     compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
     exprs=_calls() | {
+        "erf_plus_one": "erf_plus_one({0})",  # made by patterns.py
         "neg": "-{0}",
         "add": "{0} + {1}",
         "sub": "{0} - {1}",

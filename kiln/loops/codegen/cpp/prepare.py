@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.codegen.cpp.patterns import fuse_patterns
 from kiln.loops.ir.analyses import accesses, phase_stores, stride_along
 from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.indexing import substituted
@@ -62,6 +63,7 @@ class Prepared:
 
 def prepare(kernel: KernelIR, width: int) -> Prepared:
     """The kernel with explicit runs and a vector axis in each phase that has a good one; `width`: lanes."""
+    kernel = fuse_patterns(kernel)
     if kernel.strip and kernel.units:
         return _with_run(kernel, width)
     phases = tuple(choose_vector(phase, kernel) for phase in kernel.phases)
