@@ -92,6 +92,8 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_serves_other_sizes(name):
     function, args, others = PAIRS[name]
+    if name == "matmul" and torch.__version__ < "2.13":
+        pytest.skip("its composite kernel asks for plain sizes there, which specialises")
     serves(function, args, others, backward=True)
 
 

@@ -206,8 +206,8 @@ def constant_pad(e: Emit, x: Node, pad: Sizes, value: Number = 0) -> Node:
     rank = x.tensor.rank
     low: list[Int] = [0] * rank
     high: list[Int] = [0] * rank
-    for place in range(len(pad) // 2):
-        low[rank - 1 - place], high[rank - 1 - place] = pad[2 * place], pad[2 * place + 1]
+    for i in range(len(pad) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
     return padded(e, x, tuple(low), tuple(high), value)
 
 
