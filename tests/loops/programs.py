@@ -578,3 +578,26 @@ def nested_cats(g: Env) -> Made:
 def flipped_and_not(g: Env) -> Made:
     x = g.exp(g.tanh(g.tensor(30, 40)))
     return g.done(g.add(g.mul(x, 2.0), g.flip(x, axes=(1,))))
+
+
+# What is left to ATen.
+
+
+@program
+def complex_numbers(g: Env) -> Made:
+    z = g.tensor(4, 6, make=lambda s: torch.randn(s, dtype=torch.complex64))
+    w = g.mul(g.cat(z, z, axis=0), g.exp(g.permute(g.tensor(6, 8, make=z_like), dims=(1, 0))))
+    return g.done(g.sum(w, axes=(1,)), w)
+
+
+def z_like(shape: list[int]) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.complex64)
+
+
+@program
+def bits_of_a_sum(g: Env) -> Made:
+    x = g.add(g.tensor(4, 6), 1.0)
+    whole = g.view_dtype(x, dtype=torch.int32)
+    spec = whole.tensor.with_sizes((6, 4))
+    flipped = g.builder.aten("aten.clone.default", (g.permute(whole, dims=(1, 0)),), {}, spec)
+    return g.done(g.bitwise_not(flipped))

@@ -4,15 +4,19 @@
     STATEMENT["sum"](lowering, node)            the loop node (or call) that writes the whole result
 
 An op with an element rule can be inlined into its readers, or realised: written to a buffer by a `Pointwise` node.
-An op with only a statement always has a buffer.
+An op with only a statement always has a buffer. What touches a dtype that loops do not have (complex numbers, 8-bit
+floats) is left to ATen: see `library.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.loops.ir.body import Index
 from kiln.loops.lowering.body import Body
@@ -24,3 +28,24 @@ ELEMENT = PRIMS.column("element", required=frozenset({Kind.POINTWISE, Kind.VIEW}
 STATEMENT = PRIMS.column(
     "statement", required=frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
 )
+
+LOOP_DTYPES = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+})  # fmt: skip
+"""Dtypes that loops compute with."""
+NO_LOOPS = frozenset({Kind.VIEW, Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
+"""Kinds of op that are no loops whatever the dtype."""
+
+
+def without_loops(nodes: Iterable[Node]) -> frozenset[Node]:
+    """The nodes that are left to ATen because of a dtype."""
+    return frozenset([
+        node
+        for node in nodes
+        if node.op.kind not in NO_LOOPS and not all(map(_has_loops, (node, *node.inputs)))
+    ])  # fmt: skip
+
+
+def _has_loops(node: Node) -> bool:
+    return not isinstance(node.spec, TensorSpec) or node.spec.dtype in LOOP_DTYPES

@@ -2,32 +2,34 @@
 
     aten(x, w, target="aten.mm.default", args=(Arg(0), Arg(1)))    =>    b0: f32[4, 8] = extern aten.mm.default(a0, a1)
 
-Arguments are buffers, or the views of buffers that eager would pass. Primitives without loops of their own go to the
-overload that `LIBRARY_CALLS` names, with their inputs and then their attributes as arguments.
+Arguments are buffers, or the views of buffers that eager would pass. Primitives without loops of their own, and those
+on dtypes that loops do not have, become the call that the column `aten` of the graph IR gives for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
+from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
-from kiln.loops.ir.nodes import Buffer, Extern
+from kiln.graph.prims.table import Kind
+from kiln.loops.ir.nodes import Buffer, BufferArg, Extern
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
 
-# fmt: off
-LIBRARY_CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    # primitive             overload                             attributes, in the order of its arguments
-    "as_strided_scatter":  ("aten.as_strided_scatter.default",   ("sizes", "strides", "offset")),
-}
-# fmt: on
+BY_LIBRARY = ("as_strided_scatter",)
+"""Primitives that have no loops: their indices are not those of the tensor."""
 
 
 @STATEMENT("aten", "opaque")
 def aten(lowering: Lowering, node: Node) -> None:
+    if node.op.kind not in (Kind.LIBRARY, Kind.EFFECT):
+        by_library(lowering, node)
+        return
     args = _filled(lowering, node, node.attrs["args"])
     kwargs = tuple([(name, _filled(lowering, node, value)) for name, value in _pairs(node.attrs["kwargs"])])
     _call(lowering, node, node.attrs["target"], args, kwargs)
@@ -71,11 +73,49 @@ def item(lowering: Lowering, node: Node) -> None:
     lowering.buffers[node] = out
 
 
-@STATEMENT(*LIBRARY_CALLS)
-def library_call(lowering: Lowering, node: Node) -> None:
-    target, attrs = LIBRARY_CALLS[node.op.name]
-    args = [lowering.argument(one) for one in node.inputs]
-    _call(lowering, node, target, (*args, *[node.attrs[name] for name in attrs]))
+@final
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A call that a rule of the column `aten` asks for."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """What the rules of the column `aten` call."""
+
+    spec: TensorSpec
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Pending:
+        return Pending(name, args, tuple(kwargs.items()))
+
+
+@STATEMENT(*BY_LIBRARY)
+def by_library(lowering: Lowering, node: Node) -> None:
+    """The one ATen call that computes `node`."""
+    rule = ATEN_RULES.get(node.op.name)
+    if rule is None:
+        raise NoLowering(op=node.op.name, problem=f"it has neither loops nor an ATen call for {node.spec}")
+    inputs = [lowering.argument(one) for one in node.inputs]
+    made = rule(Recorder(node.tensor), *inputs, **node.attrs)
+    if isinstance(made, BufferArg):
+        made = Pending("clone.default", (made,), ())
+    args, kwargs = _as_tuples(made.args), tuple([(key, _as_tuples(value)) for key, value in made.kwargs])
+    if _has_pending(args):
+        raise NoLowering(op=node.op.name, problem=f"on {node.spec} it takes several ATen calls")
+    _call(lowering, node, f"aten.{made.name}", args, kwargs)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple([_as_tuples(one) for one in value]) if isinstance(value, tuple | list) else value
+
+
+def _has_pending(value: Any) -> bool:
+    return isinstance(value, Pending) or (isinstance(value, tuple) and any(map(_has_pending, value)))
 
 
 @STATEMENT("assert")

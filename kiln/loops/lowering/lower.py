@@ -23,7 +23,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.nodes import Axis, Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.loops.lowering.body import Body
-from kiln.loops.lowering.column import ELEMENT, STATEMENT
+from kiln.loops.lowering.column import ELEMENT, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
@@ -62,9 +62,12 @@ class Lowering:
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(place, node) for place, node in enumerate(self.graph.inputs)])
         nodes = list(reachable(self.graph))
-        realised = choose_realised(self.graph, nodes)
+        outside = without_loops(nodes)
+        realised = choose_realised(self.graph, nodes, outside)
         for node in nodes:
-            if node in realised:
+            if node in outside:
+                STATEMENT["aten"](self, node)
+            elif node in realised:
                 self._realise(node, realised[node])
             elif ELEMENT.get(node.op.name) is None or node.op.name in THROUGH_STORAGE:
                 self._statement(node)

@@ -104,9 +104,10 @@ RULES = (
 )
 
 
-def choose_realised(graph: Graph, nodes: Sequence[Node]) -> dict[Node, str]:
-    """The nodes with element rules that get a buffer, with the name of the rule."""
-    costs = _costs(nodes)
+def choose_realised(graph: Graph, nodes: Sequence[Node], outside: frozenset[Node] = frozenset()) -> dict[Node, str]:
+    """The nodes with element rules that get a buffer, with the name of the rule; those of `outside` are calls."""
+    inlinable = {node for node in nodes if node not in outside and ELEMENT.get(node.op.name) is not None}
+    costs = _costs(nodes, inlinable)
     uses: dict[Node, Use] = {node: Use() for node in nodes}
     for root in results(graph):
         if root in uses:
@@ -115,20 +116,22 @@ def choose_realised(graph: Graph, nodes: Sequence[Node]) -> dict[Node, str]:
     for node in reversed(nodes):
         use = uses[node]
         is_view = node.op.kind is Kind.VIEW
-        inlined = ELEMENT.get(node.op.name) is not None
+        inlined = node in inlinable
         if inlined and not is_view:
             rule = next((rule for rule in RULES if rule.applies(node, use, costs[node])), None)
             if rule is not None:
                 realised[node] = rule.name
                 inlined = False
-        _pass_on(node, use, inlined, uses)
+        _pass_on(node, use, inlined, node in inlinable or (node not in outside and node.op.kind in LOOPS), uses)
     return realised
 
 
-def _pass_on(node: Node, use: Use, inlined: bool, uses: dict[Node, Use]) -> None:
+LOOPS = frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER})
+
+
+def _pass_on(node: Node, use: Use, inlined: bool, in_loops: bool, uses: dict[Node, Use]) -> None:
     """Tell the inputs of `node` how they are used."""
     name = node.op.name
-    needs_memory = ELEMENT.get(name) is None and node.op.kind not in (Kind.REDUCTION, Kind.SCAN, Kind.SCATTER)
     for place, one in enumerate(node.inputs):
         below = uses.get(one)
         if below is None:
@@ -139,7 +142,7 @@ def _pass_on(node: Node, use: Use, inlined: bool, uses: dict[Node, Use]) -> None
         here = _repeats(node, place)
         below.repeated = max(below.repeated, here, use.repeated if inlined else Repeats.NEVER)
         below.masked |= (inlined and use.masked) or name in MASKING
-        below.in_memory |= needs_memory or (use.in_memory and node.op.kind is Kind.VIEW) or name in THROUGH_STORAGE
+        below.in_memory |= not in_loops or (use.in_memory and node.op.kind is Kind.VIEW) or name in THROUGH_STORAGE
 
 
 def _count_places(node: Node, below: Use, places: int) -> None:
@@ -186,7 +189,7 @@ def _broadcast_repeats(result: TensorSpec, operand: TensorSpec) -> Repeats:
     return Repeats.ANYWHERE if is_static(run) and run < LONG_ROW else Repeats.IN_ROW
 
 
-def _costs(nodes: Sequence[Node]) -> dict[Node, Cost]:
+def _costs(nodes: Sequence[Node], inlinable: set[Node]) -> dict[Node, Cost]:
     users: dict[Node, int] = dict.fromkeys(nodes, 0)
     for node in nodes:
         for one in node.inputs:
@@ -194,7 +197,8 @@ def _costs(nodes: Sequence[Node]) -> dict[Node, Cost]:
                 users[one] += 1
     costs: dict[Node, Cost] = {}
     for node in nodes:
-        costs[node] = Cost() if ELEMENT.get(node.op.name) is None else _cost(node, costs, users)
+        if node in inlinable:
+            costs[node] = _cost(node, costs, users)
     return costs
 
 
@@ -204,8 +208,7 @@ def _cost(node: Node, costs: dict[Node, Cost], users: dict[Node, int]) -> Cost:
         flops += MASK_COST * (len(node.inputs) - 1)
     for one in node.inputs:
         cost = costs.get(one)
-        stored = cost is None or ELEMENT.get(one.op.name) is None
-        if cost is None or stored:
+        if cost is None:
             loads += _is_worth_a_load(one)
             continue
         # What has several users and work in it will have a buffer of its own.

@@ -1,0 +1,78 @@
+"""Effects and refusals of lowering: assertions, numbers read on the host, ops without loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import CPU, ScalarSpec, TensorSpec
+from kiln.loops.ir.interpret import run_program, run_scheduled
+from kiln.loops.lowering.errors import NoLowering
+from kiln.loops.schedule.schedule import schedule
+from kiln.support.events import EventSink
+from tests.loops.checks import TARGET, lowered
+from tests.loops.programs import Env
+
+
+def runs(graph: Graph, inputs: list[Any]) -> list[list[Any]]:
+    program = lowered(graph)
+    return [run_program(program, inputs), run_scheduled(schedule(program, TARGET, EventSink()), inputs)]
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_assert(holds: bool) -> None:
+    g = Env()
+    x = g.tensor(6, make=lambda shape: torch.full(shape, 1.0 if holds else -1.0))
+    g.builder.add(PRIMS["assert"], (g.all(g.gt(x, 0.0), axes=(0,)),), {"message": "x is positive"}, ())
+    made = g.done(g.exp(x))
+    if holds:
+        for (out,) in runs(*made):
+            torch.testing.assert_close(out, torch.full((6,), 2.718281828))
+    else:
+        with pytest.raises(RuntimeError, match="x is positive"):
+            runs(*made)
+
+
+def test_a_size_that_data_decide() -> None:
+    g = Env()
+    n = g.tensor(make=lambda shape: torch.tensor(5))
+    size = g.shapes.create_unbacked()
+    g.builder.add(PRIMS["local_scalar"], (n,), {"kind": "int"}, ScalarSpec(int, size))
+    numbers = g.iota(length=size, start=0, step=2, dtype=torch.int64, device=CPU)
+    for out, total in runs(*g.done(g.add(numbers, 1), g.sum(numbers, axes=(0,)))):
+        assert out.tolist() == [1, 3, 5, 7, 9] and total.item() == 20
+
+
+def test_an_integer_argument() -> None:
+    g = Env()
+    x, k = g.tensor(4), g.shapes.create_symbol(3)
+    number = g.builder.input("k", ScalarSpec(int, k))
+    g.inputs.append(3)
+    scale = g.builder.node("scalar_tensor", number, dtype=torch.float32, device=CPU)
+    for (out,) in runs(*g.done(g.mul(x, scale))):
+        torch.testing.assert_close(out, g.inputs[0] * 3)
+
+
+def test_a_branch_is_refused_with_a_code() -> None:
+    g = Env()
+    x = g.tensor(4)
+    inner = Env()
+    graph, _ = inner.done(inner.neg(inner.tensor(4)))
+    whole = Node(PRIMS["region"], (x,), {"body": graph, "tag": "block"}, (x.tensor,))
+    g.builder.nodes.append(whole)
+    with pytest.raises(NoLowering, match="KILN3001"):
+        lowered(g.done(g.builder.node("item", whole, index=0))[0])
+
+
+def test_complex_numbers_that_need_several_calls_are_refused_with_a_code() -> None:
+    g = Env()
+    z = g.tensor(4, make=lambda shape: torch.randn(shape, dtype=torch.complex64))
+    zero = g.builder.add(PRIMS["constant"], (), {"value": 0j, "dtype": torch.complex64, "device": CPU},
+                         TensorSpec(torch.complex64, (), ()))  # fmt: skip
+    with pytest.raises(NoLowering, match="several ATen calls"):
+        lowered(g.done(g.builder.node("pad", z, zero, low=(1,), high=(0,)))[0])
