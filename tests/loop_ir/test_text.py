@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kiln.loops.ir.interpret import Memory, run_kernel, run_program
-from kiln.loops.ir.parse import parse_kernel, parse_program
+from kiln.loops.ir.parse import parse_kernel, parse_program, parse_spec
 from kiln.loops.ir.text import kernel_text, program_text
 from kiln.symbolic import symbol
 
@@ -94,3 +94,18 @@ def test_nodes_round_trip(line: str) -> None:
     args = [torch.randn(4), torch.tensor([3, 0, -1, 0]), torch.tensor([42])]
     (out,) = run_program(program, args)
     assert out.dtype == program.nodes[0].out.spec.dtype
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[]",
+        "f32[at 3]",
+        "f32[s0 + 2]",
+        "f32[4, s0 | 1, 4]",
+        "bf16[4 at 2*s0 + 8]",
+        "i64[4, 2 | 1, s0 + 4 at 8 @cuda:0]",
+    ],
+)
+def test_specs_round_trip(text: str) -> None:
+    assert str(parse_spec(text)) == text

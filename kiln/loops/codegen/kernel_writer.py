@@ -193,6 +193,8 @@ class StatementWriter(LoopHandler[Value], ABC):
         depth = max(one.depth for one in operands)
         if op.name in self.dialect.methods:
             text = self.convert(operands[0], dtype) if op.name == "convert" else self.bitcast(operands[0], dtype)
+            if text == operands[0].text:
+                return Value(text, dtype, varying, depth)
             return self.define(text, dtype, varying, depth)
         template = self.dialect.expr(op, operands[-1].dtype)
         infix = is_infix(template)

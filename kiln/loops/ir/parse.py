@@ -45,7 +45,7 @@ from kiln.loops.ir.nodes import (
     Scan,
     Scatter,
 )
-from kiln.symbolic import Int, Symbol, parse_int, parse_relation, symbol
+from kiln.symbolic import Symbol, parse_int, parse_relation, symbol
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -63,27 +63,15 @@ def split(text: str, at: str = ",") -> list[str]:
 
 
 def parse_spec(text: str) -> TensorSpec:
-    """`f32[4, s0 | 1, 4 + 8 @cuda:0]`."""
-    match = re.fullmatch(r"(\w+)\[([^|@]*)(?:\|([^@]*))?(?:@(.*))?\]", text.strip())
+    """`f32[4, s0 | 1, 4 at 8 @cuda:0]`."""
+    match = re.fullmatch(r"(\w+)\[([^|@]*?)(?:\|([^@]*?))?(?:(?:^| |(?<=\[))at ([^@]*))?(?:@(.*))?\]", text.strip())
     if match is None:
         raise ValueError(f"not a tensor spec: {text!r}")
-    name, sizes_text, layout, device = match.groups()
-    sizes_text, offset = _offset(sizes_text) if layout is None else (sizes_text, 0)
+    name, sizes_text, layout, offset, device = match.groups()
     sizes = tuple(map(parse_int, split(sizes_text)))
-    strides = contiguous_strides(sizes)
-    if layout is not None:
-        layout, offset = _offset(layout)
-        strides = tuple(map(parse_int, split(layout)))
-    return TensorSpec(DTYPES_BY_NAME[name], sizes, strides, offset, torch.device(device or "cpu"))
-
-
-def _offset(text: str) -> tuple[str, Int]:
-    """`4, 1 + 8` is strides 4, 1 and offset 8; with a symbolic last stride write the strides apart by spaces."""
-    *before, last = split(text) or [""]
-    match = re.fullmatch(r"(\w+) \+ (.+)", last)
-    if match is None:
-        return text, 0
-    return ", ".join([*before, match[1]]), parse_int(match[2])
+    strides = contiguous_strides(sizes) if layout is None else tuple(map(parse_int, split(layout)))
+    start = parse_int(offset) if offset else 0
+    return TensorSpec(DTYPES_BY_NAME[name], sizes, strides, start, torch.device((device or "cpu").strip()))
 
 
 def parse_buffer(text: str) -> Buffer:

@@ -156,7 +156,7 @@ class EffectWriter:
         vector = self.nest.vector
         lanes = vector is not None
         across = vector is not None and self.nest.axes[vector] in effect.over
-        if across and dtype == torch.float64 and self._is_short(effect):
+        if across and dtype == torch.float64 and is_short(effect, self.body.width * self.copies):
             dtype = CPP.computed(value.dtype)
         register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across)
         self.registers.append(register)
@@ -171,11 +171,6 @@ class EffectWriter:
         if across:
             text = f"keep({text}, all({start_text(effect.op, dtype)}), lanes)"
         self.lines.append(f"{register.name} = {combined(effect.op, register.name, text, dtype)};")
-
-    def _is_short(self, effect: Accumulate) -> bool:
-        """Are so few numbers added up in one lane that their own precision does?"""
-        points = product(axis.size for axis in effect.over)
-        return is_static(points) and points <= SHORT_CHAIN * self.body.width * self.copies
 
     def _wide(self, value: Value, dtype: torch.dtype, lanes: bool) -> str:
         """The value as it is accumulated, as a vector if `lanes`."""
@@ -301,3 +296,9 @@ class EffectWriter:
         value = CPP.dtype_name(scan.dtype)
         start = start_text(scan.effect.op, scan.dtype)
         return f"{value}v {scan.name} = all({start});" if scan.lanes else f"{value} {scan.name} = {start};"
+
+
+def is_short(effect: Accumulate, lanes: int) -> bool:
+    """Are so few numbers added up in one of `lanes` that their own precision does?"""
+    points = product(axis.size for axis in effect.over)
+    return is_static(points) and points <= SHORT_CHAIN * lanes
