@@ -137,6 +137,10 @@ def test_in_place_ops_convert_to_their_own_dtype():
         check(lambda x, y: x.add_(y), [r(1), r(3)])
     with pytest.raises(RuntimeError, match="single memory location"):
         check(lambda x: x.expand(3, 4).add_(1), [r(4)])
+    with pytest.raises(RuntimeError, match="single memory location"):
+        check(lambda x: x.expand(3, 4).copy_(torch.ones(3, 4)), [r(4)])
+    check(lambda x: ((y := x * 1)[None].expand(3, 4).fill_(2), y), [r(4)])
+    check(lambda x: x.expand(3, 4)[1].fill_(2), [r(4)])
 
 
 METADATA = {

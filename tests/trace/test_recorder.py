@@ -75,3 +75,9 @@ def test_values_of_inputs_break():
         r.call(torch.nonzero, (x,), {})
     with pytest.raises(GraphBreak, match="KILN2402"):
         r.call(lambda x: x[x > 0], (x,), {})
+
+
+def test_tensors_from_outside_break():
+    r = recorder()
+    with pytest.raises(GraphBreak, match="made outside"):
+        r.call(torch.get_rng_state, (), {})

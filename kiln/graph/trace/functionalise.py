@@ -112,6 +112,17 @@ class Functionaliser:
         return self.emit.node("clone", value, strides=spec.strides)
 
 
+def refuse_overlap(spec: TensorSpec) -> None:
+    """Eager refuses to write to elements that are one another."""
+    if any(
+        isinstance(step, int) and step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
+            " Please clone() the tensor before performing the operation."
+        )
+
+
 def _scatter(name: str) -> Inverse:
     return lambda e, old, new, attrs: e.node(name, old, new, **attrs)
 

@@ -22,7 +22,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
-from kiln.graph.trace.functionalise import Functionaliser
+from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.place import Place, fresh_place
 from kiln.graph.trace.symbols import Symbols, is_symbolic
 from kiln.symbolic import Expr
@@ -112,9 +112,13 @@ class RecordingMode(TorchDispatchMode):
             return type(result)([self.wrap(one) for one in result])
         return result
 
-    def write(self, target: torch.Tensor, value: Node, op: OpOverload) -> None:
+    def write(self, target: torch.Tensor, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
+        """New contents; `uniform` ones may go to elements that are one another."""
+        place = self.place(target)
+        if not uniform:
+            refuse_overlap(place.spec)
         self.mutations += 1
-        self.memory.write(self.place(target), value, str(op))
+        self.memory.write(place, value, str(op))
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})

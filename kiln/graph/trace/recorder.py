@@ -18,6 +18,7 @@ import torch
 
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
@@ -46,6 +47,15 @@ def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(target, str):
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
+
+
+def refuse_real(result: Any, name: str) -> None:
+    """A tensor made outside of the recording (from an array, from the state of a generator) is no constant."""
+    if isinstance(result, list | tuple):
+        for one in result:
+            refuse_real(one, name)
+    elif isinstance(result, torch.Tensor) and type(result) is not FakeTensor:
+        raise UnsupportedOp(op=name, reason="it returned a tensor that was made outside of the recording")
 
 
 def changes_state(target: Target) -> bool:
@@ -128,6 +138,8 @@ class Recorder:
                 result = _call(target, args, kwargs)
         finally:
             _pop(None)
+        if type(result) is not FakeTensor:
+            refuse_real(result, name)
         kind: CallKind = "method" if isinstance(target, str) else "function"
         effects = self._mode.mutations != mutations or changes_state(target)
         self.calls.append(

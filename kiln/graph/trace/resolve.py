@@ -227,7 +227,6 @@ def functional_overload(packet: Any, op: OpOverload, written: list[str]) -> str 
 def inplace_handler(rule: Rule) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec = mode.place(args[0]).spec
-        refuse_overlap(spec)
         values, named = arguments(mode, args, kwargs)
         mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec, op), op)
         return args[0]
@@ -264,14 +263,3 @@ def fitted(mode: RecordingMode, value: Node, spec: TensorSpec, op: OpOverload) -
             raise RuntimeError(f"result type {have.dtype} can't be cast to the desired output type {spec.dtype}")
         value = mode.emit.convert(value, spec.dtype)
     return value
-
-
-def refuse_overlap(spec: TensorSpec) -> None:
-    """Eager refuses to write to elements that are one another."""
-    if any(
-        isinstance(step, int) and step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True)
-    ):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
-            " Please clone() the tensor before performing the operation."
-        )

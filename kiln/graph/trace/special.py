@@ -58,7 +58,7 @@ def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
         one = mode.emit.convert(value, spec.dtype)
     else:
         one = mode.emit.number(value, spec.dtype, spec.device)
-    mode.write(args[0], mode.emit.node("full", one, sizes=spec.sizes), op)
+    mode.write(args[0], mode.emit.node("full", one, sizes=spec.sizes), op, uniform=True)
     return args[0]
 
 
