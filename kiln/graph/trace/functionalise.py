@@ -81,6 +81,8 @@ class Functionaliser:
         target, value = place, self._relaid(value, place.spec)
         chain = [(target, value)]
         while target.step is not None:
+            if target is not place and repeats(target.spec):
+                raise UnsupportedMutation(op=op, reason="it writes to a part of an expanded tensor")
             parent = parent_of(target)
             value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
             target = parent
@@ -112,11 +114,14 @@ class Functionaliser:
         return self.emit.node("clone", value, strides=spec.strides)
 
 
+def repeats(spec: TensorSpec) -> bool:
+    """Is some dimension of more than one element repeated with stride 0?"""
+    return any(step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True))
+
+
 def refuse_overlap(spec: TensorSpec) -> None:
     """Eager refuses to write to elements that are one another."""
-    if any(
-        isinstance(step, int) and step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True)
-    ):
+    if repeats(spec):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
             " Please clone() the tensor before performing the operation."
