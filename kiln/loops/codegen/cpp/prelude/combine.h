@@ -91,12 +91,21 @@ template <bool Largest, class T, class V> KILN_INLINE Best<T, i64> best_lane(Bes
 }
 
 //@ scan_lanes
-// Lane after lane combined into `run`; each lane gets the value after it.
+// Lane after lane combined into `run`; each lane gets the value after it. Through memory, where lanes are cheap.
+template <class T> struct without_reference {
+  typedef T type;
+};
+template <class T> struct without_reference<T&> {
+  typedef T type;
+};
 template <class R, class V, class L, class F> KILN_INLINE V scan_lanes(V v, R& run, L lanes, F combine) {
-  for (i64 k = 0; k < lanes.n; ++k) {
-    run = combine(run, (R)v[k]);
-    v[k] = run;
-  }
+  typedef typename without_reference<decltype(v[0])>::type T;
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  R now = run;
+  for (i64 k = 0; k < lanes.n; ++k) part[k] = (T)(now = combine(now, (R)part[k]));
+  run = now;
+  __builtin_memcpy(&v, part, sizeof v);
   return v;
 }
 
