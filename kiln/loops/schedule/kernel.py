@@ -8,13 +8,13 @@ from dataclasses import replace
 from kiln.loops.ir.body import Compute
 from kiln.loops.ir.kernel import Phase
 from kiln.loops.ir.nodes import Buffer, Pointwise
-from kiln.loops.ir.scheduled import Launch
 from kiln.loops.schedule.build import KernelBuilder
 from kiln.loops.schedule.fuse import Fused
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.keys import group_key
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
+from kiln.loops.schedule.memory import Placed
 from kiln.loops.schedule.phases import PhasePlan, plan_phases
 from kiln.loops.schedule.single import Call, assemble
 from kiln.loops.schedule.table import KernelTable
@@ -25,20 +25,32 @@ NAMED_FLOPS, LONGEST_NAME = 4, 4
 
 
 def group_launch(
-    group: Group, fused: Fused, buffers: Mapping[str, Buffer], table: KernelTable, target: Target
-) -> Launch:
-    """The launch of the kernel of a group of fused nodes."""
+    group: Group, fused: Fused, dying: tuple[str, ...], buffers: dict[str, Buffer], table: KernelTable, target: Target
+) -> Placed:
+    """The launch of the kernel of a group of fused nodes, which may write over its arguments `dying`.
+
+    Results that do so become views in `buffers`.
+    """
     inside = {one.number for one in group.members}
     stored = frozenset([one.out for one in group.members if _escapes(one, inside, fused.graph)])
-    key, names = group_key(group, stored, buffers)
-    known = table.known(key, names, _origin(group))
-    if known is not None:
-        return known
-    return table.remember(key, names, table.launch(group_kernel(group, stored, buffers, target, fused.symbols)))
+    key, names = group_key(group, stored, dying, buffers)
+    launch = table.known(key, names, _origin(group))
+    if launch is None:
+        call = group_kernel(group, stored, dying, buffers, target, fused.symbols)
+        launch = table.remember(key, names, table.launch(call), call.over)
+    over = dict(table.taken_over(key, names))
+    for result, argument in over.items():
+        buffers[result] = replace(buffers[result], base=argument)
+    return Placed(launch, tuple(over))
 
 
 def group_kernel(
-    group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target, symbols: Symbols
+    group: Group,
+    stored: frozenset[str],
+    dying: tuple[str, ...],
+    buffers: Mapping[str, Buffer],
+    target: Target,
+    symbols: Symbols,
 ) -> Call:
     """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
@@ -51,7 +63,7 @@ def group_kernel(
     units = builder.axes(group.units)
     return assemble(
         kernel_name(group), units, made, tuple(builder.locals.values()), buffers,
-        strip=lay.strip, grain=lay.grain, origin=_origin(group),
+        strip=lay.strip, grain=lay.grain, origin=_origin(group), dying=dying,
     )  # fmt: skip
 
 

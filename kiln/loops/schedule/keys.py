@@ -49,7 +49,9 @@ def node_key(node: FusableNode, buffers: Numbers) -> Key:
     return (type(node), extra, tuple(ops), node.body.results, buffers(node.out.name))
 
 
-def group_key(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[Key, tuple[str, ...]]:
+def group_key(
+    group: Group, stored: frozenset[str], dying: tuple[str, ...], buffers: Mapping[str, Buffer]
+) -> tuple[Key, tuple[str, ...]]:
     """The key of a group, and the names of its buffers in the order of their numbers."""
     names, symbols = Numbers(), Numbers()
     members = tuple([_member_key(member, stored, names, symbols) for member in group.members])
@@ -58,7 +60,8 @@ def group_key(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer
     space = tuple([(symbols(one), size) for one, size in group.sizes.items()])
     units = tuple([symbols(one) for one in group.units])
     frozen = tuple([(symbols(one), size) for one, size in group.frozen.items()])
-    return (members, layouts, space, units, frozen), tuple(names.of)
+    dead = tuple(map(names, dying))
+    return (members, layouts, space, units, frozen, dead), tuple(names.of)
 
 
 def _member_key(member: Member, stored: frozenset[str], names: Numbers, symbols: Numbers) -> Key:

@@ -11,6 +11,8 @@ never freed. A buffer with a `base` is a view: it keeps the memory of its base a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 from kiln.loops.ir.analyses import buffer_args
 from kiln.loops.ir.nodes import Buffer, Extern, LoopOutput
@@ -19,33 +21,44 @@ from kiln.loops.ir.scheduled import Allocation, Launch
 Step = Launch | Extern
 
 
-def touched(step: Step) -> tuple[str, ...]:
-    """Names of all buffers that a step reads or writes."""
-    if isinstance(step, Launch):
-        return step.args
-    outs = (out.name for out in step.outs if out is not None)
-    return tuple(dict.fromkeys((*outs, *step.mutates, *(arg.name for arg in buffer_args(step)))))
+@final
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A step, and the results that it writes over its arguments."""
+
+    step: Step
+    over: tuple[str, ...] = ()
+
+    def touched(self) -> tuple[str, ...]:
+        """Names of all buffers that the step reads or writes."""
+        step = self.step
+        if isinstance(step, Launch):
+            return (*step.args, *self.over)
+        outs = (out.name for out in step.outs if out is not None)
+        return tuple(dict.fromkeys((*outs, *step.mutates, *(arg.name for arg in buffer_args(step)))))
 
 
-def allocations(steps: Sequence[Step], known: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[Allocation, ...]:
+def allocations(
+    steps: Sequence[Placed], known: frozenset[str], buffers: Mapping[str, Buffer]
+) -> tuple[Allocation, ...]:
     """Memory for every buffer that a kernel writes first; `known` are those that have theirs (inputs, constants)."""
     made, found = set(known), []
-    for place, step in enumerate(steps):
-        if isinstance(step, Extern):
-            made.update(out.name for out in step.outs if out is not None)
+    for place, placed in enumerate(steps):
+        if isinstance(placed.step, Extern):
+            made.update(out.name for out in placed.step.outs if out is not None)
             continue
-        for name in step.args:
+        for name in placed.touched():
             if name not in made:
                 found.append(Allocation(buffers[name], place))
                 made.add(name)
     return tuple(found)
 
 
-def frees(steps: Sequence[Step], kept: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[tuple[str, ...], ...]:
+def frees(steps: Sequence[Placed], kept: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[tuple[str, ...], ...]:
     """For each step the buffers that nothing uses after it; `kept` outlive the region."""
     last: dict[str, int] = {}
-    for place, step in enumerate(steps):
-        for name in touched(step):
+    for place, placed in enumerate(steps):
+        for name in placed.touched():
             below: str | None = name
             while below is not None:
                 # A part that is written later needs the memory that it is a part of.

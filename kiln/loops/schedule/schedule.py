@@ -14,8 +14,9 @@ from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Sc
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.loops.schedule.fuse import Fused, fuse
 from kiln.loops.schedule.group import Group
+from kiln.loops.schedule.inplace import Lives
 from kiln.loops.schedule.kernel import group_launch
-from kiln.loops.schedule.memory import Step, allocations, frees, kept_alive
+from kiln.loops.schedule.memory import Placed, allocations, frees, kept_alive
 from kiln.loops.schedule.single import copy_body, single_kernel
 from kiln.loops.schedule.table import KernelTable
 from kiln.support.events import EventSink
@@ -28,12 +29,14 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> Schedul
     buffers = program_buffers(program)
     table = KernelTable()
     fused = fuse(program, buffers, target)
-    steps = tuple(step for group in fused.groups for step in _steps(group, fused, buffers, table, target))
+    lives = Lives(fused.groups, fused.graph, buffers)
+    placed = [one for group in fused.groups for one in _steps(group, fused, lives, buffers, table, target)]
     known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
     known |= {buffer.name for buffer, _ in program.constants}
     kept = kept_alive(program.outputs, program.writes) | known
-    made = allocations(steps, known, buffers)
-    dead = frees(steps, kept, buffers)
+    made = allocations(placed, known, buffers)
+    dead = frees(placed, kept, buffers)
+    steps = tuple(one.step for one in placed)
     _report(steps, events)
     return ScheduledProgram(
         program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes
@@ -51,18 +54,18 @@ def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
 
 
 def _steps(
-    group: Group, fused: Fused, buffers: dict[str, Buffer], table: KernelTable, target: Target
-) -> Iterator[Step]:
+    group: Group, fused: Fused, lives: Lives, buffers: dict[str, Buffer], table: KernelTable, target: Target
+) -> Iterator[Placed]:
     node = group.step
     if node is None:
-        yield group_launch(group, fused, buffers, table, target)
+        yield group_launch(group, fused, lives.dying(group), buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
-            yield table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers))
-        yield table.launch(single_kernel(node, buffers))
+            yield Placed(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers)))
+        yield Placed(table.launch(single_kernel(node, buffers)))
     else:
         assert isinstance(node, Extern)
-        yield node
+        yield Placed(node)
 
 
 def _copy(source: Buffer, out: Buffer) -> Pointwise:
@@ -71,7 +74,7 @@ def _copy(source: Buffer, out: Buffer) -> Pointwise:
     return Pointwise(out, axes, copy_body(source, tuple(axis.symbol for axis in axes)))
 
 
-def _report(steps: Sequence[Step], events: EventSink) -> None:
+def _report(steps: Sequence[Launch | Extern], events: EventSink) -> None:
     launches = [step for step in steps if isinstance(step, Launch)]
     events.emit("kernels", count=len({id(one.kernel) for one in launches}))
     events.emit("launches", count=len(launches))

@@ -12,8 +12,8 @@ may hit a place twice run through the colliding axes in order, so that results d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -25,6 +25,7 @@ from kiln.loops.ir.builder import BodyBuilder, dtype_of
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.schedule.inplace import take_over
 from kiln.loops.schedule.views import Loops, merge_views, open_sizes
 from kiln.symbolic import Int, Symbol
 
@@ -107,6 +108,8 @@ class Call:
 
     kernel: KernelIR
     sizes: Mapping[Symbol, Int]
+    over: Mapping[str, str] = field(default_factory=dict)
+    """Results by the arguments whose memory they took over."""
 
 
 def assemble(
@@ -119,16 +122,17 @@ def assemble(
     strip: int = 0,
     grain: int = 1,
     origin: str = "",
+    dying: Collection[str] = (),
 ) -> Call:
-    """A kernel with the parameters and size arguments that its phases use, in order of appearance."""
-    private = {one.name for one in locals_}
-    loaded = [access.buffer for phase in phases for access in accesses(phase.body)]
-    stored = [store.target for phase in phases for store in phase_stores(phase)]
-    written = dict.fromkeys(name for name in stored if name not in private)
-    read = dict.fromkeys(name for name in loaded if name not in private and name not in written)
-    used = {name: buffers[name] for name in (*read, *written)}
+    """A kernel with the parameters and size arguments that its phases use, in order of appearance.
+
+    `dying`: arguments that results may be written over.
+    """
+    used = {name: buffers[name] for part in _parameters(phases, locals_) for name in part}
     loops, sizes = open_sizes(merge_views(Loops(units, phases, locals_, used)))
-    params = tuple(loops.buffers[name] for name in used)
+    loops, over = take_over(loops, dying, buffers)
+    read, written = _parameters(loops.phases, locals_)
+    params = tuple(loops.buffers[name] for name in (*read, *written))
     kernel = KernelIR(
         name, loops.units, loops.phases, loops.locals, params, frozenset(written), (), grain,
         strip if loops.units else 0, origin,
@@ -137,7 +141,16 @@ def assemble(
     # Sizes of parameters may be in terms of blocks, which are units.
     needed -= {axis.symbol for axis in loops.units}
     ints: list[Symbol] = sorted(needed, key=lambda one: one.sort_key)
-    return Call(replace(kernel, ints=tuple(ints)), sizes)
+    return Call(replace(kernel, ints=tuple(ints)), sizes, over)
+
+
+def _parameters(phases: tuple[Phase, ...], locals_: tuple[Local, ...]) -> tuple[dict[str, None], dict[str, None]]:
+    """Buffers that are only read, and those that are written."""
+    private = {one.name for one in locals_}
+    loaded = [access.buffer for phase in phases for access in accesses(phase.body)]
+    stored = [store.target for phase in phases for store in phase_stores(phase)]
+    written = dict.fromkeys(name for name in stored if name not in private)
+    return dict.fromkeys(name for name in loaded if name not in private and name not in written), written
 
 
 def copy_body(source: Buffer, index: Index) -> LoopBody:

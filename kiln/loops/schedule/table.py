@@ -5,7 +5,8 @@ norm(x, w1 -> y)    norm(u, w2 -> v)        one kernel a0, a1 -> a2, two launche
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.loops.ir.kernel import KernelIR
@@ -17,12 +18,23 @@ from kiln.symbolic import Int, Symbol
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The launch of a group; its buffers by number."""
+
+    kernel: KernelIR
+    args: tuple[int, ...]
+    ints: tuple[Int, ...]
+    over: tuple[tuple[int, int], ...]
+
+
+@final
 class KernelTable:
     """Canonical kernels by key, under names that are different."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, KernelIR] = {}
-        self.by_group: dict[Key, tuple[KernelIR, tuple[int, ...], tuple[Int, ...]]] = {}
+        self.by_group: dict[Key, _Known] = {}
         self._names: dict[str, int] = {}
 
     def launch(self, call: Call) -> Launch:
@@ -40,13 +52,18 @@ class KernelTable:
         found = self.by_group.get(key)
         if found is None:
             return None
-        kernel, numbers, ints = found
-        return Launch(kernel, tuple([names[number] for number in numbers]), ints, origin)
+        return Launch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
 
-    def remember(self, key: Key, names: tuple[str, ...], launch: Launch) -> Launch:
-        numbers = tuple([names.index(name) for name in launch.args])
-        self.by_group[key] = (launch.kernel, numbers, launch.ints)
+    def remember(self, key: Key, names: tuple[str, ...], launch: Launch, over: Mapping[str, str]) -> Launch:
+        args = tuple([names.index(name) for name in launch.args])
+        pairs = tuple([(names.index(result), names.index(argument)) for result, argument in over.items()])
+        self.by_group[key] = _Known(launch.kernel, args, launch.ints, pairs)
         return launch
+
+    def taken_over(self, key: Key, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        """Results that are written over an argument, and this argument."""
+        for result, argument in self.by_group[key].over:
+            yield names[result], names[argument]
 
     def _fresh(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1
