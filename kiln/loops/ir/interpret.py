@@ -229,6 +229,8 @@ def _arg_reduced(value: Tensor, op: ReduceOp, dim: int) -> Tensor:
 
 def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp | None) -> None:
     """target[at] = value, or combined into it."""
+    if not value.numel():
+        return
     value = value.to(target.dtype)
     if not at:
         target.copy_(value.reshape(()) if combine is None else _COMBINE[combine](target, value.reshape(())))
