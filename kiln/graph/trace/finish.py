@@ -16,6 +16,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import Place
@@ -128,9 +129,21 @@ class _Outputs:
         shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
         strides = place.spec.strides
         if shared or id(base) in self.bases or not _same_strides(value.tensor.strides, strides, value.tensor.sizes):
-            value = base = self.mode.emit.node("clone", value, strides=strides)
+            base = value = self.copied(value, place.spec)
+            if repeats(place.spec):
+                base = value.inputs[0]
         self.bases.add(id(base))
         return value
+
+    def copied(self, value: Node, spec: TensorSpec) -> Node:
+        """A fresh copy with the strides of `spec`; what is repeated there is copied once and expanded."""
+        emit = self.mode.emit
+        if not repeats(spec):
+            return emit.node("clone", value, strides=spec.strides)
+        for axis, (step, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
+            if step == 0 and size != 1:
+                value = emit.node("slice", value, axis=axis, start=0, stop=1, step=1)
+        return emit.node("expand", emit.node("clone", value, strides=None), sizes=spec.sizes)
 
 
 def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
