@@ -1,24 +1,25 @@
 // The module kiln.native._executor.
 #include <Python.h>
 
-#include "executor/arena.h"
 #include "executor/executor_object.h"
+#include "executor/memory_pool.h"
 #include "executor/python.h"
 #include "executor/region_object.h"
 
 namespace {
 
-PyObject* release_memory(PyObject*, PyObject*) {
-  return PyLong_FromLongLong(kiln::ArenaPool::instance().release());
-}
+PyObject* release_memory(PyObject*, PyObject*) { return PyLong_FromLongLong(kiln::release_pool()); }
 
 PyObject* held_memory(PyObject*, PyObject*) {
-  return PyLong_FromLongLong(kiln::ArenaPool::instance().held());
+  kiln::PoolBytes bytes = kiln::pool_bytes();
+  return Py_BuildValue("LL", static_cast<long long>(bytes.in_use),
+                       static_cast<long long>(bytes.kept));
 }
 
 PyMethodDef methods[] = {
-    {"release_memory", release_memory, METH_NOARGS, "Free the arenas not in use; the bytes."},
-    {"held_memory", held_memory, METH_NOARGS, "Bytes of the arenas not in use."},
+    {"release_memory", release_memory, METH_NOARGS,
+     "Free the memory kept for the next calls; returns its bytes."},
+    {"held_memory", held_memory, METH_NOARGS, "Bytes (in use, kept) of the memory pool."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,11 +1,13 @@
 #include "executor/run.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstring>
 
 #include "executor/aten.h"
 #include "executor/device.h"
+#include "executor/memory_pool.h"
 #include "executor/tensors.h"
 
 namespace kiln {
@@ -70,7 +72,6 @@ class Run {
   ~Run() {
     // Inputs stay: results may be views of them.
     for (size_t n = program_.inputs.size(); n < frame_.slots.size(); n++) slots_[n].clear();
-    if (block_.bytes) ArenaPool::instance().give_back(std::move(block_));
   }
 
   void take(Value* inputs) {
@@ -118,7 +119,8 @@ class Run {
   int64_t* ints_;
   double* floats_;
   bool donate_;
-  Block block_;
+  PlanScope scope_;
+  c10::DataPtr arena_;
   int64_t status_ = 0;
 };
 
@@ -197,7 +199,9 @@ void Run::enter() {
   for (size_t n = 0; n < count; n++) check_input(program_.inputs[n], slots_[n], n);
   if (!program_.buffers.empty() && program_.segments.size() == 1) {
     frame_.placement.update(program_, ints_);
-    if (frame_.placement.total) block_ = ArenaPool::instance().take(frame_.placement.total);
+    if (frame_.placement.total) {
+      arena_ = c10::GetCPUAllocator()->allocate(static_cast<size_t>(frame_.placement.total));
+    }
   }
 }
 
@@ -280,7 +284,8 @@ void Run::raw_allocate(const Step& step) {
     // Sizes that come from data: the arena cannot be placed ahead, so the slot gets a tensor.
     return slots_[step.a].set_tensor(empty_cpu(planned, ints_));
   }
-  char* start = block_.data() + frame_.placement.offsets[static_cast<size_t>(step.d)];
+  char* start =
+      static_cast<char*>(arena_.get()) + frame_.placement.offsets[static_cast<size_t>(step.d)];
   slots_[step.a].set_raw(start + ints_[planned.offset] * planned.itemsize);
 }
 
@@ -464,6 +469,7 @@ Frame::Frame(const Program& program)
 
 Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants)
     : program_(std::move(program)), constants_(std::move(constants)) {
+  install_memory_pool();
   connect(*program_);
 }
 

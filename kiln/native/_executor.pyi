@@ -46,7 +46,7 @@ class Region:
     def name(self) -> str: ...
 
 def release_memory() -> int:
-    """Free the arenas that are not in use; returns their bytes."""
+    """Free the memory that is kept for the next calls of plans; returns its bytes."""
 
-def held_memory() -> int:
-    """Bytes of the arenas that are not in use."""
+def held_memory() -> tuple[int, int]:
+    """Bytes of large buffers that plans have handed out, and bytes kept for the next calls."""

@@ -35,9 +35,6 @@ class MemoryPlan:
     buffers: tuple[RawBuffer, ...]
     views: frozenset[Slot]
 
-    def is_raw(self, slot: Slot) -> bool:
-        return slot in self.views or any(buffer.slot == slot for buffer in self.buffers)
-
 
 def plan_memory(plan: Plan) -> MemoryPlan:
     allocated = {step.out: place for place, step in enumerate(plan.steps) if isinstance(step, Allocate)}

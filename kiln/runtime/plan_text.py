@@ -39,7 +39,7 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
-from kiln.symbolic import Int, product
+from kiln.symbolic import Int
 
 
 def plan_text(plan: Plan, indent: str = "") -> str:
@@ -90,10 +90,6 @@ def storage_elements(spec: BufferSpec) -> Int:
         return spec.offset
     reach = sum(((size - 1) * stride for size, stride in zip(spec.sizes, spec.strides, strict=True)), start=spec.offset)
     return reach + 1
-
-
-def elements(spec: BufferSpec) -> Int:
-    return product(spec.sizes)
 
 
 def _input(one: PlanInput) -> str:

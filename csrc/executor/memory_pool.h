@@ -1,0 +1,35 @@
+// Large CPU buffers, kept between the calls of plans.
+//
+// The C library gives large blocks back to the system and gets them again as fresh pages, which the
+// kernel has to clear: for activations that costs more than the arithmetic of a pointwise kernel.
+// While a plan runs in a thread, what torch's allocator hands out there (results of ATen steps
+// included) comes from this pool; outside of plans nothing changes. Every block is an allocation of
+// torch's own allocator, so whoever frees it may do so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kiln {
+
+// A plan runs in this thread while one lives.
+class PlanScope {
+ public:
+  PlanScope();
+  ~PlanScope();
+  PlanScope(const PlanScope&) = delete;
+  PlanScope& operator=(const PlanScope&) = delete;
+};
+
+struct PoolBytes {
+  int64_t in_use;  // handed out and not freed yet
+  int64_t kept;    // ready for the next call
+};
+
+// Puts the pool in front of torch's CPU allocator, once.
+void install_memory_pool();
+PoolBytes pool_bytes();
+// Frees what is kept; returns the bytes.
+int64_t release_pool();
+
+}  // namespace kiln
