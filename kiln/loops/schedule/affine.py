@@ -14,9 +14,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import final
 
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import linear_index
-from kiln.loops.ir.body import Index
 from kiln.symbolic import Expr, Int, Symbol, evaluate, is_static
 from kiln.symbolic.expr import Atom, is_polynomial_in_symbols
 from kiln.symbolic.simplify import fold_remainders
@@ -65,13 +62,6 @@ def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = (
 
 def _depends(atom: Atom, symbols: Collection[Symbol]) -> bool:
     return any(one in symbols for one in atom.free_symbols())
-
-
-def access_form(
-    spec: TensorSpec, index: Index, loops: Collection[Symbol], opaque: Collection[Symbol] = ()
-) -> Affine | None:
-    """The place in memory of an access, from the first element of the tensor on."""
-    return affine(linear_index(spec, index), loops, opaque)
 
 
 class _Guesses(dict[str, int]):

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from kiln.loops.ir.analyses import node_axes
 from kiln.loops.ir.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.loops.schedule.graph import Dependencies
-from kiln.loops.schedule.group import AccessForms, Group, Symbols, access_forms, combined_axes, member_of
-from kiln.loops.schedule.keys import Key, Numbers, node_key
+from kiln.loops.schedule.group import Group, Symbols
 from kiln.loops.schedule.order import Order, current
-from kiln.loops.schedule.phases import is_serial
 from kiln.loops.schedule.rules import Context, Proposal, propose
+from kiln.loops.schedule.single_group import Singles
 from kiln.loops.schedule.split import initial_units, make_partial
 from kiln.support.target import Target
 
@@ -50,7 +48,7 @@ class _Fuser:
         self.symbols = Symbols()
         self.context = Context(buffers, self.graph, self.symbols, target)
         self.applied: dict[str, int] = {}
-        self._known_forms: dict[Key, AccessForms] = {}
+        self.singles = Singles(buffers, self.symbols)
 
     def run(self) -> Fused:
         for number, node in enumerate(self.program.nodes):
@@ -83,24 +81,9 @@ class _Fuser:
             self._merge(first, second, proposal)
 
     def _single(self, node: Pointwise | Reduction | Scan, number: int) -> Group:
-        axes = node_axes(node)
-        fresh = {axis.symbol: self.symbols.fresh() for axis in axes if axis.size != 1 or axis in combined_axes(node)}
-        member = member_of(node, number, self._forms(node), fresh)
-        group = Group([member], origin=node.origin)
-        group.sizes = {fresh[axis.symbol]: axis.size for axis in axes if axis.symbol in fresh}
-        if is_serial(member):
-            group.whole = frozenset(member.reduced())
-        group.units = initial_units(group, member, self.target)
+        group = self.singles.group(node, number)
+        group.units = initial_units(group, group.members[0], self.target)
         return group
-
-    def _forms(self, node: Pointwise | Reduction | Scan) -> AccessForms:
-        """The accesses of a node, analysed once for all nodes that are equal to it."""
-        names = Numbers()
-        key = node_key(node, names), tuple([self.buffers[name].spec.strides for name in names.of])
-        found = self._known_forms.get(key)
-        if found is None:
-            found = self._known_forms[key] = access_forms(node, self.buffers)
-        return found
 
     def _candidates(self, group: Group) -> Iterator[Group]:
         """Groups that write or read what the node reads, those of large buffers first."""

@@ -11,14 +11,12 @@ by the same unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from kiln.loops.ir.analyses import accesses, bound_symbols, node_axes
-from kiln.loops.ir.body import Load
 from kiln.loops.ir.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
-from kiln.loops.schedule.affine import Affine, access_form, guess
+from kiln.loops.schedule.affine import Affine, guess
 from kiln.symbolic import Int, Symbol, product, symbol
 
 FusableNode = Pointwise | Reduction | Scan
@@ -210,42 +208,3 @@ def combined_axes(node: FusableNode) -> tuple[Axis, ...]:
     if isinstance(node, Reduction):
         return node.reduced
     return (node.axes[node.along],) if isinstance(node, Scan) else ()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class AccessForms:
-    """The accesses of a node over its own axes: of each load, and of its store."""
-
-    reads: tuple[tuple[Affine | None, bool], ...]
-    write: Affine | None
-
-
-def access_forms(node: FusableNode, buffers: Mapping[str, Buffer]) -> AccessForms:
-    loops = frozenset(axis.symbol for axis in node_axes(node))
-    opaque = bound_symbols(node.body)
-    reads = []
-    for load in accesses(node.body):
-        form = access_form(buffers[load.buffer].spec, load.index, loops, opaque)
-        reads.append((form, load.conditional))
-    kept = node.kept if isinstance(node, Reduction) else node.axes
-    return AccessForms(tuple(reads), access_form(node.out.spec, tuple(axis.symbol for axis in kept), loops))
-
-
-def member_of(node: FusableNode, number: int, forms: AccessForms, fresh: dict[Symbol, Symbol]) -> Member:
-    """`node` over the group symbols `fresh` of its axes; axes of size 1 have none."""
-    loads = (op.buffer for op in node.body.ops if isinstance(op, Load))
-    reads = [
-        Access(name, _renamed(form, fresh), conditional)
-        for name, (form, conditional) in zip(loads, forms.reads, strict=True)
-    ]
-    places: dict[Symbol, tuple[tuple[Symbol, Int], ...]] = {
-        axis.symbol: ((fresh[axis.symbol], 1),) if axis.symbol in fresh else () for axis in node_axes(node)
-    }
-    return Member(node, number, places, reads, Access(node.out.name, _renamed(forms.write, fresh)))
-
-
-def _renamed(form: Affine | None, fresh: dict[Symbol, Symbol]) -> Affine | None:
-    if form is None:
-        return None
-    return Affine({fresh[one]: step for one, step in form.strides.items() if one in fresh}, form.offset)

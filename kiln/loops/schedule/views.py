@@ -16,14 +16,15 @@ from itertools import pairwise
 from typing import final
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import linear_index
+from kiln.loops.ir.analyses import axis_bounds, linear_index
 from kiln.loops.ir.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.ir.builder import symbols_used
 from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer
 from kiln.loops.schedule.affine import Affine, affine, guess
-from kiln.symbolic import Int, Symbol, product, symbol
+from kiln.symbolic import Int, Symbol, product, simplify_in_ranges, symbol
+from kiln.symbolic.expr import is_polynomial_in_symbols
 
 Effect = Store | Accumulate
 
@@ -110,13 +111,20 @@ class _Merger:
         }
         for name, index in self._accesses():
             if (name, index) not in self.addresses:
-                address = linear_index(loops.buffers[name].spec, index)
+                address = self._simplified(linear_index(loops.buffers[name].spec, index))
                 self.addresses[name, index] = address
                 self.forms.setdefault(name, []).append(affine(address, self.sizes, _bound(loops)))
 
     def run(self) -> Loops:
         merged = self._find_merges()
         return _Rewriter(self, merged).run()
+
+    def _simplified(self, address: Int) -> Int:
+        """Without the divisions that the sizes of the loops decide."""
+        if is_polynomial_in_symbols(address):
+            return address
+        axes = [*self.loops.units, *(axis for phase in self.loops.phases for axis in phase.axes)]
+        return simplify_in_ranges(address, axis_bounds(axes))
 
     def _accesses(self) -> Iterator[tuple[str, Index]]:
         """Accesses to memory."""
