@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+os.environ.setdefault("KILN_OPTIONS", "cache=false")  # a test compiles; what an earlier run left on disk stays there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,23 +9,35 @@ only saved; `Partition.signature` says which is which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
 import torch
 
 from kiln.graph.autograd import Partition, make_joint, partition
+from kiln.graph.autograd.partition import backward_for
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
 from kiln.graph.trace import Recorder, Trace
+from kiln.pipeline.compiled import CompiledPlan, compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import Executable, graph_to_plan, plan_to_executor
+from kiln.pipeline.keys import compile_key
+from kiln.pipeline.region_file import CompiledRegion
+from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
+from kiln.runtime.cache.bundle import pack
+from kiln.runtime.cache.store import content_key
+from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
+from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.signature import Signature
 from kiln.symbolic import symbol
 
 
-def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> Executable:
+def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
     """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
     with context.events.stage("joint"):
         joint = make_joint(recorder, trace)
@@ -38,23 +50,89 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
 
 def differentiable_region(
     halves: Partition, constants: Mapping[str, torch.Tensor], context: CompileContext
-) -> Executable:
+) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
     signature = halves.signature
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
-    forward = plan_to_executor(plan, constants, context)
+    forward = compile_plan(plan, constants, context)
+    backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context)
+    spec = region_spec(plan, signature)
+    with context.events.stage("load"):
+        run = join_halves(forward.executor(), backward, spec)
 
-    def compile_backward(needed: tuple[bool, ...]) -> Executable:
-        graph = halves.backward_for(needed)
-        made = backward_plan(graph_to_plan(graph, context, "backward"), signature, needed)
-        tangents = range(len(made.inputs) - len(signature.tangents), len(made.inputs))
-        return plan_to_executor(made, constants, context, adapt=tangents)
+    def write() -> bytes:
+        return pack({"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()})
 
-    region = make_region(forward, compile_backward, region_spec(plan, signature))
-    if not signature.carried:
+    return CompiledRegion(run, write)
+
+
+def load_differentiable(sections: Mapping[str, memoryview], context: CompileContext) -> Executable:
+    """The region that was written; its backward is looked up, or compiled, when it is first needed."""
+    text = bytes(sections["backward"]).decode()
+    signature, grads = decode_plan(bytes(sections["signature"]))
+    constants = {
+        name.removeprefix(CONSTANT): decode_tensor(bytes(data))
+        for name, data in sections.items()
+        if name.startswith(CONSTANT)
+    }
+    backward = Backward(lambda: parse_graph(text), signature, grads, constants, context, text)
+    return join_halves(load_plan(bytes(sections["forward"])), backward, decode_plan(bytes(sections["spec"])))
+
+
+def join_halves(forward: Executable, backward: Backward, spec: RegionSpec) -> Executable:
+    """The callable with one autograd node."""
+    region = make_region(forward, backward, spec)
+    if not backward.signature.carried:
         return region
-    count = signature.num_outputs
+    count = backward.signature.num_outputs
     return lambda *inputs: region(*inputs)[:count]
+
+
+CONSTANT = "constant/"
+
+
+@final
+@dataclass
+class Backward:
+    """Compiles the backward for the inputs that need it. What one process compiled, the next one finds on disk."""
+
+    make_graph: Callable[[], Graph]
+    signature: Signature
+    grads: tuple[int | None, ...]
+    constants: Mapping[str, torch.Tensor]
+    context: CompileContext
+    text: str = ""
+    """The graph in writing; made where it is needed."""
+
+    def __call__(self, needed: tuple[bool, ...]) -> Executable:
+        key = ""
+        if self.context.options.cache:
+            settings = compile_key(self.context.options, self.context.target)
+            key = content_key(settings, self.written(), repr(needed), *sorted(self.constants))
+            stored = self.context.store.get("backward", key)
+            if stored is not None:
+                return load_plan(stored)
+        compiled = self.compile(needed)
+        if key:
+            self.context.store.put("backward", key, compiled.bundle())
+        return compiled.executor()
+
+    def compile(self, needed: tuple[bool, ...]) -> CompiledPlan:
+        graph = backward_for(self.make_graph(), self.grads, needed)
+        plan = backward_plan(graph_to_plan(graph, self.context, "backward"), self.signature, needed)
+        tangents = range(len(plan.inputs) - len(self.signature.tangents), len(plan.inputs))
+        return compile_plan(plan, self.constants, self.context, tangents)
+
+    def written(self) -> str:
+        if not self.text:
+            self.text = graph_text(self.make_graph())
+        return self.text
+
+    def sections(self) -> dict[str, bytes]:
+        """All that a later process needs to go on from here."""
+        constants = {f"{CONSTANT}{key}": encode_tensor(tensor) for key, tensor in self.constants.items()}
+        pair = encode_plan((self.signature, self.grads))
+        return {"signature": pair, "backward": self.written().encode(), **constants}
 
 
 def forward_plan(plan: Plan, signature: Signature) -> Plan:

@@ -1,20 +1,35 @@
-"""A traced region becomes a callable: `compile_region(recorder, trace, context)(*used inputs) -> tuple of outputs`.
+"""A traced region becomes a callable: `compile_region(recorder, trace, context).run(*used inputs) -> tuple of outputs`.
 
 Inference is one plan; where an output needs a gradient, a forward and a backward plan (`differentiable.py`).
+`load_region(compiled.write(), context)` is the same callable in another process.
 """
 
 from __future__ import annotations
 
 from kiln.graph.trace import Recorder, Trace
+from kiln.pipeline.compiled import compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.differentiable import compile_differentiable
-from kiln.pipeline.stages import Executable, graph_to_plan, plan_to_executor
+from kiln.pipeline.differentiable import compile_differentiable, load_differentiable
+from kiln.pipeline.region_file import CompiledRegion
+from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.runtime.cache.bundle import pack, unpack
 
 
-def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> Executable:
+def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
     """The region of `trace`, compiled by Kiln; `recorder` is still open for the backward pass."""
     context.events.emit("region")
     context.dump.write("torch_graph", lambda: trace.torch_graph().print_readable(print_output=False))
     if trace.needs_grad:
         return compile_differentiable(recorder, trace, context)
-    return plan_to_executor(graph_to_plan(trace.graph, context), trace.constants, context)
+    compiled = compile_plan(graph_to_plan(trace.graph, context), trace.constants, context)
+    with context.events.stage("load"):
+        run = compiled.executor()
+    return CompiledRegion(run, lambda: pack({"plan": compiled.bundle()}))
+
+
+def load_region(data: bytes, context: CompileContext) -> Executable:
+    """The region that was written. Raises KilnError."""
+    sections = unpack(data)
+    if "plan" in sections:
+        return load_plan(bytes(sections["plan"]))
+    return load_differentiable(sections, context)

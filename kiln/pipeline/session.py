@@ -24,11 +24,16 @@ from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.keys import compile_key
+from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.region import compile_region
+from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
+from kiln.pipeline.warm import VariantStore
 from kiln.runtime.cache.store import Store, default_folder
-from kiln.runtime.guards.tree import build_tree
+from kiln.runtime.guards.tree import TreeRows, tree_rows
+from kiln.runtime.variant import Fact, Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
@@ -75,6 +80,22 @@ class SessionSettings:
     dump_folder: Path | None
 
 
+KEPT = frozenset(("graph_break", "region", "kernels", "launches", "library_calls", "traffic", "note"))
+"""Kinds of events that tell what a variant is; they are told again when it is loaded."""
+
+Arguments = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class Captured:
+    """A capture, its regions, and what the report tells of it."""
+
+    capture: Capture
+    regions: list[CompiledRegion]
+    facts: list[Fact]
+
+
 class Session:
     """The compiled variants of one function (and of its resume functions) and what is known of them."""
 
@@ -84,6 +105,11 @@ class Session:
         self.events = events
         self.store = Store(settings.options.cache_dir or default_folder())
         self.sizes = SizeHistory(settings.options.dynamic)
+        self.stored: VariantStore | None = None
+        """Variants on disk; a user's backend gives callables that cannot be written."""
+        if settings.options.cache and settings.backend is None:
+            key = compile_key(settings.options, settings.target)
+            self.stored = VariantStore(self.store, events, f"{key} {settings.fullgraph}")
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -142,60 +168,110 @@ class Session:
                 reason=self._why_missed(dispatcher, arguments),
                 more=options.variants * 2,
             )
+        entry = self._load(dispatcher, arguments)
+        return entry if entry is not None else self._compile(dispatcher, arguments)
+
+    def _load(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
+        """A variant that an earlier process left on disk."""
+        if self.stored is None:
+            return None
+        function, exits = original_of(dispatcher), dispatcher.__dict__.get(SIDE_EXITS, 0)
+        context = self._context(function)
+        makers = Makers(
+            part=lambda data: load_part(data, context),
+            resume=self.dispatcher,
+            side_exit=self._side_exit(dispatcher) or self.dispatcher,
+        )
+        with self.events.stage("warm"):
+            entry = self.stored.load(function, exits, arguments, makers)
+        if entry is not None:
+            self.events.emit("loaded", function=function.__qualname__)
+            for kind, data in entry.info.facts:
+                self.events.emit(kind, **data)
+            self.sizes.remember(entry.info.seen)
+        return entry
+
+    def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
+        function = original_of(dispatcher)
         self.events.emit("compile", function=function.__qualname__)
-        capture = self._capture(dispatcher, arguments)
+        captured = self._capture(dispatcher, arguments)
+        capture = captured.capture
         if capture.function is None:
             assert capture.skipped is not None
             raise capture.skipped
         if capture.breaks and self.settings.fullgraph:
             raise capture.breaks[0]
         with self.events.stage("guards"):
-            tree = build_tree(capture.guards, collect=capture.collect, function=function)
+            rows = tree_rows(capture.guards, collect=capture.collect, function=function)
+            tree = rows.tree()
         self.events.emit("guards", count=len(capture.guards))
         failed = tree.explain(list(arguments.values()), function.__globals__, function.__closure__)
         if failed is not None:
             raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
+        self._save(dispatcher, arguments, captured, rows)
         run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
         return Entry(tree, run, capture)
 
-    def _capture(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> Capture:
+    def _save(self, dispatcher: Dispatcher, arguments: Arguments, captured: Captured, rows: TreeRows) -> None:
+        """Leave the variant to later processes."""
+        capture, function = captured.capture, original_of(dispatcher)
+        if self.stored is None or capture.function is None:
+            return
+        facts = [*captured.facts, ("guards", {"count": len(capture.guards)})]
+        variant = Variant(capture.function, capture.guards, capture.collect, capture.modules, facts, self.sizes.seen())
+        exits = dispatcher.__dict__.get(SIDE_EXITS, 0)
+        with self.events.stage("save"):
+            self.stored.save(function, exits, arguments, variant, rows, part_writer(captured.regions))
+
+    def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""
         policy = self.settings.options.is_compiling
         first = self._capture_once(dispatcher, arguments, is_compiling=policy == "true")
-        if policy != "auto" or not first.breaks or not first.asked_is_compiling:
+        if policy != "auto" or not first.capture.breaks or not first.capture.asked_is_compiling:
             return first
         second = self._capture_once(dispatcher, arguments, is_compiling=True)
-        better = second if len(second.breaks) < len(first.breaks) else first
-        answer = better is second
-        self.events.emit("note", text=f"is_compiling() answers {answer}: {len(better.breaks)} breaks")
+        better = second if len(second.capture.breaks) < len(first.capture.breaks) else first
+        text = f"is_compiling() answers {better is second}: {len(better.capture.breaks)} breaks"
+        self.events.emit("note", text=text)
+        better.facts.append(("note", {"text": text}))
         return better
 
-    def _capture_once(self, dispatcher: Dispatcher, arguments: Mapping[str, Any], *, is_compiling: bool) -> Capture:
-        function = original_of(dispatcher)
+    def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
-        context = CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
+        return CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
+
+    def _capture_once(self, dispatcher: Dispatcher, arguments: Arguments, *, is_compiling: bool) -> Captured:
+        function = original_of(dispatcher)
+        context = self._context(function)
+        regions: list[CompiledRegion] = []
+        facts: list[Fact] = []
 
         def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
             if self.settings.backend is not None:
                 return run_backend(self.settings.backend, trace, context)
-            return compile_region(recorder, trace, context)
+            regions.append(compile_region(recorder, trace, context))
+            return regions[-1].run
 
-        capture = capture_frame(
-            function,
-            arguments,
-            compile_region=compile_trace,
-            recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=self.events),
-            events=self.events,
-            make_resume=self.dispatcher,
-            dims=self.sizes.dims,
-            is_compiling=is_compiling,
-            make_exit=self._side_exit(dispatcher),
-        )
-        dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
-        dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
-        return capture
+        stop = self.events.listen(lambda event: facts.append((event.kind, event.data)) if event.kind in KEPT else None)
+        try:
+            capture = capture_frame(
+                function,
+                arguments,
+                compile_region=compile_trace,
+                recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=self.events),
+                events=self.events,
+                make_resume=self.dispatcher,
+                dims=self.sizes.dims,
+                is_compiling=is_compiling,
+                make_exit=self._side_exit(dispatcher),
+            )
+        finally:
+            stop()
+        context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
+        context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
+        return Captured(capture, regions, facts)
 
-    def _why_missed(self, dispatcher: Dispatcher, arguments: Mapping[str, Any]) -> str:
+    def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> str:
         """What the last variant asked for and did not find."""
         entry, function = dispatcher.entries[-1], original_of(dispatcher)
         values = [arguments[name] for name in arguments]

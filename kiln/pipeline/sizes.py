@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -23,12 +24,26 @@ class SizeHistory:
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...]:
         """Per dimension: static or a symbol. A size that changed once becomes a symbol; those of parameters do not."""
         sizes = tuple(tensor.shape)
+        if isinstance(tensor, torch.nn.Parameter):
+            return self._parameter_dims.choose(sizes, [], read_marks(tensor))
         seen = self._sizes.setdefault(source.text(), [])
-        policy = self._parameter_dims if isinstance(tensor, torch.nn.Parameter) else self._dims
-        choice = policy.choose(sizes, seen, read_marks(tensor))
+        choice = self._dims.choose(sizes, seen, read_marks(tensor))
         if sizes not in seen:
             seen.append(sizes)
         return choice
+
+    def seen(self) -> dict[str, Any]:
+        """All that was observed, as data."""
+        return {"sizes": {name: [list(one) for one in seen] for name, seen in self._sizes.items()}, "ints": self._ints}
+
+    def remember(self, seen: Mapping[str, Any]) -> None:
+        """What another process observed (its `seen`) was observed here too."""
+        for name, sizes in seen["sizes"].items():
+            known = self._sizes.setdefault(name, [])
+            known.extend(one for one in map(tuple, sizes) if one not in known)
+        for name, values in seen["ints"].items():
+            ints = self._ints.setdefault(name, [])
+            ints.extend(one for one in values if one not in ints)
 
     def is_symbol(self, value: int, source: Source) -> bool:
         """Whether this integer argument becomes a symbol."""

@@ -8,11 +8,9 @@ reports to its events; it neither prints nor reads options of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
-
-import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
@@ -24,8 +22,6 @@ from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule
 from kiln.pipeline.context import CompileContext
-from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import compile_kernels
 from kiln.runtime.plan import Plan
 from kiln.runtime.plan_text import plan_text
 from kiln.support.target import Target
@@ -70,17 +66,3 @@ def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Pla
         context.dump.write(f"{prefix}{stage.name}", lambda stage=stage, made=made: stage.show(made))  # type: ignore[misc]
     assert isinstance(value, Plan)
     return value
-
-
-def plan_to_executor(
-    plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
-) -> Executable:
-    """Compile the kernels that the store does not have, load them, and make the native executor.
-
-    `adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
-    """
-    context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
-    with context.events.stage("g++"):
-        libraries = compile_kernels(plan.kernels, context.store, context.events, context.options.compile_workers)
-    with context.events.stage("load"):
-        return make_executor(plan, libraries, [constants[key] for key in plan.constants], adapt)

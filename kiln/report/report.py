@@ -43,6 +43,8 @@ class Report:
     name: str = ""
     regions: int = 0
     compiles: int = 0
+    loaded: int = 0
+    """Variants that an earlier process had compiled."""
     eager: int = 0
     kernels: int = 0
     launches: int = 0
@@ -50,6 +52,8 @@ class Report:
     bytes_read: int = 0
     bytes_written: int = 0
     guards: int = 0
+    unsaved: list[str] = field(default_factory=list)
+    """Why variants could not be kept on disk."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -64,9 +68,10 @@ class Report:
     def text(self) -> str:
         """At most ten lines."""
         again = self.compiles - 1
+        loaded = f", {self.loaded} loaded" if self.loaded else ""
         recompiles = f" ({again} recompile{'s' if again > 1 else ''})" if again > 0 else ""
         lines = [
-            f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}, {self.eager} eager",
+            f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}{loaded}, {self.eager} eager",
             self._seconds_line(),
             f"kernels: {self.kernels} ({self.launches} launches, {self.library_calls} library calls), "
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
@@ -118,6 +123,10 @@ def _traffic(report: Report, event: Event) -> None:
     report.bytes_written += written if isinstance(written, int) else 0
 
 
+def _unsaved(report: Report, event: Event) -> None:
+    report.unsaved.append(f"{event.data['code']} {event.data['reason']}")
+
+
 def _note(report: Report, event: Event) -> None:
     report.notes.append(str(event.data["text"]))
 
@@ -128,6 +137,8 @@ HANDLERS = {
     "skipped_frame": _break,
     "region": _count("regions"),
     "compile": _count("compiles"),
+    "loaded": _count("loaded"),
+    "not_saved": _unsaved,
     "eager": _count("eager"),
     "kernels": _count("kernels"),
     "launches": _count("launches"),

@@ -50,12 +50,17 @@ def save_bundle(
     *,
     adapt: Mapping[str, Collection[int]] | None = None,
     specs: Mapping[str, RegionSpec] | None = None,
+    readable: bool = True,
 ) -> bytes:
-    """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions."""
+    """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions.
+
+    Without `readable` the plans themselves are left out: nobody can read them or compile their kernels again.
+    """
     sections: dict[str, bytes] = {}
     entries: dict[str, Any] = {}
     for name, plan in plans.items():
-        sections[f"plan/{name}"] = encode_plan(plan)
+        if readable:
+            sections[f"plan/{name}"] = encode_plan(plan)
         sections[f"program/{name}"] = encode_program(plan, (adapt or {}).get(name, ()))
         inputs = [one.name for one in plan.inputs]
         entries[name] = {"plan": plan.name, "inputs": inputs, "constants": list(plan.constants)}

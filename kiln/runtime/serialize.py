@@ -40,6 +40,7 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
+from kiln.runtime.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation, parse_int, parse_relation
 
@@ -48,6 +49,7 @@ CLASSES: Mapping[str, type] = {
     for one in (
         Allocate, Branch, BufferSpec, CallAten, Check, Constant, Copy, Free, HostRead, Kernel, KernelParam, Launch,
         Plan, PlanInput, PlanOutput, RandomSeed, Ref, RegionSpec, Saved, SymbolBinding, View,
+        Carried, SavedTensor, Signature, Tangent,
     )
 }  # fmt: skip
 FORMATS = {str(one): one for one in (torch.contiguous_format, torch.preserve_format, torch.channels_last)}

@@ -50,6 +50,7 @@ class Options:
     recompute: Literal["cheap", "none"] = "cheap"
     """What backward may compute again instead of keeping it from forward."""
     cache: bool = True
+    """Look compiled variants up on disk and leave them there. Kernels are kept by their contents either way."""
     cache_dir: str = ""
     """Folder of the on-disk cache; empty: `kiln` in the user's cache folder."""
     compile_workers: int = 0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+import types
+from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from kiln.runtime.guards.guard import (
     tensor_expectation,
     unserialisable,
 )
+from kiln.runtime.guards.reference import path_of, resolve
 from kiln.runtime.guards.source import (
     AttrSource,
     ClosureSource,
@@ -33,10 +38,14 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     SizeSource,
     Source,
+    SourceTable,
     TypeSource,
     source_from_json,
     source_to_json,
+    sources_from_rows,
 )
+from kiln.runtime.guards.tree import tree_rows
+from kiln.runtime.guards.tree_file import read_tree, write_tree
 
 SELF = LocalSource("self")
 LAYER = ItemSource(DictAttrSource(SELF, "_modules"), "layer")
@@ -90,11 +99,50 @@ def test_guards_come_back_from_disk() -> None:
     guards = [
         Guard(x, GuardKind.TENSOR, tensor_expectation(torch.randn(3, 4), sizes=(None, 4), is_leaf=True)),
         Guard(SELF, GuardKind.TYPE_IS, reference(torch.nn.Linear)),
-        Guard(GlobalSource("f"), GuardKind.FUNCTION_CODE, function_expectation(torch.nn.Linear.forward)),
         Guard(x, GuardKind.SHAPE_RELATION, ShapeRelation("s0 % 2 == 0", (("s0", SizeSource(x, 0)),))),
         Guard(x, GuardKind.TENSOR_ALIASES, AliasExpectation((x, LocalSource("y")), (0, 0))),
     ]
     assert [guard_from_json(json.loads(json.dumps(guard_to_json(guard)))) for guard in guards] == guards
+
+
+def from_disk(guard: Guard) -> Guard:
+    return guard_from_json(json.loads(json.dumps(guard_to_json(guard))))
+
+
+def test_code_is_told_by_its_contents() -> None:
+    def made(offset: int) -> Any:
+        return lambda x: x + offset
+
+    def edited(offset: int) -> Any:
+        return lambda x: x - offset
+
+    def called(f: Any) -> None: ...
+
+    guards = [Guard(LocalSource("f"), GuardKind.FUNCTION_CODE, function_expectation(made(1)))]
+    data = json.loads(json.dumps(write_tree(tree_rows(guards, function=called), guards)))
+    tree = read_tree(data, called, [made(2)])
+    assert tree is not None and tree.check([made(3)]) and not tree.check([edited(1)])
+    assert read_tree(data, called, [edited(1)]) is None
+    assert read_tree(data, called, [3]) is None
+    assert "code" in from_disk(guards[0]).expected.code.path
+
+
+def test_objects_are_found_where_they_stand() -> None:
+    for value in (torch.abs, torch.nn.functional.gelu, operator.add, object.__setattr__, torch, torch._C, len,
+                  torch.Tensor.add, torch.nn.Linear, torch.ops.aten.add.Tensor, type(None), types.CodeType,
+                  dict.fromkeys, torch._C._get_tracing_state, OrderedDict.__new__):  # fmt: skip
+        path = path_of(value)
+        assert path and resolve(path) == value, value
+    assert path_of(object()) == ""
+
+
+def test_sources_share_rows() -> None:
+    sources = [DictAttrSource(SELF, "a"), ItemSource(DictAttrSource(SELF, "a"), 1), ItemSource(SELF, True), SELF]
+    table = SourceTable()
+    numbers = [table.number(source) for source in sources]
+    assert len(table.rows) == 4
+    made = sources_from_rows(json.loads(json.dumps(table.rows)))
+    assert [made[number] for number in numbers] == sources
 
 
 def test_a_local_class_keeps_a_set_from_being_written() -> None:

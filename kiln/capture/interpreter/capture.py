@@ -91,6 +91,8 @@ class Capture:
     steps: int = 0
     asked_is_compiling: bool = False
     speculations: list[Speculation] = field(default_factory=list)
+    modules: frozenset[str] = frozenset()
+    """Modules whose functions were interpreted or whose classes were looked into."""
 
     @property
     def code(self) -> types.CodeType | None:
@@ -299,7 +301,8 @@ def finish(
         s.events.emit("graph_break", code=one.code, reason=one.reason, at=at)
     guards = finish_guards(s)
     asked = "asked_is_compiling" in s.state
-    return Capture(made, guards, collect, regions, breaks, None, s.steps, asked, list(s.speculations.values()))
+    speculations = list(s.speculations.values())
+    return Capture(made, guards, collect, regions, breaks, None, s.steps, asked, speculations, s.modules())
 
 
 def has_effects(recorder: Any) -> bool:

@@ -301,6 +301,12 @@ class Session:
             self._lookups[key] = found
             return found
 
+    def modules(self) -> frozenset[str]:
+        """The modules that what was interpreted so far stands in: functions and classes."""
+        spaces = [space.dictionary.get("__name__") for space in self.state.get("namespaces", {}).values()]
+        classes = {base.__module__ for cls, _ in self._lookups for base in cls.__mro__}
+        return frozenset(name for name in (*spaces, *classes) if isinstance(name, str))
+
     def class_attr(self, value: Value, name: str, raw: Any) -> Value:
         """What stands on the class of `value` under `name`, as a value with a source through the class."""
         cls = value.python_type()

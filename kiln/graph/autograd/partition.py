@@ -71,13 +71,17 @@ class Partition:
 
     def backward_for(self, needed: Sequence[bool]) -> Graph:
         """The backward for some inputs of the forward only: their gradients in order, the inputs of `backward`."""
-        wanted = [place for place, need in zip(self.grads, needed, strict=True) if need and place is not None]
-        if len(wanted) == len(self.backward.outputs):
-            return self.backward
-        whole = self.backward
-        outputs = _share_memory([whole.outputs[place] for place in wanted], wanted)
-        graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name, whole.facts))
-        return graph
+        return backward_for(self.backward, self.grads, needed)
+
+
+def backward_for(whole: Graph, grads: Sequence[int | None], needed: Sequence[bool]) -> Graph:
+    """The part of a backward graph that makes the gradients of the `needed` inputs; `grads` as in `Partition`."""
+    wanted = [place for place, need in zip(grads, needed, strict=True) if need and place is not None]
+    if len(wanted) == len(whole.outputs):
+        return whole
+    outputs = _share_memory([whole.outputs[place] for place in wanted], wanted)
+    graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name, whole.facts))
+    return graph
 
 
 def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...]:

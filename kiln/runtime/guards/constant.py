@@ -10,64 +10,26 @@ function, a code object) is written as the path under which an import finds it a
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 
+from kiln.runtime.guards.reference import (
+    NotSerialisable,
+    ObjectRef,
+    load_reference,
+    reference,
+    reference_path,
+    resolve,
+)
+
+__all__ = [
+    "Json", "NotSerialisable", "ObjectRef", "constant_from_json", "constant_to_json", "is_constant", "load_reference",
+    "reference", "resolve", "same_constant",
+]  # fmt: skip
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-
-
-class NotSerialisable(ValueError):
-    """A guard, source or constant has no form that another process could read."""
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class ObjectRef:
-    """A live object and the path (`module:qualname`) that finds it again; `""` where no import does."""
-
-    path: str
-    value: object = field(repr=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectRef) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return hash(self.path)
-
-
-def resolve(path: str) -> object:
-    """The object at `module:qualname`; raises `NotSerialisable` where there is none."""
-    module, _, qualname = path.partition(":")
-    try:
-        value: object = importlib.import_module(module)
-        for name in qualname.split(".") if qualname else ():
-            value = getattr(value, name)
-    except (ImportError, AttributeError) as error:
-        raise NotSerialisable(f"`{path}` cannot be imported") from error
-    return value
-
-
-def reference(value: object, path: str = "") -> ObjectRef:
-    """`value` with `path`, or with the path made of its own `__module__` and `__qualname__`, if that finds it."""
-    if not path:
-        module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if isinstance(module, str) and isinstance(qualname, str):
-            path = f"{module}:{qualname}"
-    try:
-        found = resolve(path) if path and "<" not in path else None
-    except NotSerialisable:
-        found = None
-    return ObjectRef(path if found is value else "", value)
-
-
-def load_reference(path: str) -> ObjectRef:
-    """The other way: the reference that was written as `path`."""
-    return ObjectRef(path, resolve(path))
-
 
 _TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -82,7 +44,7 @@ _WRITERS: dict[type, Callable[[object], Json]] = {
     type(...): lambda value: ["ellipsis", None],
     torch.device: lambda value: ["device", str(value)],
     torch.Size: lambda value: ["size", list(value)],  # type: ignore[call-overload]
-    ObjectRef: lambda value: ["object", value.path],  # type: ignore[attr-defined]
+    ObjectRef: lambda value: ["object", reference_path(value)],  # type: ignore[arg-type]
 } | {kind: lambda value: ["torch", str(value).removeprefix("torch.")] for kind in _TORCH_NAMES}
 
 
@@ -119,7 +81,7 @@ def constant_to_json(value: object) -> Json:
     if value is None or type(value) in (bool, int, str):
         return value  # type: ignore[return-value]
     writer = _WRITERS.get(type(value))
-    if writer is None or (isinstance(value, ObjectRef) and not value.path):
+    if writer is None:
         raise NotSerialisable(f"a {type(value).__qualname__} cannot be written")
     return writer(value)
 

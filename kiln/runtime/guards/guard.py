@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import final
 
@@ -147,13 +147,15 @@ class GlobalState:
 class FunctionExpectation:
     """A function by its code, not by identity: a new closure over the same code passes.
 
-    `code` is an `ObjectRef` with path `module:qualname.__code__`. `defaults` and `closure` are how many there are.
+    `code` is an `ObjectRef`, written by its contents; `module` names the function's globals. `defaults` and
+    `closure` are how many there are.
     """
 
     code: ObjectRef
     defaults: int
     keyword_defaults: int
     closure: int
+    module: str = ""
 
     def text(self) -> str:
         code = self.code.value
@@ -164,10 +166,11 @@ class FunctionExpectation:
 def function_expectation(function: types.FunctionType) -> FunctionExpectation:
     """What a guard on `function` expects of a later one."""
     return FunctionExpectation(
-        reference(function.__code__, f"{function.__module__}:{function.__qualname__}.__code__"),
+        ObjectRef("", function.__code__),
         len(function.__defaults__ or ()),
         len(function.__kwdefaults__ or ()),
         len(function.__closure__ or ()),
+        str(function.__globals__.get("__name__", "")),
     )
 
 
@@ -227,51 +230,48 @@ _EXPECTATIONS: dict[str, type] = {
 _TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
 
 
-def _expected_to_json(value: object) -> Json:
+SourceWriter = Callable[[Source], Json]
+SourceReader = Callable[[Json], Source]
+
+
+def _expected_to_json(value: object, write: SourceWriter) -> Json:
     if isinstance(value, Source):
-        return {"source": source_to_json(value)}
+        return {"source": write(value)}
     if type(value) is tuple:
-        return {"tuple": [_expected_to_json(item) for item in value]}
+        return {"tuple": [_expected_to_json(item, write) for item in value]}
     if (tag := _TAGS.get(type(value))) is not None:
-        return {tag: [_expected_to_json(getattr(value, one.name)) for one in fields(value)]}  # type: ignore[arg-type]
+        return {tag: [_expected_to_json(getattr(value, one.name), write) for one in fields(value)]}  # type: ignore[arg-type]
     return {"constant": constant_to_json(value)}
 
 
-def _expected_from_json(data: Json) -> object:
+def _expected_from_json(data: Json, read: SourceReader) -> object:
+    if data is None:
+        return None
     assert isinstance(data, dict)
     ((tag, content),) = data.items()
     if tag == "source":
-        return source_from_json(content)
+        return read(content)
     if tag == "constant":
         return constant_from_json(content)
     assert isinstance(content, list)
-    items = [_expected_from_json(item) for item in content]
+    items = [_expected_from_json(item, read) for item in content]
     return tuple(items) if tag == "tuple" else _EXPECTATIONS[tag](*items)
 
 
-def guard_to_json(guard: Guard) -> Json:
-    """The form on disk; raises `NotSerialisable`."""
+def guard_to_json(guard: Guard, write: SourceWriter = source_to_json) -> Json:
+    """`[source, kind, expected, place, reason]`; raises `NotSerialisable`."""
     at = guard.location
-    return {
-        "source": source_to_json(guard.source),
-        "kind": guard.kind.value,
-        "expected": _expected_to_json(guard.expected),
-        "location": None if at is None else [at.file, at.line, at.function],
-        "reason": guard.reason,
-    }
+    expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
+    place: Json = None if at is None else [at.file, at.line, at.function]
+    return [write(guard.source), guard.kind.value, expected, place, guard.reason]
 
 
-def guard_from_json(data: Json) -> Guard:
+def guard_from_json(data: Json, read: SourceReader = source_from_json) -> Guard:
     """Inverse of `guard_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
-    assert isinstance(data, dict)
-    at = data["location"]
-    return Guard(
-        source_from_json(data["source"]),
-        GuardKind(data["kind"]),
-        _expected_from_json(data["expected"]),
-        Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None,
-        str(data["reason"]),
-    )
+    assert isinstance(data, list)
+    source, kind, expected, at, reason = data
+    place = Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None
+    return Guard(read(source), GuardKind(kind), _expected_from_json(expected, read), place, str(reason))
 
 
 def unserialisable(guards: Iterable[Guard]) -> list[Guard]:

@@ -296,25 +296,68 @@ _CONCRETE: tuple[type[Source], ...] = (
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
+FIELDS: dict[type[Source], tuple[str, ...]] = {
+    kind: tuple(one.name for one in fields(kind) if one.init) for kind in _CONCRETE
+}
+"""What is written of a source, in the order of its constructor."""
 
 
 def source_to_json(source: Source) -> Json:
     """`[tag, field, ...]` with the base nested."""
     row: list[Json] = [source.tag]
-    for one in fields(source):
-        if one.init:
-            value = getattr(source, one.name)
-            row.append(source_to_json(value) if isinstance(value, Source) else constant_to_json(value))
+    for name in FIELDS[type(source)]:
+        value = getattr(source, name)
+        row.append(source_to_json(value) if isinstance(value, Source) else constant_to_json(value))
     return row
+
+
+@final
+class SourceTable:
+    """Many sources as one list of rows, each path below another written once; a source is its row's number."""
+
+    def __init__(self) -> None:
+        self.rows: list[Json] = []
+        self._known: dict[int, tuple[Source, int]] = {}
+        """By address, which the source beside it keeps taken."""
+        self._numbers: dict[str, int] = {}
+
+    def number(self, source: Source) -> int:
+        known = self._known.get(id(source))
+        if known is None:
+            known = self._known[id(source)] = source, self._row(source)
+        return known[1]
+
+    def _row(self, source: Source) -> int:
+        row: list[Json] = [source.tag]
+        for name in FIELDS[type(source)]:
+            value = getattr(source, name)
+            row.append(self.number(value) if isinstance(value, Source) else constant_to_json(value))
+        number = self._numbers.setdefault(repr(row), len(self.rows))
+        if number == len(self.rows):
+            self.rows.append(row)
+        return number
+
+
+def sources_from_rows(rows: list[Json]) -> list[Source]:
+    """Inverse of `SourceTable.rows`."""
+    made: list[Source] = []
+    for row in rows:
+        assert isinstance(row, list)
+        kind = SOURCES[str(row[0])]
+        if issubclass(kind, StepSource):
+            values = [made[int(str(row[1]))], *(constant_from_json(value) for value in row[2:])]
+        else:
+            values = [constant_from_json(value) for value in row[1:]]
+        made.append(kind(*values))
+    return made
 
 
 def source_from_json(data: Json) -> Source:
     """Inverse of `source_to_json`."""
     assert isinstance(data, list)
     kind = SOURCES[str(data[0])]
-    names = [one.name for one in fields(kind) if one.init]
     values: list[object] = [
         source_from_json(value) if name == "base" else constant_from_json(value)
-        for name, value in zip(names, data[1:], strict=True)
+        for name, value in zip(FIELDS[kind], data[1:], strict=True)
     ]
     return kind(*values)

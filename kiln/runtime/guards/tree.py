@@ -298,6 +298,29 @@ _WHOLE_CHECKS: dict[GuardKind, Callable[[_Builder, int, Guard], None]] = {
 }
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """What the native tree is made from: its nodes in preorder, its checks, the nodes whose objects it hands over."""
+
+    nodes: list[tuple[Any, ...]]
+    checks: list[NativeCheck]
+    collect: tuple[int, ...]
+
+    def tree(self) -> _frames.GuardTree:
+        return _frames.GuardTree(self.nodes, self.checks, self.collect)
+
+
+def tree_rows(guards: Iterable[Guard], *, collect: Iterable[Source] = (), function: FunctionType) -> TreeRows:
+    """The rows of the tree that `build_tree` makes."""
+    builder = _Builder(function)
+    for number, guard in enumerate(guards):
+        builder.add(number, guard)
+    collected = [builder.node(source) for source in collect]
+    nodes, checks = builder.number_nodes()
+    return TreeRows(nodes, checks, tuple(node.number for node in collected))
+
+
 def build_tree(guards: Iterable[Guard], *, collect: Iterable[Source] = (), function: FunctionType) -> _frames.GuardTree:
     """The native tree that checks `guards` on the arguments, globals and cells of `function`.
 
@@ -306,9 +329,4 @@ def build_tree(guards: Iterable[Guard], *, collect: Iterable[Source] = (), funct
     the guard that fails by its index in `guards`. Sources name arguments of `function` (in slot order: positional,
     keyword-only, `*args`, `**kwargs`) and its free variables. Raises `BadGuard` for what cannot be checked.
     """
-    builder = _Builder(function)
-    for number, guard in enumerate(guards):
-        builder.add(number, guard)
-    collected = [builder.node(source) for source in collect]
-    nodes, checks = builder.number_nodes()
-    return _frames.GuardTree(nodes, checks, tuple(node.number for node in collected))
+    return tree_rows(guards, collect=collect, function=function).tree()

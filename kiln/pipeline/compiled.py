@@ -1,0 +1,60 @@
+"""A plan with all that it needs to run: what becomes an executor now, and a bundle for later.
+
+compiled = compile_plan(plan, constants, context)
+run = compiled.executor()                 # in this process
+run = load_plan(compiled.bundle())        # in another one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.stages import Executable
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import Libraries, compile_kernels
+from kiln.runtime.loader import load_bundle, save_bundle
+from kiln.runtime.plan import Plan
+
+NAME = "main"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents)."""
+
+    plan: Plan
+    libraries: Libraries
+    constants: Mapping[str, torch.Tensor]
+    adapt: Collection[int] = ()
+
+    def executor(self) -> Executable:
+        """The native executor."""
+        return make_executor(
+            self.plan, self.libraries, [self.constants[key] for key in self.plan.constants], self.adapt
+        )
+
+    def bundle(self) -> bytes:
+        """The file that `load_plan` reads."""
+        constants = {key: self.constants[key] for key in self.plan.constants}
+        return save_bundle({NAME: self.plan}, self.libraries, constants, adapt={NAME: self.adapt}, readable=False)
+
+
+def compile_plan(
+    plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
+) -> CompiledPlan:
+    """Compile the kernels that the store does not have and load them."""
+    context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
+    with context.events.stage("g++"):
+        libraries = compile_kernels(plan.kernels, context.store, context.events, context.options.compile_workers)
+    return CompiledPlan(plan, libraries, constants, adapt)
+
+
+def load_plan(data: bytes) -> Executable:
+    """The executor of a bundle. Raises KilnError."""
+    return load_bundle(data).executor(NAME)

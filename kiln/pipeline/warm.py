@@ -1,0 +1,119 @@
+"""Compiled variants on disk: what one process compiled, the next one loads.
+
+    key = function's code, kinds of the arguments, torch's modes, options, machine, versions
+    variant/<key of slot 0>, variant/<key of slot 1>, ...        the first whose guards hold of the arguments
+
+The key only finds candidates: whether one is right for the call, its guards and the digests of the modules say. A
+function has a few slots; a process that compiles a new variant takes the first that it finds empty. Two processes
+that take the same slot at once write one after the other, whole: one variant is forgotten, none is torn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from kiln.native import _frames
+from kiln.native._frames import Entry
+from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.code_file import PartWriter
+from kiln.runtime.guards.reference import code_key
+from kiln.runtime.guards.tree import TreeRows
+from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, write_variant
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+
+SLOTS = 16
+"""Variants of one function and kind of arguments that are kept."""
+
+Arguments = Mapping[str, Any]
+
+
+@final
+class VariantStore:
+    """The variants of one `kiln.compile` call on disk. `settings` is what decides how it compiles."""
+
+    def __init__(self, store: Store, events: EventSink, settings: str) -> None:
+        self.store = store
+        self.events = events
+        self.settings = settings
+
+    def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
+        """The first stored variant that is right for the call. `exits`: how many side exits led here."""
+        base = self.key(function, exits, arguments)
+        for slot in range(SLOTS):
+            data = self.store.get("variant", slot_key(base, slot))
+            if data is None:
+                return None
+            try:
+                entry = load_variant(data, function, list(arguments.values()), makers)
+            except UNREADABLE as problem:
+                self.events.emit("variant_unreadable", reason=f"{type(problem).__name__}: {problem}")
+                continue
+            if entry is not None:
+                return entry
+        return None
+
+    def save(
+        self,
+        function: FunctionType,
+        exits: int,
+        arguments: Arguments,
+        variant: Variant,
+        tree: TreeRows,
+        part: PartWriter,
+    ) -> None:
+        """Write the variant into a free slot; one that cannot be written is reported and left out."""
+        try:
+            data = write_variant(variant, tree, function, part)
+        except KilnError as problem:
+            self.events.emit("not_saved", code=problem.code, reason=problem.reason)
+            return
+        base = self.key(function, exits, arguments)
+        free = (slot for slot in range(SLOTS) if not self.store.path("variant", slot_key(base, slot)).exists())
+        self.store.put("variant", slot_key(base, next(free, SLOTS - 1)), data)
+        self.events.emit("saved", bytes=len(data))
+
+    def key(self, function: FunctionType, exits: int, arguments: Arguments) -> str:
+        """What candidates have in common with the call."""
+        return content_key(
+            self.settings,
+            str(function.__globals__.get("__name__")),
+            function.__qualname__,
+            code_key(function.__code__),
+            str(exits),
+            str(_frames.global_state()),
+            *(f"{name}={sketch(value)}" for name, value in arguments.items()),
+        )
+
+
+def slot_key(base: str, slot: int) -> str:
+    return content_key(base, str(slot))
+
+
+def sketch(value: Any) -> str:
+    """What kind of argument it is, coarsely: variants for other kinds are not even looked at."""
+    kind = f"{type(value).__module__}:{type(value).__qualname__}"
+    if isinstance(value, torch.Tensor):
+        return f"{kind} {value.dtype} {value.device} {value.dim()} {value.requires_grad}"
+    if isinstance(value, nn.Module):
+        return content_key(*module_sketch(value, ""))
+    return kind
+
+
+def module_sketch(module: nn.Module, name: str) -> list[str]:
+    """Classes, modes and parameters of a tree of modules, read without running code of theirs."""
+    state = vars(module)
+    lines = [f"{name}: {type(module).__module__}:{type(module).__qualname__} {state.get('training')}"]
+    for key, parameter in state.get("_parameters", {}).items():
+        if parameter is not None:
+            shape = tuple(parameter.shape) if parameter.layout is torch.strided else ()
+            lines.append(f"{key} {parameter.dtype} {parameter.requires_grad} {shape}")
+    for key, child in state.get("_modules", {}).items():
+        if child is not None:
+            lines.extend(module_sketch(child, f"{name}.{key}"))
+    return lines

@@ -1,0 +1,162 @@
+"""Code objects as JSON and back; what is not a plain constant is named, never pickled or told by its address.
+
+    LOAD_CONST <region>            {"part": 0}                        written in a section of its own
+    LOAD_CONST <resume function>   {"resume": 1}
+    LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
+    LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear"}
+    LOAD_CONST vars(module)        {"globals": "package.module"}      "": those of the function itself
+
+The instructions are CPython's own, so a file fits one version of it (`MAGIC`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, final
+
+from kiln.native._frames import Dispatcher
+from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
+from kiln.runtime.guards.reference import path_of, resolve
+from kiln.support.errors import KilnError
+
+MAGIC = importlib.util.MAGIC_NUMBER.hex()
+
+NUMBERS = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags",
+           "co_firstlineno")  # fmt: skip
+NAMES = ("co_names", "co_varnames", "co_freevars", "co_cellvars")
+TEXTS = ("co_filename", "co_name", "co_qualname")
+BYTES = ("co_code", "co_linetable", "co_exceptiontable")
+
+
+class NotWritable(KilnError):
+    code = "KILN6010"
+    what = "the compiled variant cannot be kept on disk: {what}"
+    why = "{reason}"
+    try_ = ("define the object at the top of a module, under its own name",)
+
+
+PartWriter = Callable[[object], "bytes | None"]
+"""The section of an object that whoever compiled it knows how to write; None for any other object."""
+
+
+@final
+class CodeFile:
+    """Writes code that belongs together: transformed code and the resume functions it calls."""
+
+    def __init__(self, root: FunctionType, part: PartWriter) -> None:
+        self.root = root
+        self.part = part
+        self.parts: list[bytes] = []
+        self.resumes: list[Json] = []
+        """Rows of resume functions; one comes after those it calls."""
+        self._numbers: dict[int, dict[str, Json]] = {}
+
+    def code(self, code: CodeType) -> dict[str, Json]:
+        """Raises NotWritable."""
+        row: dict[str, Json] = {name: getattr(code, name) for name in (*NUMBERS, *TEXTS)}
+        row.update((name, list(getattr(code, name))) for name in NAMES)
+        row.update((name, getattr(code, name).hex()) for name in BYTES)
+        row["co_consts"] = [self.constant(value) for value in code.co_consts]
+        return row
+
+    def constant(self, value: object) -> Json:
+        for kind, write in self.WRITERS.items():
+            if isinstance(value, kind):
+                return write(self, value)
+        try:
+            return constant_to_json(value)
+        except NotSerialisable:
+            path = path_of(value)
+        if path:
+            return {"object": path}
+        if id(value) in self._numbers:
+            return self._numbers[id(value)]
+        data = self.part(value)
+        if data is None:
+            raise NotWritable(what=f"its code holds {value!r:.80}", reason="no import finds this object")
+        row: dict[str, Json] = {"part": len(self.parts)}
+        self.parts.append(data)
+        return self._numbers.setdefault(id(value), row)
+
+    def resume(self, dispatcher: Dispatcher) -> Json:
+        function: Any = dispatcher.function
+        if function is self.root:
+            return {"exit": None}
+        if id(dispatcher) not in self._numbers:
+            row: Json = {"code": self.code(function.__code__), **self.globals(function.__globals__)}
+            self._numbers[id(dispatcher)] = {"resume": len(self.resumes)}
+            self.resumes.append(row)
+        return self._numbers[id(dispatcher)]
+
+    def globals(self, dictionary: dict[str, Any]) -> dict[str, Json]:
+        if dictionary is self.root.__globals__:
+            return {"globals": ""}
+        name = dictionary.get("__name__")
+        if isinstance(name, str) and getattr(sys.modules.get(name), "__dict__", None) is dictionary:
+            return {"globals": name}
+        raise NotWritable(what="its code holds a dict", reason="it is not the namespace of a module")
+
+    def module(self, module: ModuleType) -> Json:
+        if sys.modules.get(module.__name__) is not module:
+            raise NotWritable(what=f"its code holds {module!r:.80}", reason="no import finds this module")
+        return {"module": module.__name__}
+
+    WRITERS: dict[type, Callable[[CodeFile, Any], Json]] = {
+        CodeType: lambda self, value: {"code": self.code(value)},
+        Dispatcher: resume,
+        dict: globals,
+        ModuleType: module,
+    }
+
+
+@final
+class CodeReader:
+    """The other way. `resume` and `side_exit` make the dispatchers of resume functions and of `root` itself."""
+
+    def __init__(
+        self,
+        root: FunctionType,
+        parts: Sequence[object],
+        rows: Sequence[Any],
+        resume: Callable[[FunctionType], Any],
+        side_exit: Callable[[FunctionType], Any],
+    ) -> None:
+        self.root = root
+        self.parts = parts
+        self.side_exit = side_exit
+        self.resumes: list[Any] = []
+        for row in rows:
+            self.resumes.append(resume(FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))))
+
+    def code(self, row: dict[str, Any]) -> CodeType:
+        fields: dict[str, Any] = {name: row[name] for name in (*NUMBERS, *TEXTS)}
+        fields.update((name, tuple(row[name])) for name in NAMES)
+        fields.update((name, bytes.fromhex(row[name])) for name in BYTES)
+        fields["co_consts"] = tuple(self.constant(value) for value in row["co_consts"])
+        return TEMPLATE.replace(**fields)
+
+    def constant(self, data: Any) -> object:
+        if not isinstance(data, dict):
+            return constant_from_json(data)
+        ((kind, content),) = data.items()
+        return self.READERS[kind](self, content)
+
+    def dictionary(self, name: str) -> dict[str, Any]:
+        return vars(resolve(f"{name}:")) if name else self.root.__globals__
+
+    READERS: dict[str, Callable[[CodeReader, Any], object]] = {
+        "code": code,
+        "part": lambda self, number: self.parts[number],
+        "exit": lambda self, content: self.side_exit(self.root),
+        "resume": lambda self, number: self.resumes[number],
+        "globals": dictionary,
+        "module": lambda self, name: resolve(f"{name}:"),
+        "object": lambda self, path: resolve(path),
+    }
+
+
+TEMPLATE = (lambda: None).__code__
+"""Every field is replaced."""

@@ -1,0 +1,156 @@
+"""The rows of a native guard tree as JSON, and back to a tree of this process.
+
+    write_tree(tree_rows(guards, collect=..., function=f), guards)   ->  {"nodes": ..., "checks": ..., "objects": ...}
+    read_tree(data, f, values)                                       ->  GuardTree, or None: not for this call
+
+Reading follows no source twice and makes no `Guard`: it takes a few milliseconds where collecting took a second.
+Classes and functions are found by an import; what no import finds (`reference.py`) is looked up where its guard looks,
+on the values of the call at hand, and taken if it has the contents that were written.
+
+A list stands for a tuple, `{"o": n}` for object n, `{"c": ...}` for a constant that JSON does not have, `{"m": name}`
+for the namespace of a module.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, final
+
+from kiln.native._frames import GuardTree
+from kiln.runtime.guards.constant import (
+    Json,
+    NotSerialisable,
+    ObjectRef,
+    constant_from_json,
+    constant_to_json,
+    is_constant,
+)
+from kiln.runtime.guards.guard import FunctionExpectation, Guard
+from kiln.runtime.guards.reference import CONTENT, fits, reference_path, resolve
+from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, TreeRows
+
+TYPE, SELF = "type", "self"
+
+
+def write_tree(tree: TreeRows, guards: Sequence[Guard]) -> Json:
+    """`guards` are those that the tree was made from. Raises NotSerialisable."""
+    writer = _Writer(guards)
+    checks: list[Json] = [writer.check(*check) for check in tree.checks]
+    nodes: list[Json] = [[*row[:5], writer.key(row[5]), row[6]] for row in tree.nodes]
+    return {"nodes": nodes, "checks": checks, "collect": list(tree.collect), "objects": writer.objects}
+
+
+@final
+class _Writer:
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self.guards = guards
+        self.objects: list[Json] = []
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._paths: dict[int, str] = {}
+
+    def check(self, kind: int, guard: int, node: int, payload: Any) -> Json:
+        if kind == FUNCTION_CODE:
+            code, *counts = payload
+            expected = self.guards[guard].expected
+            module = expected.module if isinstance(expected, FunctionExpectation) else ""
+            return [kind, guard, node, [self.object(code, node, f"function {module}"), *counts]]
+        return [kind, guard, node, self.value(payload, node, TYPE if kind == TYPE_IS else SELF)]
+
+    def value(self, value: Any, node: int, how: str) -> Json:
+        if value is None or type(value) in (bool, int, str):
+            return value  # type: ignore[no-any-return]
+        if type(value) is tuple:
+            return [self.value(item, node, how) for item in value]
+        return {"c": constant_to_json(value)} if is_constant(value) else self.object(value, node, how)
+
+    def object(self, value: object, node: int, how: str) -> Json:
+        path = self._paths.get(id(value))
+        if path is None:
+            path = self._paths[id(value)] = reference_path(ObjectRef("", value))
+        loose = path.startswith(CONTENT)
+        number = self._numbers.setdefault((path, node if loose else -1), len(self.objects))
+        if number == len(self.objects):
+            self.objects.append([path, node, how] if loose else path)
+        return {"o": number}
+
+    def key(self, key: Any) -> Json:
+        if type(key) is not dict:
+            return self.value(key, -1, SELF)
+        if key is sys.modules:
+            return {"m": ""}
+        name = key.get("__name__")
+        if not isinstance(name, str) or vars(sys.modules.get(name, types)) is not key:
+            raise NotSerialisable("a namespace belongs to no module")
+        return {"m": name}
+
+
+def read_tree(data: Any, function: types.FunctionType, values: Sequence[object]) -> GuardTree | None:
+    """The tree for a call of `function` with `values` in slot order; it has been checked.
+
+    Raises NotSerialisable, KeyError, TypeError or ValueError where the data names what is not there.
+    """
+    scope = (values, function.__globals__, function.__closure__)
+    reader = _Reader()
+    nodes = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
+    reader.objects = [None if type(row) is list else resolve(row) for row in data["objects"]]
+    loose = [(number, *row) for number, row in enumerate(data["objects"]) if type(row) is list]
+    if loose:
+        finder = paths_alone(nodes, [node for _, _, node, _ in loose])
+        if not finder.check(*scope):
+            return None
+        for (number, path, _, how), found in zip(loose, finder.bindings or (), strict=True):
+            there = _expected_part(found, how)
+            if not fits(path, there):
+                return None
+            reader.objects[number] = there
+    checks = [(kind, guard, node, reader.value(payload)) for kind, guard, node, payload in data["checks"]]
+    tree = GuardTree(nodes, checks, tuple(data["collect"]))
+    return tree if tree.check(*scope) else None
+
+
+def paths_alone(nodes: Sequence[tuple[Any, ...]], wanted: Sequence[int]) -> GuardTree:
+    """A tree without checks that only fetches the nodes `wanted`: others may lead to nothing, as their checks say."""
+    kept: set[int] = set()
+    for node in wanted:
+        while node >= 0 and node not in kept:
+            kept.add(node)
+            node = nodes[node][1]
+    order = sorted(kept)
+    number = {node: place for place, node in enumerate(order)}
+    rows = [
+        (access, number.get(parent, -1), bisect_left(order, end), 0, 0, key, index)
+        for access, parent, end, _, _, key, index in (nodes[node] for node in order)
+    ]
+    return GuardTree(rows, [], tuple([number[node] for node in wanted]))
+
+
+def _expected_part(found: object, how: str) -> object:
+    """What a check compares: the type, the object, or the code of a function of the module that was written."""
+    if how == TYPE:
+        return type(found)
+    kind, _, module = how.partition(" ")
+    if kind != "function":
+        return found
+    same = isinstance(found, types.FunctionType) and found.__globals__.get("__name__", "") == module
+    return found.__code__ if same else None  # type: ignore[attr-defined]
+
+
+@final
+class _Reader:
+    def __init__(self) -> None:
+        self.objects: list[object] = []
+
+    def value(self, data: Any) -> Any:
+        if type(data) is list:
+            return tuple([self.value(item) if type(item) in (list, dict) else item for item in data])
+        if type(data) is not dict:
+            return data
+        ((kind, content),) = data.items()
+        if kind == "o":
+            return self.objects[content]
+        if kind == "m":
+            return vars(resolve(f"{content}:")) if content else sys.modules
+        return constant_from_json(content)

@@ -1,0 +1,193 @@
+"""One compiled variant of a function as a file, and back to an entry of a dispatcher.
+
+    data = write_variant(Variant(function=..., guards=..., collect=...), root, part=...)
+    entry = load_variant(data, root, arguments, Makers(part=..., resume=session.dispatcher, side_exit=...))
+
+Sections: the guards, sources and code as JSON, one section per region. Nothing in it is an address or a pickle: guards
+are told by paths of sources, code by its instructions, everything else by where an import finds it. Loading needs no
+compiler. A variant is for the call at hand or it is not: guards are checked before anything else is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, final
+
+from kiln.native._frames import BoundCall, Entry
+from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.code_file import CodeFile, CodeReader, NotWritable, PartWriter
+from kiln.runtime.guards.constant import NotSerialisable
+from kiln.runtime.guards.guard import Guard, guard_from_json, guard_to_json
+from kiln.runtime.guards.reference import resolve
+from kiln.runtime.guards.source import Source, SourceTable, sources_from_rows
+from kiln.runtime.guards.tree import BadGuard, TreeRows
+from kiln.runtime.guards.tree_file import read_tree, write_tree
+from kiln.support.errors import KilnError
+
+Fact = tuple[str, Mapping[str, Any]]
+"""Kind and data of an event of the compile that the report counts."""
+
+
+class NoSourceFile(KilnError):
+    code = "KILN6011"
+    what = "the compiled variant cannot be kept on disk: module `{module}` has no source file"
+    why = "nothing would tell a later process that its code has changed"
+    try_ = ("put the program in a file",)
+
+
+@final
+@dataclass(frozen=True)
+class Variant:
+    """A compiled variant: what capturing gave, or what was read from a file.
+
+    `function` gets every argument slot positionally, and where `collect` is not empty the tuple of objects at those
+    sources (of one that was read, `guards.collect()` tells them). `modules`: those whose code or classes the compile
+    looked into; `facts`: what the report tells of it.
+    """
+
+    function: FunctionType
+    guards: Sequence[Guard]
+    collect: Sequence[Source] = ()
+    modules: Iterable[str] = ()
+    facts: Sequence[Fact] = ()
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes of the tensors it was made for, by source."""
+
+
+@final
+@dataclass(frozen=True)
+class Makers:
+    """What the loader is handed: how sections become callables, and what makes dispatchers."""
+
+    part: Callable[[bytes], Callable[..., Any]]
+    resume: Callable[[FunctionType], Any]
+    side_exit: Callable[[FunctionType], Any]
+
+
+def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: PartWriter) -> bytes:
+    """The file of a variant of `root`; `tree` is made of its guards, `part` writes the regions that its code calls.
+
+    Raises NotWritable, NoSourceFile.
+    """
+    table, file = SourceTable(), CodeFile(root, part)
+    try:
+        modules = {name: digest for name in sorted(set(variant.modules)) if (digest := module_digest(name))}
+        checks = {"modules": modules, "tree": write_tree(tree, variant.guards)}
+        guards = [guard_to_json(guard, table.number) for guard in variant.guards]
+        collect = [table.number(source) for source in variant.collect]
+    except NotSerialisable as problem:
+        raise NotWritable(what="a guard", reason=str(problem)) from problem
+    code = {
+        "name": variant.function.__name__,
+        "code": file.code(variant.function.__code__),
+        "resumes": file.resumes,
+        "parts": len(file.parts),
+        "facts": [[kind, dict(data)] for kind, data in variant.facts],
+        "seen": variant.seen,
+    }
+    sections = {"checks": checks, "code": code, "guards": {"sources": table.rows, "guards": guards, "collect": collect}}
+    parts = {f"part/{number}": data for number, data in enumerate(file.parts)}
+    return pack({**{name: json_bytes(data) for name, data in sections.items()}, **parts})
+
+
+def json_bytes(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers) -> Entry | None:
+    """The entry for a call of `root` with `arguments` in slot order; None where the variant is not for it.
+
+    `entry.info` is the `Variant`. Raises KilnError, KeyError, TypeError or ValueError for a file that is damaged or
+    names what no longer exists.
+    """
+    sections = unpack(data)
+    checks = json.loads(bytes(sections["checks"]))
+    if any(module_digest(name) != digest for name, digest in checks["modules"].items()):
+        return None
+    tree = read_tree(checks["tree"], root, arguments)
+    if tree is None:
+        return None
+    code = json.loads(bytes(sections["code"]))
+    parts = [makers.part(bytes(sections[f"part/{number}"])) for number in range(code["parts"])]
+    reader = CodeReader(root, parts, code["resumes"], makers.resume, makers.side_exit)
+    function = FunctionType(reader.code(code["code"]), root.__globals__, code["name"], None, root.__closure__)
+    facts = [(kind, fact) for kind, fact in code["facts"]]
+    stored = StoredGuards(bytes(sections["guards"]))
+    variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"])
+    run: Any = BoundCall(tree, function, spread=False) if checks["tree"]["collect"] else function
+    return Entry(tree, run, variant)
+
+
+@final
+class StoredGuards(Sequence[Guard]):
+    """The guards in a file, read when somebody asks: only explanations need them. Code they name is not bound."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @cached_property
+    def _content(self) -> tuple[list[Guard], list[Source]]:
+        data = json.loads(self._data)
+        sources = sources_from_rows(data["sources"])
+        guards = [guard_from_json(row, lambda number: sources[int(str(number))]) for row in data["guards"]]
+        return guards, [sources[number] for number in data["collect"]]
+
+    def __len__(self) -> int:
+        return len(self._content[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._content[0][index]
+
+    def collect(self) -> list[Source]:
+        """Where the objects stand that the guards hand over."""
+        return self._content[1]
+
+
+UNREADABLE = (KilnError, NotSerialisable, BadGuard, KeyError, IndexError, TypeError, ValueError)
+"""What reading a file raises that was written by another version, for another program, or damaged."""
+
+
+def module_digest(name: str) -> str:
+    """What tells whether a module's code has changed; "" where the versions in the key tell it.
+
+    Raises NoSourceFile, NotSerialisable.
+    """
+    package = name.partition(".")[0]
+    if package in VERSIONED or package in sys.stdlib_module_names:
+        return ""
+    module = resolve(f"{name}:")
+    file = getattr(module, "__file__", None)
+    if file is None and hasattr(module, "__path__"):  # a package without an __init__: no code
+        return ""
+    if file is None:
+        raise NoSourceFile(module=name)
+    return file_digest(file, *_stamp(file))
+
+
+VERSIONED = frozenset(("torch", "kiln", "builtins"))
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    try:
+        facts = Path(file).stat()
+    except OSError:
+        return 0, 0
+    return facts.st_mtime_ns, facts.st_size
+
+
+@lru_cache(maxsize=4096)
+def file_digest(file: str, modified: int, size: int) -> str:
+    """The contents of a source file; of a compiled module its size and age."""
+    if not file.endswith(".py"):
+        return f"{size}-{modified}"
+    try:
+        return hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
