@@ -10,6 +10,11 @@ from kiln.backends.registry import UnknownBackend
 from kiln.support.options import BadOption, Options, UnknownOption
 
 
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KILN_OPTIONS", raising=False)
+
+
 def test_defaults() -> None:
     assert read_options(None, None, None) == Options()
 

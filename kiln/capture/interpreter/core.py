@@ -36,6 +36,8 @@ from kiln.support.location import Location
 
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
+GENERATED = "namedtuple_"
+"""`collections.namedtuple` makes its constructors in namespaces of their own; the class's module tells all of it."""
 MISSING: Any = object()
 """No such attribute, key or item."""
 
@@ -303,9 +305,12 @@ class Session:
 
     def modules(self) -> frozenset[str]:
         """The modules that what was interpreted so far stands in: functions and classes."""
-        spaces = [space.dictionary.get("__name__") for space in self.state.get("namespaces", {}).values()]
+        spaces = [
+            space.module or space.dictionary.get("__name__") for space in self.state.get("namespaces", {}).values()
+        ]
         classes = {base.__module__ for cls, _ in self._lookups for base in cls.__mro__}
-        return frozenset(name for name in (*spaces, *classes) if isinstance(name, str))
+        names = (name for name in (*spaces, *classes) if isinstance(name, str))
+        return frozenset(name for name in names if not name.startswith(GENERATED))
 
     def class_attr(self, value: Value, name: str, raw: Any) -> Value:
         """What stands on the class of `value` under `name`, as a value with a source through the class."""

@@ -44,6 +44,24 @@ class ObjectRef:
         return hash(self.path)
 
 
+class Nameless:
+    """Types of CPython that stand in no module."""
+
+    list_iterator = type(iter([]))
+    list_reverseiterator = type(reversed([]))
+    tuple_iterator = type(iter(()))
+    range_iterator = type(iter(range(0)))
+    str_ascii_iterator = type(iter(""))
+    set_iterator = type(iter(set()))
+    dict_keyiterator = type(iter({}))
+    dict_valueiterator = type(iter({}.values()))
+    dict_itemiterator = type(iter({}.items()))
+    dict_keys = type({}.keys())
+    dict_values = type({}.values())
+    dict_items = type({}.items())
+    callable_iterator = type(iter(int, 1))
+
+
 def resolve(path: str) -> object:
     """The object at `module:qualname`; raises `NotSerialisable` where there is none."""
     module, _, qualname = path.partition(":")
@@ -116,6 +134,7 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
         yield module, name
     if isinstance(value, type):
         yield from (("types", key) for key, one in vars(types).items() if one is value)
+        yield __name__, f"Nameless.{name}"
 
 
 def reference_path(ref: ObjectRef) -> str:

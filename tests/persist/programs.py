@@ -1,0 +1,257 @@
+"""Programs that are compiled, kept on disk, and loaded again: `PROGRAMS[name]() -> (function, arguments, keywords)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+PROGRAMS: dict[str, Callable[[], Call]] = {}
+SCALE = 3.0
+COUNTS = {"calls": 0}
+LOG: list[str] = []
+
+
+def program(make: Callable[[], Call]) -> Callable[[], Call]:
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def tensor(*sizes: int, grad: bool = False) -> Tensor:
+    torch.manual_seed(sum(sizes))
+    return torch.randn(*sizes).requires_grad_(grad)
+
+
+def pointwise(x: Tensor, scale: float = 2.0) -> Tensor:
+    return torch.sin(x) * scale + SCALE
+
+
+@program
+def plain() -> Call:
+    return pointwise, (tensor(4, 5),), {}
+
+
+@program
+def keywords() -> Call:
+    return pointwise, (), {"scale": 0.5, "x": tensor(3)}
+
+
+def variadic(*parts: Tensor, weight: float, **more: Tensor) -> dict[str, Any]:
+    total = sum(parts, start=torch.zeros(3)) * weight
+    return {"total": total, **{name: value + total for name, value in more.items()}}
+
+
+@program
+def rest_arguments() -> Call:
+    return variadic, (tensor(3), tensor(3)), {"weight": 2.0, "a": tensor(3), "b": tensor(1, 3)}
+
+
+def make_closure(offset: float, table: Tensor) -> Callable[[Tensor], Tensor]:
+    def scaled(x: Tensor) -> Tensor:
+        return x * SCALE
+
+    def inner(x: Tensor) -> Tensor:
+        return scaled(x) + offset + table
+
+    return inner
+
+
+@program
+def closure() -> Call:
+    return make_closure(1.5, tensor(4)), (tensor(4),), {}
+
+
+def higher(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(x) - 1
+
+
+@program
+def function_argument() -> Call:
+    return higher, (lambda x: torch.exp(x) * 2, tensor(4)), {}
+
+
+def branches(x: Tensor, y: Tensor) -> Tensor:
+    x = x / (torch.abs(x) + 1)
+    if y.sum() < 0:
+        y = y * -1
+    return x * y
+
+
+@program
+def one_break() -> Call:
+    return branches, (tensor(6), tensor(6)), {}
+
+
+def innermost(x: Tensor) -> Tensor:
+    y = x.relu()
+    LOG.append("inside")
+    if y.sum() > 1e6:
+        return y
+    return y * 3
+
+
+def outer(x: Tensor) -> Tensor:
+    y = innermost(x + 1)
+    for step in range(2):
+        print(end="")
+        y = y + step
+    try:
+        return y * innermost(y)
+    finally:
+        LOG.append("done")
+
+
+@program
+def breaks_in_callees() -> Call:
+    return outer, (tensor(5),), {}
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seen: list[Tensor] = []
+
+
+def effects(counter: Counter, x: Tensor) -> list[Tensor]:
+    counter.calls += 1
+    counter.seen.append(x * 2)
+    COUNTS["calls"] += 1
+    return [counter.seen[-1] + counter.calls]
+
+
+@program
+def side_effects() -> Call:
+    return effects, (Counter(), tensor(3)), {}
+
+
+class Point(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@dataclass
+class Pair:
+    first: Tensor
+    second: Point
+
+
+def structures(x: Tensor) -> tuple[Pair, dict[str, Any]]:
+    point = Point(x.sum(), x.mean())
+    return Pair(x.t(), point), {"dtype": torch.float16, "size": x.size(), "none": None, "pi": math.pi}
+
+
+@program
+def built_results() -> Call:
+    return structures, (tensor(2, 3),), {}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("shift", torch.ones(8))
+
+    def forward(self, x: Tensor, *, gain: float = 1.0) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x)) * gain
+        return self.norm(x) + self.shift
+
+
+@program
+def module() -> Call:
+    return Net().eval(), (tensor(2, 8),), {"gain": 1.5}
+
+
+def train(net: Net, x: Tensor) -> list[Tensor]:
+    loss = net(x).square().sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in net.parameters())]
+
+
+@program
+def method() -> Call:
+    return Net().forward, (tensor(3, 8),), {}
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    y.add_(1)
+    x.mul_(3)
+    return y.view(-1)[1:]
+
+
+@program
+def mutation() -> Call:
+    return in_place, (tensor(3, 4),), {}
+
+
+def fast_path(x: Tensor, mask: Tensor) -> Tensor:
+    if mask.all():
+        return x + 1
+    return torch.where(mask, x, 0.0)
+
+
+@program
+def speculation_holds() -> Call:
+    return fast_path, (tensor(4), torch.ones(4, dtype=torch.bool)), {}
+
+
+@program
+def speculation_fails() -> Call:
+    def both(x: Tensor, mask: Tensor) -> Tensor:
+        return fast_path(x, mask) * 2
+
+    return both, (tensor(4), torch.tensor([True, False, True, True])), {}
+
+
+def with_modes(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return y @ y.t()
+
+
+@program
+def modes() -> Call:
+    return with_modes, (tensor(4, 4),), {}
+
+
+def gradient(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w).sum(dim=0)
+
+
+@program
+def differentiable() -> Call:
+    return gradient, (tensor(3, 4, grad=True), tensor(4, 5, grad=True)), {}
+
+
+def flatten(value: Any) -> list[Any]:
+    """The tensors and numbers in a result, and the gradients that they lead to."""
+    if isinstance(value, Tensor):
+        return [value.detach().clone()]
+    if isinstance(value, dict):
+        return [item for key in value for item in flatten(value[key])]
+    if isinstance(value, (list, tuple)):
+        return [item for one in value for item in flatten(one)]
+    if hasattr(value, "__dict__"):
+        return flatten(vars(value))
+    return [repr(value)]
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Everything that a call gives: results, changed arguments, gradients, what it logged."""
+    LOG.clear()
+    COUNTS["calls"] = 0
+    result = function(*args, **kwargs)
+    leaves = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.requires_grad]
+    if leaves:
+        result.sum().backward()
+    return [*flatten(result), *flatten([one.grad for one in leaves]), *flatten(list(args)), list(LOG)]
