@@ -71,7 +71,8 @@ class Report:
         loaded = f", {self.loaded} loaded" if self.loaded else ""
         recompiles = f" ({again} recompile{'s' if again > 1 else ''})" if again > 0 else ""
         lines = [
-            f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}{loaded}, {self.eager} eager",
+            f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}{loaded}, "
+            f"{self.eager} eager",
             self._seconds_line(),
             f"kernels: {self.kernels} ({self.launches} launches, {self.library_calls} library calls), "
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",

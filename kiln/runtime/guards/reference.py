@@ -47,19 +47,19 @@ class ObjectRef:
 class Nameless:
     """Types of CPython that stand in no module."""
 
-    list_iterator = type(iter([]))
-    list_reverseiterator = type(reversed([]))
-    tuple_iterator = type(iter(()))
-    range_iterator = type(iter(range(0)))
-    str_ascii_iterator = type(iter(""))
-    set_iterator = type(iter(set()))
-    dict_keyiterator = type(iter({}))
-    dict_valueiterator = type(iter({}.values()))
-    dict_itemiterator = type(iter({}.items()))
-    dict_keys = type({}.keys())
-    dict_values = type({}.values())
-    dict_items = type({}.items())
-    callable_iterator = type(iter(int, 1))
+    list_iterator: type[Any] = type(iter([]))
+    list_reverseiterator: type[Any] = type(reversed([]))
+    tuple_iterator: type[Any] = type(iter(()))
+    range_iterator: type[Any] = type(iter(range(0)))
+    str_ascii_iterator: type[Any] = type(iter(""))
+    set_iterator: type[Any] = type(iter(set()))
+    dict_keyiterator: type[Any] = type(iter({}))
+    dict_valueiterator: type[Any] = type(iter({}.values()))
+    dict_itemiterator: type[Any] = type(iter({}.items()))
+    dict_keys: type[Any] = type({}.keys())
+    dict_values: type[Any] = type({}.values())
+    dict_items: type[Any] = type({}.items())
+    callable_iterator: type[Any] = type(iter(int, 1))
 
 
 def resolve(path: str) -> object:
