@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.passes.arithmetic import ARITHMETIC
+from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
@@ -28,6 +29,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
     UnfuseBias(),
+    ChannelsLast(),
     DeadCode(),
     SeparateOutputs(),
 )
@@ -40,6 +42,10 @@ check_order(
     before("simplify",      "cse",              because="two chains of views may become one"),
     before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
+    before("cse",           "channels-last",    because="one value is copied once"),
+    before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
+    before("channels-last", "dead-code",        because="what stays in the old layout leaves unread copies"),
+    before("channels-last", "separate-outputs", because="an output that it copies has memory of its own"),
     before("dead-code",     "separate-outputs", because="it must see what is left"),
 )
 # fmt: on

@@ -159,7 +159,9 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
         size, stride = sizes[axis], strides[axis]
         if less(oracle, stride, step) or (axis == 0 and equal(oracle, step, strides[1])):
             return False
-        step = stride if equal(oracle, size, 1) else stride * size
+        if axis != 0:
+            # The batch is the last: nothing is compared with its step, so nothing is asked about its size.
+            step = stride if equal(oracle, size, 1) else stride * size
     return True
 
 
