@@ -24,7 +24,7 @@ from kiln.runtime.code_file import PartWriter
 from kiln.runtime.guards.reference import code_key
 from kiln.runtime.guards.tree import TreeRows
 from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, write_variant
-from kiln.support.errors import KilnError
+from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
 SLOTS = 16
@@ -70,7 +70,8 @@ class VariantStore:
         """Write the variant into a free slot; one that cannot be written is reported and left out."""
         try:
             data = write_variant(variant, tree, function, part)
-        except KilnError as problem:
+        except Exception as fault:  # the variant is compiled and right: whatever keeps it from the disk is a note
+            problem = fault if isinstance(fault, KilnError) else InternalFault(stage="save", problem=repr(fault))
             self.events.emit("not_saved", code=problem.code, reason=problem.reason)
             return
         base = self.key(function, exits, arguments)

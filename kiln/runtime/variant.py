@@ -23,7 +23,7 @@ from typing import Any, final
 from kiln.native._frames import BoundCall, Entry
 from kiln.runtime.cache.bundle import pack, unpack
 from kiln.runtime.code_file import CodeFile, CodeReader, NotWritable, PartWriter
-from kiln.runtime.guards.constant import NotSerialisable
+from kiln.runtime.guards.constant import Json, NotSerialisable
 from kiln.runtime.guards.guard import Guard, guard_from_json, guard_to_json
 from kiln.runtime.guards.reference import resolve
 from kiln.runtime.guards.source import Source, SourceTable, sources_from_rows
@@ -89,12 +89,17 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
         "code": file.code(variant.function.__code__),
         "resumes": file.resumes,
         "parts": len(file.parts),
-        "facts": [[kind, dict(data)] for kind, data in variant.facts],
+        "facts": [[kind, {name: plain(value) for name, value in data.items()}] for kind, data in variant.facts],
         "seen": variant.seen,
     }
     sections = {"checks": checks, "code": code, "guards": {"sources": table.rows, "guards": guards, "collect": collect}}
     parts = {f"part/{number}": data for number, data in enumerate(file.parts)}
     return pack({**{name: json_bytes(data) for name, data in sections.items()}, **parts})
+
+
+def plain(value: Any) -> Json:
+    """Numbers and texts as they are; sizes with symbols, which no report adds up, as text."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def json_bytes(data: Any) -> bytes:

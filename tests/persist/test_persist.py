@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,9 @@ import torch
 import kiln
 from kiln.api.compile import session_of
 from kiln.report import Report
-from tests.persist.programs import PROGRAMS, run
+from kiln.runtime.cache.bundle import pack
+from kiln.runtime.cache.store import sealed
+from tests.persist.programs import PROGRAMS, pointwise, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,3 +53,156 @@ def test_a_second_session_compiles_nothing(name: str, tmp_path: Path) -> None:
     assert (again.regions, again.guards) == (report.regions, report.guards)
     if name != "differentiable":  # a backward is counted where it is compiled
         assert again.kernels == report.kernels
+
+
+def in_process(folder: Path, file: Path, *names: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.persist.worker", str(folder), str(file), *names]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow  # two processes; the first compiles everything
+def test_another_process_compiles_nothing(tmp_path: Path) -> None:
+    written, read = tmp_path / "first", tmp_path / "second"
+    for file in (written, read):
+        assert in_process(tmp_path / "cache", file).wait() == 0
+    first, second = torch.load(written, weights_only=False), torch.load(read, weights_only=False)
+    assert list(first) == list(PROGRAMS)
+    for name in PROGRAMS:
+        assert (first[name]["unsaved"], first[name]["eager"], first[name]["loaded"]) == ([], 0, 0), name
+        assert (second[name]["compiles"], second[name]["loaded"]) == (0, first[name]["compiles"]), name
+        assert not {"capture", "joint", "lowering", "g++"} & set(second[name]["stages"]), name
+        assert_same(second[name]["result"], first[name]["result"])
+
+
+@pytest.mark.slow
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    """Three processes that start together, empty cache: all are right, and a fourth finds everything."""
+    names = ("plain", "closure", "one_break", "differentiable")
+    files = [tmp_path / str(number) for number in range(3)]
+    assert [one.wait() for one in [in_process(tmp_path / "cache", file, *names) for file in files]] == [0] * 3
+    results = [torch.load(file, weights_only=False) for file in files]
+    assert in_process(tmp_path / "cache", tmp_path / "last", *names).wait() == 0
+    last = torch.load(tmp_path / "last", weights_only=False)
+    for name in names:
+        assert last[name]["compiles"] == 0, name
+        for one in results:
+            assert_same(one[name]["result"], last[name]["result"])
+
+
+def source(name: str, text: str, folder: Path) -> Any:
+    """Import `text` as module `name` from a file."""
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def loaded(function: Any, folder: Path, *args: Any) -> tuple[Any, int, int]:
+    """Result, compiles and loads of a fresh session."""
+    compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder)})
+    result = compiled(*args)
+    report = kiln.report_of(compiled)
+    return result, report.compiles, report.loaded
+
+
+PROGRAM = """
+import torch
+SCALE = 2.0
+
+def helper(x):
+    return x + SCALE
+
+def program(x):
+    return helper(x) * 3
+"""
+
+
+@pytest.fixture
+def clean_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("kiln_test_"):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("clean_modules")
+def test_edited_code_compiles_again(tmp_path: Path) -> None:
+    x = torch.randn(4)
+    module = source("kiln_test_edit", PROGRAM, tmp_path)
+    assert loaded(module.program, tmp_path / "cache", x)[1:] == (1, 0)
+    assert loaded(module.program, tmp_path / "cache", x)[1:] == (0, 1)
+    module.SCALE = 5.0
+    result, *counts = loaded(module.program, tmp_path / "cache", x)
+    assert counts == [1, 0] and torch.equal(result, (x + 5) * 3)
+    module.helper = lambda x: x - 1
+    result, *counts = loaded(module.program, tmp_path / "cache", x)
+    assert counts == [1, 0] and torch.equal(result, (x - 1) * 3)
+    module = source("kiln_test_edit", PROGRAM.replace("x + SCALE", "x - SCALE"), tmp_path)
+    result, *counts = loaded(module.program, tmp_path / "cache", x)
+    assert counts == [1, 0] and torch.equal(result, (x - 2) * 3)
+
+
+def test_other_arguments_do_not_fit(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, flag: bool) -> torch.Tensor:
+        return x * 2 if flag else x * 3
+
+    x = torch.randn(3)
+    assert loaded(program, tmp_path, x, True)[1:] == (1, 0)
+    for args, counts in (((x, False), (1, 0)), ((x.double(), True), (1, 0)), ((torch.randn(4), True), (1, 0))):
+        result, *found = loaded(program, tmp_path, *args)
+        assert tuple(found) == counts and torch.equal(result, program(*args))
+        assert loaded(program, tmp_path, *args)[1:] == (0, 1)
+
+
+def test_sizes_seen_by_an_earlier_session_count(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert loaded(program, tmp_path, torch.randn(3))[1:] == (1, 0)
+    compiled = kiln.compile(program, options={"cache": True, "cache_dir": str(tmp_path)})
+    for size in (3, 5, 7, 9):
+        assert compiled(torch.randn(size)).shape == (size,)
+    report = kiln.report_of(compiled)
+    assert (report.loaded, report.compiles) == (1, 1)
+
+
+def test_damaged_files_are_misses(tmp_path: Path) -> None:
+    x = torch.randn(4)
+    assert loaded(pointwise, tmp_path, x)[1:] == (1, 0)
+    (file,) = [one for one in (tmp_path / "variant").rglob("*") if one.is_file()]
+    data = file.read_bytes()
+    for bad in (b"", data[: len(data) // 2], data[:-1] + b"!", sealed(b"no bundle"), sealed(pack({"checks": b"{}"}))):
+        file.write_bytes(bad)
+        result, *counts = loaded(pointwise, tmp_path, x)
+        assert counts == [1, 0] and torch.equal(result, pointwise(x))
+        for other in (tmp_path / "variant").rglob("*"):
+            if other.is_file() and other != file:
+                other.unlink()
+
+
+def test_the_option_turns_it_off(tmp_path: Path) -> None:
+    x = torch.randn(4)
+    for _ in range(2):
+        compiled = kiln.compile(pointwise, options={"cache": False, "cache_dir": str(tmp_path)})
+        compiled(x)
+        assert (kiln.report_of(compiled).compiles, kiln.report_of(compiled).loaded) == (1, 0)
+    assert not (tmp_path / "variant").exists()
+
+
+def test_what_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
+    class Local:
+        factor = 2.0
+
+    def program(x: torch.Tensor, local: Local) -> torch.Tensor:
+        return x * local.factor
+
+    compiled = kiln.compile(program, options={"cache": True, "cache_dir": str(tmp_path)})
+    assert torch.equal(compiled(torch.ones(3), Local()), torch.full((3,), 2.0))
+    report = kiln.report_of(compiled)
+    assert len(report.unsaved) == 1 and report.unsaved[0].startswith("KILN6010") and "Local" in report.unsaved[0]
+    assert not (tmp_path / "variant").exists()

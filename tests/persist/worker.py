@@ -1,0 +1,43 @@
+"""Compiles or loads programs in a process of its own: `python -m tests.persist.worker <cache folder> <file> [names]`.
+
+Writes results and counts to the file; the results of all programs, or of `names`, in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kiln
+from kiln.api.compile import session_of
+from tests.persist.programs import PROGRAMS, run
+
+
+def record(name: str, folder: str) -> dict[str, Any]:
+    """Result, counts and stages of one program."""
+    function, args, kwargs = PROGRAMS[name]()
+    compiled = kiln.compile(function, options={"cache": True, "cache_dir": folder})
+    stages: set[str] = set()
+    session_of(compiled).events.listen(lambda event: stages.add(event.stage))
+    result = run(compiled, args, kwargs)
+    report = kiln.report_of(compiled)
+    return {
+        "result": result,
+        "compiles": report.compiles,
+        "loaded": report.loaded,
+        "eager": report.eager,
+        "unsaved": report.unsaved,
+        "stages": sorted(stages),
+    }
+
+
+def main(folder: str, file: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    torch.save({name: record(name, folder) for name in names or PROGRAMS}, Path(file))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
