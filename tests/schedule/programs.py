@@ -122,10 +122,18 @@ loops cat
         -> add(where(v0, v1, v2), load p[i0, i1, i2])
     return out
 """
+HEADS = """
+loops heads
+    s0: size = input 0
+    g: f32[s0, 12, 8, 4 | 384, 4, 48, 1] = input 1
+    db: f32[48] = reduction sum over (i1: 8*s0) keeping (i0: 48): load g[i1//8, i0//4, i1%8, i0%4]
+    y: f32[s0, 8, 48] = pointwise (i0: s0, i1: 8, i2: 48): exp(load g[i0, i2//4, i1, i2%4])
+    return db, y
+"""
 PROGRAMS = {
     text.split()[1]: text
     for text in (
         GELU_NORM, SOFTMAX, CROSS_ENTROPY, RMS_NORM, NORM_BACKWARD, VIEWS, FULL_SUM, BIAS_GRADIENT, LONG_COLUMNS,
-        TRANSPOSED, CAT,
+        TRANSPOSED, CAT, HEADS,
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ inner digits are digits of the writer's: then what a unit reads it has written i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -49,9 +49,9 @@ def align(first: Group, second: Group, symbols: Symbols, *, opened: bool = False
     links = list(dependencies(first, second))
     if any(access.form is None or access.conditional or member.write.form is None for _, member, _, access in links):
         return None
-    names: Pairs = {}
-    for one, other in (*_dependent_forms(first, links), *_shared_forms(first, second)):
-        names |= _new_pairs(names, match(first, one, second, other, symbols))
+    names: Pairs | None = None
+    while names is None:
+        names = _pairs(first, second, links, symbols)
     pair_by_size(first, second, names)
     theirs = {names[one] for one in (second.sizes if opened else second.units) if one in names}
     units = {one: None for one in first.units if one in theirs}
@@ -61,6 +61,19 @@ def align(first: Group, second: Group, symbols: Symbols, *, opened: bool = False
         if not _is_local(_Side(writing, writer.write, of_writer), _Side(reading, access, to_first), units):
             return None
     return Alignment(names, units)
+
+
+def _pairs(
+    first: Group, second: Group, links: list[tuple[Group, Member, Group, Access]], symbols: Symbols
+) -> Pairs | None:
+    """Pairs from all buffers between the two; None after a split, which changes earlier pairs."""
+    names: Pairs = {}
+    for one, other in (*_dependent_forms(first, links), *_shared_forms(first, second)):
+        found = match(first, one, second, other, symbols)
+        if found is None:
+            return None
+        names |= _new_pairs(names, found)
+    return names
 
 
 def _dependent_forms(first: Group, links: list[tuple[Group, Member, Group, Access]]) -> Iterator[tuple[Affine, Affine]]:
@@ -101,22 +114,13 @@ def pair_by_size(first: Group, second: Group, names: Pairs) -> None:
                 break
 
 
-def match(one: Group, first: Affine, other: Group, second: Affine, symbols: Symbols) -> Pairs:
-    """Pairs of symbols in two forms of one buffer, split where their sizes ask for it."""
+def match(one: Group, first: Affine, other: Group, second: Affine, symbols: Symbols) -> Pairs | None:
+    """Pairs of symbols in two forms of one buffer; None after splitting one of them so that more fit."""
     pairs: Pairs = {}
-    while True:
-        digits = _digits(first, pairs.values())
-        if digits is None or not _match_once(one, digits, other, second, symbols, pairs):
-            return pairs
-
-
-def _match_once(
-    one: Group, digits: dict[Int, Symbol], other: Group, second: Affine, symbols: Symbols, pairs: Pairs
-) -> bool:
-    """Pair until a digit has to be split, and split it; False where nothing is left to split."""
-    for mine, stride in list(second.strides.items()):
+    digits = _digits(first)
+    for mine, stride in second.strides.items():
         theirs = digits.get(stride)
-        if mine in pairs or theirs is None:
+        if theirs is None or 1 in (one.sizes[theirs], other.sizes[mine]):
             continue
         small, large = one.sizes[theirs], other.sizes[mine]
         if small == large:
@@ -124,19 +128,17 @@ def _match_once(
             del digits[stride]
         elif divides(large, small) and one.can_split(theirs):
             _split(one, theirs, large, symbols)
-            return True
+            return None
         elif divides(small, large) and other.can_split(mine):
             _split(other, mine, small, symbols)
-            return True
-    return False
+            return None
+    return pairs
 
 
-def _digits(form: Affine, used: Iterable[Symbol]) -> dict[Int, Symbol] | None:
-    """Symbols by stride; None where two have one stride."""
-    taken = set(used)
-    free = [(stride, one) for one, stride in form.strides.items() if one not in taken]
-    found = dict(free)
-    return found if len(found) == len(free) else None
+def _digits(form: Affine) -> dict[Int, Symbol]:
+    """Symbols by stride; none where two have one stride."""
+    found = {stride: one for one, stride in form.strides.items()}
+    return found if len(found) == len(form.strides) else {}
 
 
 def _split(group: Group, old: Symbol, low_size: Int, symbols: Symbols) -> None:

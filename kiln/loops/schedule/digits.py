@@ -47,7 +47,7 @@ def axis_digits(node: FusableNode, whole: frozenset[Symbol]) -> Digits:
     count = 0
     for one in node_axes(node):
         made = _cut(one, cuts.get(one.symbol, []), count)
-        count += len(made) - 1
+        count += len(made)
         digits[one.symbol] = made
     return digits
 
