@@ -143,7 +143,7 @@ class _Outputs:
         for axis, (step, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
             if step == 0 and size != 1:
                 value = emit.node("slice", value, axis=axis, start=0, stop=1, step=1)
-        return emit.node("expand", emit.node("clone", value, strides=None), sizes=spec.sizes)
+        return emit.node("expand", emit.node("clone", value, strides=spec.strides), sizes=spec.sizes)
 
 
 def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
