@@ -239,19 +239,25 @@ def batch_norm_inference(
     return _normalise(e, x, wide(e, running_mean), scale, weight, bias)
 
 
+def _exact_dtype(x: TensorSpec) -> torch.dtype:
+    """Eager's kernels on the CPU compute batch statistics and their gradient in float64; what follows cancels."""
+    return torch.float64 if x.device.type == "cpu" else OPMATH.get(x.dtype, x.dtype)
+
+
 def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float) -> tuple[Node, Node, Node, Node]:
     """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
-    axes = _channel_axes(x.tensor)
-    spread, middle = (e.node("squeeze", one, axes=axes) for one in variance(e, wide(e, x), axes, 0))
-    scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
+    axes, kept = _channel_axes(x.tensor), OPMATH.get(x.tensor.dtype, x.tensor.dtype)
+    exact = variance(e, e.convert(x, _exact_dtype(x.tensor)), axes, 0)
+    spread, mean = (e.node("squeeze", one, axes=axes) for one in exact)
+    middle = e.convert(mean, kept)
+    scale = e.convert(e.pointwise("rsqrt", e.pointwise("add", spread, eps)), kept)
     number = count(x.tensor, axes)
-    less: Int = number - 1
     if isinstance(number, Expr):
-        factor = divided(e, e.number(number, spread.tensor.dtype, spread.tensor.device), less)
-        unbiased = e.pointwise("mul", spread, factor)
+        less: Int = number - 1
+        factor: Node | float = divided(e, e.number(number, spread.tensor.dtype, spread.tensor.device), less)
     else:
-        unbiased = e.pointwise("mul", spread, number / max(number - 1, 1))
-    return _normalise(e, x, middle, scale, weight, bias), middle, scale, unbiased
+        factor = number / max(number - 1, 1)
+    return _normalise(e, x, middle, scale, weight, bias), middle, scale, e.pointwise("mul", spread, factor)
 
 
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
@@ -334,28 +340,27 @@ def batch_norm_backward(
     e: Emit, grad: Node, x: Node, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
     save_invstd: Maybe, train: bool, eps: float, output_mask: Mask,
 ) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
-    p, rank, axes = e.pointwise, x.tensor.rank, _channel_axes(x.tensor)
-    if train:
-        assert save_mean is not None and save_invstd is not None
-        middle, scale = wide(e, save_mean), wide(e, save_invstd)
-    else:
-        assert running_mean is not None and running_var is not None
-        middle = wide(e, running_mean)
-        scale = p("rsqrt", p("add", wide(e, running_var), eps))
-    given = wide(e, grad)
-    y = p("mul", p("sub", wide(e, x), _column(e, middle, rank)), _column(e, scale, rank))
-    along, total = reduce(e, "sum", p("mul", given, y), axes), reduce(e, "sum", given, axes)
+    p, rank, axes, kind = e.pointwise, x.tensor.rank, _channel_axes(x.tensor), _exact_dtype(x.tensor)
+    mean, spread = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None and spread is not None
+    middle, scale = e.convert(mean, kind), e.convert(spread, kind)
+    if not train:
+        scale = p("rsqrt", p("add", scale, eps))
+    given, away = e.convert(grad, kind), p("sub", e.convert(x, kind), _column(e, middle, rank))
+    along, total = reduce(e, "sum", p("mul", given, away), axes), reduce(e, "sum", given, axes)
     to_x = None
     if output_mask[0]:
-        factor = scale if weight is None else p("mul", scale, wide(e, weight))
         inside = given
         if train:
             number = product([x.tensor.sizes[axis] for axis in axes])
+            slope = divided(e, p("mul", along, p("mul", scale, scale)), number)
             inside = p("sub", inside, _column(e, divided(e, total, number), rank))
-            inside = p("sub", inside, p("mul", y, _column(e, divided(e, along, number), rank)))
+            inside = p("sub", inside, p("mul", away, _column(e, slope, rank)))
+        factor = scale if weight is None else p("mul", scale, e.convert(weight, kind))
         to_x = _batch_format(e, x, p("mul", inside, _column(e, factor, rank)))
-    to_weight = (along if weight is None else like(e, along, weight)) if output_mask[1] else None
-    to_bias = (total if weight is None else like(e, total, weight)) if output_mask[2] else None
+    kept = OPMATH.get(x.tensor.dtype, x.tensor.dtype) if weight is None else weight.tensor.dtype
+    to_weight = e.convert(p("mul", along, scale), kept) if output_mask[1] else None
+    to_bias = e.convert(total, kept) if output_mask[2] else None
     return to_x, to_weight, to_bias
 
 

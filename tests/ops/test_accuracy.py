@@ -1,0 +1,66 @@
+"""Decompositions against float64: the error is at most twice eager's, or 4 units in the last place of the scale."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kiln.graph.ir.interpret import interpret
+from tests.trace.harness import copies, eager, tangent_of, trace
+
+
+def g(*shape, scale=1.0, shift=0.0):
+    return (torch.randn(shape) * scale + shift).requires_grad_()
+
+
+CASES = {
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (257,), w, b), [g(33, 257), g(257), g(257)]),
+    "layer_norm far from 0": (lambda x: F.layer_norm(x, (257,)), [g(33, 257, shift=100.0)]),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (257,), w), [g(33, 257), g(257)]),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 4, w, b), [g(3, 8, 17, 5, shift=3.0), g(8), g(8)]),
+    "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [g(9, 5, 7, 7, shift=5.0), g(5), g(5)]),
+    "softmax": (lambda x: x.softmax(-1), [g(33, 257, scale=5.0)]),
+    "log_softmax": (lambda x: x.log_softmax(-1), [g(33, 257, scale=5.0)]),
+    "logsumexp": (lambda x: x.logsumexp(-1), [g(33, 257, scale=5.0)]),
+    "cross_entropy": (lambda x: F.cross_entropy(x, torch.arange(33)), [g(33, 257)]),
+    "var": (lambda x: x.var(1), [g(33, 257, shift=10.0)]),
+    "std": (lambda x: x.std(0), [g(33, 257, shift=10.0)]),
+    "gelu": (F.gelu, [g(999, scale=3.0)]),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), [g(999, scale=3.0)]),
+    "silu": (F.silu, [g(999, scale=5.0)]),
+    "mish": (F.mish, [g(999, scale=5.0)]),
+    "elu": (F.elu, [g(999)]),
+    "softplus": (F.softplus, [g(999, scale=5.0)]),
+    "logsigmoid": (F.logsigmoid, [g(999, scale=5.0)]),
+    "bce with logits": (
+        lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid().square()),
+        [g(999, scale=5.0)],
+    ),
+    "mse": (lambda x, y: F.mse_loss(x, y), [g(999), g(999)]),
+    "norm": (lambda x: x.norm(dim=1), [g(33, 257)]),
+    "lerp": (lambda x, y: torch.lerp(x, y, 0.7), [g(999), g(999)]),
+    "logaddexp": (torch.logaddexp, [g(999, scale=5.0), g(999, scale=5.0)]),
+}
+
+
+def doubled(args):
+    return [one.detach().double().requires_grad_(one.requires_grad) for one in args]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_error_is_at_most_twice_that_of_eager(name):
+    function, args = CASES[name]
+    single = eager(function, copies(args), backward=True)
+    inputs = doubled(args)
+    outputs = function(*inputs)
+    exact = [outputs.detach(), *torch.autograd.grad(outputs, inputs, tangent_of(single[0]).double())]
+    traced = trace(function, copies(args), backward=True)
+    got = interpret(
+        traced.trace.graph, [one.detach() for one in traced.inputs], constants=traced.trace.constants
+    ).outputs
+    assert len(got) == len(exact)
+    for ours, theirs, true in zip(got, single, exact, strict=True):
+        scale = true.abs().max()
+        bound = max(2 * (theirs.double() - true).norm() / true.norm(), 4 * torch.finfo(torch.float32).eps)
+        assert (ours.double() - true).norm() / true.norm() <= bound
+        worst = max(2 * (theirs.double() - true).abs().max(), 4 * torch.finfo(torch.float32).eps * scale)
+        assert (ours.double() - true).abs().max() <= worst
