@@ -88,7 +88,7 @@ class RegionNode final : public ag::Node {
 
   ag::variable_list apply(ag::variable_list&& tangents) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (size_t n = 0; n < tangents.size(); n++) tangents[n] = dense(tangents[n], n);
+    for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
     try {
@@ -129,33 +129,42 @@ class RegionNode final : public ag::Node {
     }
   }
 
-  at::Tensor unpack(const Kept& kept) {
-    return kept.tensor.unpack(kept.is_output ? getptr() : NodePtr());
+  Value value_of(Kept& kept) {
+    if (!kept.is_tensor) return kept.number.hand_over();
+    Value made;
+    at::Tensor tensor = kept.tensor.unpack(kept.is_output ? getptr() : NodePtr());
+    made.set_tensor(tensor.unsafeReleaseIntrusivePtr());
+    return made;
   }
 
-  at::Tensor dense(at::Tensor tangent, size_t n) const {
-    if (!tangent.defined()) return input_metadata(n).zeros_like();
-    return tangent.layout() == c10::kStrided ? tangent : tangent.to_dense();
+  // A tangent that is missing is zeros, unless there are backward plans for missing ones.
+  void prepare(at::Tensor& tangent, size_t n) const {
+    if (!tangent.defined()) {
+      if (!state_->optional_tangents) tangent = input_metadata(n).zeros_like();
+    } else if (tangent.layout() != c10::kStrided) {
+      tangent = tangent.to_dense();
+    }
   }
 
   // The backward plan on saved values and tangents. Unless the graph is kept, it owns the only
   // reference to what was saved, so that each is freed, or its memory reused, at its last use.
   ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
     bool keep_graph = ag::get_current_graph_task_keep_graph();
-    std::vector<Value> inputs(saved_.size() + tangents.size());
-    for (size_t n = 0; n < saved_.size(); n++) {
-      if (!saved_[n].is_tensor) {
-        inputs[n] = saved_[n].number.hand_over();
-        continue;
-      }
-      inputs[n].set_tensor(unpack(saved_[n]).unsafeReleaseIntrusivePtr());
-      if (!keep_graph) saved_[n].tensor.reset_data();
+    std::vector<bool> wanted = mask;  // then: which tangents there are
+    std::vector<Value> inputs;
+    inputs.reserve(saved_.size() + tangents.size());
+    for (Kept& one : saved_) {
+      inputs.push_back(value_of(one));
+      if (!keep_graph && one.is_tensor) one.tensor.reset_data();
     }
-    for (size_t n = 0; n < tangents.size(); n++) {
-      inputs[saved_.size() + n].set_tensor(tangents[n].unsafeReleaseIntrusivePtr());
+    for (at::Tensor& one : tangents) {
+      wanted.push_back(one.defined());
+      if (!one.defined()) continue;
+      inputs.emplace_back();
+      inputs.back().set_tensor(one.unsafeReleaseIntrusivePtr());
     }
     at::AutoGradMode no_grad(false);
-    return gradients(state_->backward(mask)(inputs, !keep_graph), mask);
+    return gradients(state_->backward(wanted)(inputs, !keep_graph), mask);
   }
 
   ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
@@ -171,16 +180,12 @@ class RegionNode final : public ag::Node {
   // create_graph=True: the region once more, differentiably.
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
-    std::vector<Value> inputs(again_.size());
-    for (size_t n = 0; n < again_.size(); n++) {
-      if (again_[n].is_tensor) {
-        inputs[n].set_tensor(unpack(again_[n]).unsafeReleaseIntrusivePtr());
-      } else {
-        inputs[n] = again_[n].number.hand_over();
-      }
-    }
+    std::vector<Value> inputs;
+    for (Kept& one : again_) inputs.push_back(value_of(one));
     std::vector<Value> given(tangents.size());
-    for (size_t n = 0; n < given.size(); n++) given[n].set_tensor(tangents[n].getIntrusivePtr());
+    for (size_t n = 0; n < given.size(); n++) {
+      if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
+    }
     TakeGil gil;
     PyObject* masked = mask_to_python(mask);
     PyObject* made =
@@ -259,22 +264,25 @@ std::vector<Value> lend(std::vector<Value>& inputs) {
 
 }  // namespace
 
-const Callable& RegionState::backward(const std::vector<bool>& mask) {
+const Callable& RegionState::backward(const std::vector<bool>& wanted) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = backwards_.find(mask);
+    auto found = backwards_.find(wanted);
     if (found != backwards_.end()) return found->second;
   }
   // Not under the mutex: compiling runs Python, which may switch threads.
   TakeGil gil;
-  PyObject* wanted = mask_to_python(mask);
-  PyObject* made = wanted ? PyObject_CallOneArg(make_backward.get(), wanted) : nullptr;
-  Py_XDECREF(wanted);
+  auto split = wanted.begin() + static_cast<std::ptrdiff_t>(num_inputs);
+  PyObject* needed = mask_to_python({wanted.begin(), split});
+  PyObject* given = optional_tangents ? mask_to_python({split, wanted.end()}) : nullptr;
+  PyObject* made = PyObject_CallFunctionObjArgs(make_backward.get(), needed, given, nullptr);
+  Py_XDECREF(needed);
+  Py_XDECREF(given);
   if (!made) throw RaisedError::fetch();
   Callable callable(made);
   Py_DECREF(made);
   std::lock_guard<std::mutex> lock(mutex_);
-  return backwards_.emplace(mask, std::move(callable)).first->second;
+  return backwards_.emplace(wanted, std::move(callable)).first->second;
 }
 
 int RegionState::visit(visitproc visit, void* arg) const {

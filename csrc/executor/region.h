@@ -44,8 +44,12 @@ struct RegionState {
   std::shared_ptr<PyObject> differentiate;  // (inputs, tangents, mask) -> gradients, or None
   std::string no_second_derivative;
 
-  // The callable for the inputs that need a gradient, compiled on first use.
-  const Callable& backward(const std::vector<bool>& mask);
+  // Are there backward callables for some of the tangents only?
+  bool optional_tangents = false;
+
+  // The callable for the inputs that need a gradient and the tangents that there are (one list of
+  // both), compiled on first use.
+  const Callable& backward(const std::vector<bool>& wanted);
 
   // For Python's collector: shows, or lets go of, the Python objects.
   int visit(visitproc visit, void* arg) const;

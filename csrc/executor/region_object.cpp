@@ -88,15 +88,24 @@ bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionStat
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {
-      "name",          "num_inputs",           "forward", "results", "saved", "written", "backward",
-      "differentiate", "no_second_derivative", nullptr};
+  static const char* names[] = {"name",
+                                "num_inputs",
+                                "forward",
+                                "results",
+                                "saved",
+                                "written",
+                                "backward",
+                                "differentiate",
+                                "no_second_derivative",
+                                "optional_tangents",
+                                nullptr};
   const char *name, *refusal;
+  int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOs", const_cast<char**>(names), &name,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsp", const_cast<char**>(names), &name,
                                    &num_inputs, &forward, &results, &saved, &written, &backward,
-                                   &differentiate, &refusal)) {
+                                   &differentiate, &refusal, &optional_tangents)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -107,6 +116,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);
   state->no_second_derivative = refusal;
+  state->optional_tangents = optional_tangents != 0;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
   auto* object = reinterpret_cast<RegionObject*>(self);

@@ -37,9 +37,10 @@ class Region:
         results: Sequence[tuple[int, int, int, int]],
         saved: Sequence[tuple[int, int, int, int]],
         written: Sequence[tuple[int, int]],
-        backward: Callable[[tuple[bool, ...]], Callable[..., Sequence[Any]]],
+        backward: Callable[..., Callable[..., Sequence[Any]]],
         differentiate: Callable[..., Sequence[Any]] | None,
         no_second_derivative: str,
+        optional_tangents: bool,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...
     @property

@@ -6,8 +6,9 @@
 
 `forward(*inputs)` returns the user's results and then what backward needs besides inputs and results ("extras").
 `backward(mask)` makes the callable for the inputs whose entry in `mask` is true; it takes the saved values and then
-one tangent per differentiable result, and returns one gradient per input (None where the mask is false). Both may be
-native executors (no Python is run) or Python functions.
+one tangent per differentiable result, and returns one gradient per input (None where the mask is false, or where
+eager has none). With `optional_tangents` it is `backward(mask, given)`, and the callable takes only the tangents whose
+entry in `given` is true. Both may be native executors (no Python is run) or Python functions.
 
 What holds, as for eager operators: saved tensors go through SavedVariable (saved-tensor hooks, version checks, freed
 by backward); results that are views are rebuilt outside the node; a tangent that is missing is zeros, one of another
@@ -70,7 +71,8 @@ class RegionSpec:
     `outputs`: the user's results, as the forward plan has them. `differentiable`: which of them are fresh tensors
     with a gradient; backward gets a tangent for each of these, in order. `saved`: what backward gets before the
     tangents. `mutated`: inputs that the forward plan writes to (they need no gradient). `written`: (input, result)
-    pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`.
+    pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
+    result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
     """
 
     num_inputs: int
@@ -80,6 +82,7 @@ class RegionSpec:
     mutated: tuple[int, ...] = ()
     written: tuple[tuple[int, int], ...] = ()
     name: str = "CompiledBackward"
+    optional_tangents: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")
@@ -97,7 +100,7 @@ class RegionSpec:
 
 
 def make_region(
-    forward: Function, backward: Callable[[Mask], Function], spec: RegionSpec, *, replay: Function | None = None
+    forward: Function, backward: Callable[..., Function], spec: RegionSpec, *, replay: Function | None = None
 ) -> Region:
     """The differentiable callable. `backward` must not refer to the region.
 
@@ -114,6 +117,7 @@ def make_region(
         backward,
         differentiate,
         str(NoSecondDerivative(name=spec.name)),
+        spec.optional_tangents,
     )
 
 
@@ -156,7 +160,7 @@ class SecondDerivative:
     spec: RegionSpec
     replay: Function
 
-    def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor], mask: Mask) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[Any]:
         """Views of the inputs keep the paths apart: an input may have been computed from another one."""
         with torch.enable_grad():
             fresh = [
@@ -167,7 +171,7 @@ class SecondDerivative:
         pairs = zip(results, self.spec.differentiable, strict=False)
         roots = [result for result, differentiable in pairs if differentiable]
         wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
-        kept = [(root, tangent) for root, tangent in zip(roots, tangents, strict=True) if root.requires_grad]
+        kept = [pair for pair in zip(roots, tangents, strict=True) if pair[0].requires_grad and pair[1] is not None]
         if not kept:
             return [None] * len(inputs)
         # torch.autograd.grad would import the symbolic shapes that Kiln replaces.

@@ -10,11 +10,12 @@ buffers by their lives (first step, last step) when sizes are known; two whose l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.runtime.plan import Allocate, Free, Launch, Plan, Slot, View
-from kiln.runtime.verify_plan import slots_read
+from kiln.runtime.plan import Allocate, Free, Launch, Plan, Slot, Step, View
+from kiln.runtime.verify_plan import slots_read, slots_written
 
 
 @final
@@ -77,3 +78,24 @@ def _last_uses(plan: Plan) -> dict[Slot, int]:
             for slot in slots_read(step):
                 last[slot] = place
     return last
+
+
+def with_frees(plan: Plan) -> Plan:
+    """The plan with a `Free` after the last use of every slot that has none: arguments that the callee owns, too."""
+    kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
+    last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
+    gone: set[Slot | None] = set()
+    for place, step in enumerate(plan.steps):
+        last.update((slot, place) for slot in (*slots_read(step), *slots_written(step)))
+        gone.update(step.slots if isinstance(step, Free) else ())
+        gone.add(step.reuse if isinstance(step, Allocate) else None)
+    ending: defaultdict[int, list[Slot]] = defaultdict(list)
+    for slot, place in last.items():
+        if slot not in kept and slot not in gone and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
+            ending[place].append(slot)
+    steps: list[Step] = [Free(tuple(ending[-1]))] if ending[-1] else []
+    for place, step in enumerate(plan.steps):
+        steps.append(step)
+        if ending[place]:
+            steps.append(Free(tuple(ending[place])))
+    return replace(plan, steps=tuple(steps))

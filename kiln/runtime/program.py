@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 
 from kiln.runtime.dtypes import NUMBER_OF
-from kiln.runtime.memory import MemoryPlan, plan_memory
+from kiln.runtime.memory import MemoryPlan, plan_memory, with_frees
 from kiln.runtime.plan import (
     Allocate,
     Branch,
@@ -66,9 +66,12 @@ LAYOUTS = {torch.strided: 0, torch.sparse_coo: 1}
 def encode_program(plan: Plan, adapt: Collection[int] = ()) -> bytes:
     """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
 
+    A plan that has some is a backward: autograd hands it its inputs, and each is freed at its last use.
     Raises InvalidPlan.
     """
     verify_plan(plan)
+    if adapt:
+        plan = with_frees(plan)
     strings = Strings()
     words = ProgramEncoder(plan, strings, adapt).encode()
     data = array("q", [MAGIC, FORMAT, len(words), len(strings.texts), *words]).tobytes()

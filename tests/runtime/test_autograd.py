@@ -224,6 +224,32 @@ def test_missing_tangents_are_zeros() -> None:
     assert torch.equal(got[0], torch.zeros(2))
 
 
+def test_a_result_that_the_loss_does_not_use_adds_nothing() -> None:
+    """As in eager, its inputs get no gradient at all rather than zeros."""
+    compiled: list[tuple[Mask, Mask]] = []
+
+    def backward(mask: Mask, given: Mask) -> Any:
+        compiled.append((mask, given))
+
+        def run(*tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            found = iter(tangents)
+            return tuple(next(found) * 2 if there else None for there in given)
+
+        return run
+
+    outputs = (PlanOutput(slot=2), PlanOutput(slot=3))
+    rows = RegionSpec(2, outputs, (True, True), (), optional_tangents=True)
+    region = make_region(lambda x, w: (x * 2, w * 2), backward, rows, replay=lambda x, w: (x * 2, w * 2))
+    x, w = torch.randn(3, requires_grad=True), torch.randn(2, requires_grad=True)
+    for _ in range(2):
+        region(x, w)[0].sum().backward()
+    assert w.grad is None and x.grad is not None and x.grad.tolist() == [4.0] * 3
+    sum(one.sum() for one in region(x, w)).backward()  # type: ignore[union-attr]
+    assert compiled == [((True, True), (True, False)), ((True, True), (True, True))]
+    first = torch.autograd.grad(region(x, w)[1].sum(), [x, w], create_graph=True, allow_unused=True)
+    assert first[0] is None and first[1].tolist() == [2.0, 2.0]
+
+
 def test_views_and_inputs_as_results(libraries: Libraries) -> None:
     """(x * 2, a view of that, a view of x, x itself)."""
     plan = Plan(
@@ -341,6 +367,43 @@ def test_saved_memory_is_freed_by_backward(libraries: Libraries) -> None:
     assert memory() is not None
     y.sum().backward()
     assert memory() is None
+
+
+def test_saved_memory_is_freed_at_its_last_use(libraries: Libraries) -> None:
+    """x is dead when the second step of the backward runs: the step sees it."""
+    array = numpy.ones(4, dtype=numpy.float32)
+    memory = weakref.ref(array)
+    alive: list[bool] = []
+
+    with torch.library._scoped_library("kiln_test", "FRAGMENT") as library:
+        library.define("look(Tensor x) -> Tensor")
+
+        def look(x: torch.Tensor) -> torch.Tensor:
+            alive.append(memory() is not None)
+            return x.clone()
+
+        library.impl("look", look, "CPU")
+        plan = Plan(
+            "backward",
+            (PlanInput("x", spec(4)), PlanInput("tangent", spec(4))),
+            (),
+            (
+                View(2, 0, spec(2, 2)),
+                CallAten("kiln_test.look.default", (Ref(2),), (), (3,), (spec(2, 2),)),
+                CallAten("kiln_test.look.default", (Ref(3),), (), (4,), (spec(2, 2),)),
+                CallAten("aten.add.Tensor", (Ref(1), 0), (), (5,), (spec(4),)),
+            ),
+            (PlanOutput(), PlanOutput(slot=5)),
+            (),
+            num_slots=6,
+        )
+        rows = RegionSpec(2, (PlanOutput(slot=2),), (True,), (Saved("input", 0),))
+        region = make_region(lambda x, w: (w * 1,), lambda mask: make_executor(plan, libraries, adapt=(1,)), rows)
+        w = torch.randn(4, requires_grad=True)
+        (y,) = region(torch.from_numpy(array), w)
+        del array
+        y.sum().backward()
+    assert alive == [True, False]
 
 
 def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Libraries) -> None:

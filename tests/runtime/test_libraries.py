@@ -19,7 +19,9 @@ from tests.runtime.samples import ADD, GATHER, KERNELS, SCALE, add_norm, kernel
 
 
 def compiled_counts(events: EventSink) -> list[tuple[object, object]]:
-    return [(event.data["compiled"], event.data["cached"]) for event in events.events if event.kind == "compiled_kernels"]
+    return [
+        (event.data["compiled"], event.data["cached"]) for event in events.events if event.kind == "compiled_kernels"
+    ]
 
 
 def test_kernels_are_compiled_once(tmp_path: Path) -> None:
