@@ -2,6 +2,7 @@
 
 from kiln.graph.ops import (
     activations,
+    attention,
     convolution,
     creation,
     library,
@@ -29,6 +30,7 @@ __all__ = [
     "Emit",
     "Step",
     "activations",
+    "attention",
     "convolution",
     "creation",
     "library",

@@ -90,9 +90,17 @@ class Emit(Builder):
         """Strides that a copy has which preserves the format of `spec`."""
         return preserved_strides(self.oracle, spec.sizes, spec.strides)
 
-    def library(self, target: str, args: Sequence[Any], kwargs: dict[str, Any], spec: Spec) -> Any:
-        """An ATen kernel: its result, or the tuple of its results (None where it returns no tensor)."""
+    def library(
+        self, target: str, args: Sequence[Any], kwargs: dict[str, Any], spec: Spec, *, random: bool = False
+    ) -> Any:
+        """An ATen kernel: its result, or the tuple of its results (None where it returns no tensor).
+
+        One that draws random numbers is kept in order, as an `opaque` step.
+        """
         made = self.aten(target, args, kwargs, spec)
+        if random:
+            self.nodes.pop()
+            made = self.add(_ROWS["opaque"], made.inputs, dict(made.attrs), spec)
         return self.items(made) if isinstance(spec, tuple) else made
 
     def items(self, made: Node) -> tuple[Node | None, ...]:

@@ -1,11 +1,10 @@
-"""Ops that stay ATen steps: sorting, embedding gradients, attention. Rules predict dtype, sizes and strides.
+"""Ops that stay ATen steps: sorting, selection, embedding gradients. Rules predict dtype, sizes and strides.
 
 aten.topk(x: f32[4, 8], 2)     =>     (f32[4, 2], i64[4, 2])
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
 from kiln.graph.prims.spec import TensorSpec, contiguous_strides
@@ -102,45 +100,3 @@ def embedding_backward(
     e: Emit, grad: Node, indices: Node, num_weights: Int, padding_idx: Int, scale_grad_by_freq: bool
 ) -> TensorSpec:
     return fresh(grad.tensor, (num_weights, grad.tensor.sizes[-1]))
-
-
-# Attention on the CPU: q is (batch, heads, length, width), the result is laid out as (batch, length, heads, width).
-
-
-@lru_cache(maxsize=1)
-def _attention_follows_query() -> bool:
-    """Is the result laid out as the query (torch 2.13), or always with the heads inside? Asked of the op itself."""
-    query = torch.zeros(1, 2, 3, 4)
-    output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[0]
-    return bool(output.is_contiguous())
-
-
-def heads_inside(x: TensorSpec, sizes: tuple[Int, ...]) -> TensorSpec:
-    """A (batch, heads, length, width) tensor whose heads are inside of the length in memory."""
-    _, heads, length, width = sizes
-    return x.with_view(sizes, (length * heads * width, width, heads * width, 1), 0)
-
-
-@library("_scaled_dot_product_flash_attention_for_cpu.default")
-def cpu_attention(
-    e: Emit, query: Node, key: Node, value: Node, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: Node | None = None, scale: float | None = None,
-) -> Pair:  # fmt: skip
-    spec = query.tensor
-    batch, heads, length, _ = spec.sizes
-    if _attention_follows_query():
-        output = spec.with_view(spec.sizes, e.preserved_strides(spec), 0)
-    else:
-        output = heads_inside(spec, spec.sizes)
-    sums = TensorSpec(
-        OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
-    )
-    return output, sums
-
-
-@library("_scaled_dot_product_flash_attention_for_cpu_backward.default")
-def cpu_attention_backward(
-    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any
-) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
-    return specs[0], specs[1], specs[2]

@@ -17,7 +17,6 @@ from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
-from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import Expr
@@ -87,13 +86,11 @@ def _probing_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...],
 def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
     values = [mode.value(one) for one in args]
     named = {key: mode.value(one) for key, one in kwargs.items()}
-    made: Any = mode.emit.aten(str(op), values, named, spec)
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        mode.emit.nodes.pop()
-        made = mode.emit.add(PRIMS["opaque"], made.inputs, made.attrs, spec)
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    made = mode.emit.library(str(op), values, named, spec, random=random)
     if not isinstance(spec, tuple):
         return mode.wrap(made)
-    parts = zip(spec, mode.emit.items(made), strict=True)
+    parts = zip(spec, made, strict=True)
     return tuple([part.value if isinstance(part, ScalarSpec) else mode.wrap(node) for part, node in parts])
 
 

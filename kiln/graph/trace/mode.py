@@ -110,7 +110,7 @@ class RecordingMode(TorchDispatchMode):
             return self.fake(fresh_place(result)) if type(result.spec) is TensorSpec else result
         if isinstance(result, list | tuple):
             return type(result)([self.wrap(one) for one in result])
-        return result
+        return self.symbols.sym(result) if isinstance(result, Expr) else result
 
     def write(self, target: torch.Tensor, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
         """New contents; `uniform` ones may go to elements that are one another."""

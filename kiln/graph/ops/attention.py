@@ -1,0 +1,157 @@
+"""Fused attention: ATen steps with predicted sizes and layouts. Which of them arrives, eager's own choice decides.
+
+    _scaled_dot_product_flash_attention_for_cpu(q: f32[2, 4, 6, 8], ...)     =     (f32[2, 4, 6, 8], f32[2, 4, 6])
+
+q is (batch, heads, length, width). Some kernels lay the result out as q, some as (batch, length, heads, width).
+What is said here of CUDA was read off an H200 with torch 2.11.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.library import Pair, fresh
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.spec import CPU, TensorSpec
+from kiln.symbolic import Int, ceil_div
+
+Results = tuple[Any, ...]
+
+
+def like_query(e: Emit, x: TensorSpec) -> TensorSpec:
+    """A tensor laid out as `x`."""
+    return x.with_view(x.sizes, e.preserved_strides(x), 0)
+
+
+def scalar(dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    return TensorSpec(dtype, (), (), 0, device)
+
+
+# CPU.
+
+
+@lru_cache(maxsize=1)
+def _attention_follows_query() -> bool:
+    """Is the result laid out as the query (torch 2.13), or always with the heads inside? Asked of the op itself."""
+    query = torch.zeros(1, 2, 3, 4)
+    output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[0]
+    return bool(output.is_contiguous())
+
+
+def heads_inside(x: TensorSpec, sizes: tuple[Int, ...]) -> TensorSpec:
+    """A (batch, heads, length, width) tensor whose heads are inside of the length in memory."""
+    _, heads, length, width = sizes
+    return x.with_view(sizes, (length * heads * width, width, heads * width, 1), 0)
+
+
+@library("_scaled_dot_product_flash_attention_for_cpu.default")
+def cpu_attention(
+    e: Emit, query: Node, key: Node, value: Node, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Node | None = None, scale: float | None = None,
+) -> Pair:  # fmt: skip
+    spec = query.tensor
+    batch, heads, length, _ = spec.sizes
+    if _attention_follows_query():
+        output = like_query(e, spec)
+    else:
+        output = heads_inside(spec, spec.sizes)
+    sums = TensorSpec(
+        OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
+    )
+    return output, sums
+
+
+@library("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def cpu_attention_backward(
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
+    return specs[0], specs[1], specs[2]
+
+
+# CUDA. Results that are numbers (lengths) are known here; the step gives them no node.
+
+
+@decompose("_scaled_dot_product_flash_attention.default")
+def flash_attention(
+    e: Emit, query: Node, key: Node, value: Node, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    spec, lengths = query.tensor, (query.tensor.sizes[2], key.tensor.sizes[2])
+    mask = fresh(spec, (0,))
+    parts = (
+        like_query(e, spec), fresh(spec, spec.sizes[:3], torch.float32), None, None, None, None,
+        fresh(spec, (2,), torch.uint64), scalar(torch.uint64, spec.device), mask,
+    )  # fmt: skip
+    args = (query, key, value, dropout_p, is_causal, return_debug_mask)
+    made = e.library(f"{SDPA}_flash_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
+    return _with_lengths(made, lengths)
+
+
+@decompose("_scaled_dot_product_cudnn_attention.default")
+def cudnn_attention(
+    e: Emit, query: Node, key: Node, value: Node, attn_bias: Node | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    spec, lengths = query.tensor, (query.tensor.sizes[2], key.tensor.sizes[2])
+    output = spec.with_sizes((*spec.sizes[:3], value.tensor.sizes[3]))
+    same = value.tensor.sizes[3] == spec.sizes[3]
+    seed = scalar(torch.int64, spec.device)
+    parts = (
+        like_query(e, spec) if same else output, fresh(spec, (*spec.sizes[:3], 1), torch.float32), None, None, None,
+        None, seed, seed, None,
+    )  # fmt: skip
+    args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
+    made = e.library(f"{SDPA}_cudnn_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
+    return _with_lengths(made, lengths)
+
+
+SDPA = "aten._scaled_dot_product"
+NUMBERS = 4
+"""Places of the lengths of query and key among the results: this and the next."""
+
+
+def _with_lengths(made: Results, lengths: tuple[Int, Int]) -> Results:
+    return (*made[:NUMBERS], *lengths, *made[NUMBERS + 2 :])
+
+
+@decompose("_scaled_dot_product_efficient_attention.default")
+def efficient_attention(
+    e: Emit, query: Node, key: Node, value: Node, attn_bias: Node | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    """The sums are padded to a multiple of 32 rows; seed and offset stay on the host."""
+    spec = query.tensor
+    batch, heads, length, _ = spec.sizes
+    rows = ceil_div(length, 32) * 32 if compute_log_sumexp else 0
+    parts = (
+        heads_inside(spec, (batch, heads, length, value.tensor.sizes[3])),
+        fresh(spec, (batch, heads, rows), torch.float32), scalar(torch.int64, CPU), scalar(torch.int64, CPU),
+    )  # fmt: skip
+    args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+    made: Results = e.library(
+        f"{SDPA}_efficient_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0
+    )
+    return made
+
+
+@library("_scaled_dot_product_flash_attention_backward.default", "_scaled_dot_product_cudnn_attention_backward.default")
+def attention_backward(e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any) -> Results:
+    return tuple([like_query(e, one.tensor) for one in (query, key, value)])
+
+
+@library("_scaled_dot_product_efficient_attention_backward.default")
+def efficient_attention_backward(
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, bias: Node | None, *args: Any, **kwargs: Any
+) -> Results:
+    """Of the arguments, the one before the causal flag says which gradients are wanted."""
+    mask = kwargs.get("grad_input_mask") or args[5]
+    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
+    to_bias = None if bias is None or not mask[3] else bias.tensor.with_sizes(bias.tensor.sizes)
+    return (*specs, to_bias)
