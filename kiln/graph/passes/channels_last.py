@@ -18,7 +18,8 @@ copied there anyway.
 
 It is done where the copies move at most half of what the library would have reordered. A training graph, which saves
 the argument of each convolution, therefore stays as it is, and one with `convolution_backward` is not looked at.
-Weights stay: the library packs them itself.
+Weights stay. For a channels-last image the library first copies the weight into that layout, in every call; a
+convolution whose weight is much larger than its images stays in the old layout, between two small copies.
 The library may sum in another order: not for strict numerics.
 """
 
@@ -60,6 +61,9 @@ BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
 LEAST_ELEMENTS = 1 << 17
 """Of all arguments and results of convolutions: below it nothing is to be gained."""
 
+HEAVY = 4
+"""A weight of this many times the elements of argument and result costs more to copy than is gained."""
+
 NOMINAL = 8
 """A symbolic size is taken to be this when elements are compared."""
 
@@ -75,7 +79,7 @@ class ChannelsLast:
         library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
         if any(node.attrs["target"] == BACKWARD for node in library):
             return graph, 0
-        chosen = {node for node in library if is_candidate(node)}
+        chosen = {node for node in library if is_candidate(node) and not is_heavy(node)}
         reordered = sum(elements(node.inputs[0]) + elements(node) for node in chosen)
         if reordered < LEAST_ELEMENTS:
             return graph, 0
@@ -98,6 +102,16 @@ def is_candidate(node: Node) -> bool:
         and 0 not in spec.sizes
         and spec.strides != format_strides(spec.sizes, "channels_last")
     )
+
+
+def is_heavy(node: Node) -> bool:
+    """A convolution whose weight would be copied, and is much larger than its images."""
+    if node.attrs["target"] != CONVOLUTION:
+        return False
+    image, weight = node.inputs[:2]
+    if all(size == 1 for size in weight.tensor.sizes[2:]):
+        return False
+    return elements(weight) > HEAVY * (elements(image) + elements(node))
 
 
 def elements(node: Node) -> int:
@@ -193,7 +207,7 @@ def rule_of(node: Node) -> NodeRule | None:
     """How `node` is made again on inputs of other strides."""
     name, kind = node.op.name, node.op.kind
     if name == "aten":
-        return library_step if node.attrs["target"] in FOLLOWING else None
+        return library_step if node.attrs["target"] in FOLLOWING and not is_heavy(node) else None
     if name == "view":
         return view_or_copy
     if kind is Kind.VIEW:

@@ -118,6 +118,23 @@ def test_saved_arguments_leave_no_gain() -> None:
     assert ChannelsLast().run(graph, PassContext(KnownSizes()))[1] == 0
 
 
+def test_a_convolution_with_a_large_weight_stays_in_the_old_layout() -> None:
+    graph = graph_of(
+        '%0: f32[4, 8, 64, 64] "x", %1: f32[128, 8, 3, 3] "w", %2: f32[128, 128, 3, 3] "v", %3: f32[8, 128, 1, 1] "u"',
+        "%4: f32[4, 128, 64, 64] = aten.convolution.default(%0, %1, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)",
+        "%5: (f32[4, 128, 2, 2], i64[4, 128, 2, 2]) = aten.max_pool2d_with_indices.default(%4, (32, 32), (32, 32))",
+        "%6: f32[4, 128, 2, 2] = item(%5, index=0)",
+        f"%7: f32[4, 128, 2, 2] = aten.convolution.default(%6, %2, None, {CONV}",
+        "%8: f32[4, 8, 2, 2] = aten.convolution.default(%7, %3, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)",
+        "%9: f32[4, 8] = sum(%8, axes=(2, 3))", "return %9",
+    )  # fmt: skip
+    layouts = [
+        node.tensor.strides[1] for node in changed(graph).nodes
+        if node.attrs.get("target") == "aten.convolution.default"
+    ]  # fmt: skip
+    assert layouts == [1, 4, 1]
+
+
 def test_strict_numerics_and_small_images_stay() -> None:
     line = f"= aten.convolution.default(%0, %1, None, {CONV}"
     small = graph_of('%0: f32[1, 8, 4, 4] "x", %1: f32[8, 8, 3, 3] "w"', f"%2: f32[1, 8, 4, 4] {line}", "return %2")
