@@ -4,7 +4,8 @@
     %4 = mul(%3, ...)                       =>      %5 = add(%3, %b)
                                                     %4 = mul(%5, ...)       one kernel with the add
 
-`addmm` first copies the bias into the result; where only a library op or a view reads the result, it stays.
+`addmm` first copies the bias into the result and then reads it there. Readers are looked for behind views. Where a
+library op reads the result (attention, the next product), it stays: the sum would be a tensor to write.
 The bias is added after the sum instead of before it: not for strict numerics.
 """
 
@@ -38,12 +39,12 @@ class UnfuseBias:
         users = users_of(graph)
         chosen = {node for node in graph.nodes if is_candidate(node, users)}
         # Of an output (or a value saved for the backward) the sum would be one more tensor to write.
-        chosen.difference_update(graph.roots())
+        chosen.difference_update([owner(root) for root in graph.roots()])
         return rewrite(graph, unfused, context.oracle, only=chosen)
 
 
 def is_candidate(node: Node, users: Users) -> bool:
-    """A plain product with bias that some fusible op reads."""
+    """A plain product with bias that fusible ops read: one directly, or behind views nothing but them."""
     attrs = node.attrs
     return (
         node.op.kind is Kind.LIBRARY
@@ -51,8 +52,29 @@ def is_candidate(node: Node, users: Users) -> bool:
         and attrs["args"] == (Arg(0), Arg(1), Arg(2))
         and attrs["kwargs"] == ()
         and node.tensor.dtype.is_floating_point
-        and any(user.op.kind in FUSIBLE for user in users[node])
+        and (any(user.op.kind in FUSIBLE for user in users[node]) or only_fusible(node, users))
     )
+
+
+def only_fusible(node: Node, users: Users) -> bool:
+    """Are there readers behind views of `node`, and all of them fusible?"""
+    pending, found = [node], False
+    while pending:
+        for user in users[pending.pop()]:
+            if user.op.kind is Kind.VIEW:
+                pending.append(user)
+            elif user.op.kind in FUSIBLE:
+                found = True
+            else:
+                return False
+    return found
+
+
+def owner(node: Node) -> Node:
+    """The value whose memory a view looks at."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    return node
 
 
 def unfused(builder: Builder, node: Node) -> Node | None:

@@ -172,8 +172,24 @@ def test_bias_is_added_by_the_op_that_follows() -> None:
     )  # fmt: skip
 
 
+def test_bias_is_added_behind_a_view() -> None:
+    graph = graph_of(
+        *LINEAR, "%4: f32[1, 2, 4] = view(%3, sizes=(1, 2, 4))", "%5: f32[1, 2, 4] = tanh(%4)", "return %5"
+    )
+    check(
+        UnfuseBias(), graph,
+        "%3: f32[2, 4] = aten.mm.default(%0, %1)",
+        "%4: f32[2, 4] = add(%3, %2)",
+        "%5: f32[1, 2, 4] = view(%4, sizes=(1, 2, 4))",
+        "%6: f32[1, 2, 4] = tanh(%5)",
+        "return %6",
+    )  # fmt: skip
+
+
 def test_bias_stays_where_nothing_can_add_it() -> None:
     graph = graph_of(*LINEAR, "%4: f32[8] = view(%3, sizes=(8,))", "return %4")
+    assert UnfuseBias().run(graph, CONTEXT)[1] == 0
+    graph = graph_of(*LINEAR, "%4: f32[8] = view(%3, sizes=(8,))", "%5: f32[8] = tanh(%4)", "return %4, %5")
     assert UnfuseBias().run(graph, CONTEXT)[1] == 0
     graph = graph_of(*LINEAR, "%4: f32[2, 4] = tanh(%3)", "return %4, %3")
     assert UnfuseBias().run(graph, CONTEXT)[1] == 0
