@@ -3,7 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
-#include <sstream>
+#include <string>
 
 namespace kiln {
 
@@ -30,10 +30,18 @@ bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef actual, const int64_t
   return true;
 }
 
+// No stream: a second copy of the C++ library in the process may not have set up its locale.
+std::string numbers_text(c10::IntArrayRef numbers) {
+  std::string text = "[";
+  for (size_t i = 0; i < numbers.size(); i++) {
+    text += (i ? ", " : "") + std::to_string(numbers[i]);
+  }
+  return text + "]";
+}
+
 std::string describe(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  std::ostringstream out;
-  out << dtype << sizes << " strides " << strides;
-  return out.str();
+  return std::string(c10::toString(dtype)) + numbers_text(sizes) + " strides " +
+         numbers_text(strides);
 }
 
 // Bytes from the start of the storage to the end of the last element.

@@ -3,7 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstring>
-#include <sstream>
+#include <string>
 
 namespace kiln {
 
@@ -169,21 +169,26 @@ bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out) {
   return true;
 }
 
-std::string describe_tensor(PyObject* tensor) {
-  std::ostringstream text;
-  c10::TensorImpl* impl = tensor_impl(tensor);
-  text << Py_TYPE(tensor)->tp_name << " of "
-       << c10::toString(c10::typeMetaToScalarType(impl->dtype())) << " on " << impl->device().str();
-  if (has_plain_sizes(impl)) {
-    text << ", sizes [";
-    for (size_t i = 0; i < impl->sizes().size(); i++) text << (i ? ", " : "") << impl->sizes()[i];
-    text << "], strides [";
-    for (size_t i = 0; i < impl->strides().size(); i++)
-      text << (i ? ", " : "") << impl->strides()[i];
-    text << "]";
+// No stream: a second copy of the C++ library in the process may not have set up its locale.
+std::string extents_text(c10::IntArrayRef extents) {
+  std::string text = "[";
+  for (size_t i = 0; i < extents.size(); i++) {
+    text += (i ? ", " : "") + std::to_string(extents[i]);
   }
-  if (impl->requires_grad()) text << ", requires grad";
-  return text.str();
+  return text + "]";
+}
+
+std::string describe_tensor(PyObject* tensor) {
+  c10::TensorImpl* impl = tensor_impl(tensor);
+  std::string text = Py_TYPE(tensor)->tp_name;
+  text += std::string(" of ") + c10::toString(c10::typeMetaToScalarType(impl->dtype())) + " on " +
+          c10::DeviceTypeName(impl->device().type(), true);
+  if (impl->device().has_index()) text += ":" + std::to_string(impl->device().index());
+  if (has_plain_sizes(impl)) {
+    text += ", sizes " + extents_text(impl->sizes()) + ", strides " + extents_text(impl->strides());
+  }
+  if (impl->requires_grad()) text += ", requires grad";
+  return text;
 }
 
 }  // namespace kiln

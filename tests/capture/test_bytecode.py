@@ -82,9 +82,10 @@ def test_every_opcode_has_a_handler():
     version = TABLES[sys.version_info[:2]]
     missing = [
         name
-        for name in dis.opmap
-        if name not in version.rows
-        and name not in ("CACHE", "EXTENDED_ARG")
+        for name, number in dis.opmap.items()
+        if number < 256  # others stand in no code object
+        and name not in version.rows
+        and name not in ("CACHE", "EXTENDED_ARG", "RESERVED", "INTERPRETER_EXIT")
         and not name.startswith(("<", "INSTRUMENTED"))
     ]
     assert missing == []

@@ -56,6 +56,8 @@ ANSWERS: tuple[tuple[Any, Any], ...] = (
     (torch._C._log_api_usage_once, None),
 )
 """Questions whose answer while tracing is fixed."""
+if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA only
+    ANSWERS += ((torch._C._cuda_isCurrentStreamCapturing, False),)
 for _function, _value in ANSWERS:
     handles(_function)(answer(_value))
 
