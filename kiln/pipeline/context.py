@@ -10,15 +10,17 @@ from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
+from kiln.symbolic import ShapeEnv
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """Options, the machine, where events and texts go, the on-disk cache."""
+    """Options, the machine, where events and texts go, the on-disk cache, what is known of sizes."""
 
     options: Options
     target: Target
     events: EventSink
     dump: Dump
     store: Store
+    env: ShapeEnv | None = None

@@ -6,6 +6,8 @@ Inference is one plan; where an output needs a gradient, a forward and a backwar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.compiled import compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
@@ -17,6 +19,7 @@ from kiln.runtime.cache.bundle import pack, unpack
 
 def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
     """The region of `trace`, compiled by Kiln; `recorder` is still open for the backward pass."""
+    context = replace(context, env=trace.env)
     context.events.emit("region")
     context.dump.write("torch_graph", lambda: trace.torch_graph().print_readable(print_output=False))
     if trace.needs_grad:

@@ -46,10 +46,10 @@ def write_cpp_plan(program: ScheduledProgram, target: Target) -> Plan:
 
 # fmt: off
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
-    Stage("passes",   lambda graph, context: run_passes(graph, context.events),                 graph_text),
-    Stage("lowering", lambda graph, context: lower(graph, context.target, context.events),      program_text),
-    Stage("schedule", lambda loops, context: schedule(loops, context.target, context.events),   scheduled_text),
-    Stage("plan",     lambda kernels, context: write_cpp_plan(kernels, context.target),           plan_text),
+    Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
+    Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text),
+    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              scheduled_text),
+    Stage("plan",     lambda kernels, at: write_cpp_plan(kernels, at.target),               plan_text),
 )
 # fmt: on
 
