@@ -105,6 +105,8 @@ def mixed_order(first: Group, second: Group, context: Context) -> Alignment | No
     """
     if len(second.members) != 1 or not is_splittable(second.members[0]) or second.members[0].partial:
         return None
+    if first.members[-1].number > second.members[0].number:
+        return None  # its sum may have readers already, which a split would leave behind
     found = align(first, second, context.symbols, opened=True)
     if found is None or len(found.units) != len(first.units):
         return None

@@ -104,9 +104,9 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool) -> Reductio
 
 def _block_size(group: Group, member: Member, kept_in_strips: bool) -> int:
     """A power of two, so that sizes which are multiples of it leave no rest."""
-    if kept_in_strips:
-        return COLUMN_BLOCK
     inner = {one: None for one in group.sizes if one not in group.units}
+    if kept_in_strips:
+        return max(COLUMN_BLOCK // max(guess(group.points(inner)), 1), 1)
     wanted = max(BLOCK_POINTS // max(guess(group.points(inner)), 1), 4)
     return 1 << (wanted - 1).bit_length()
 
