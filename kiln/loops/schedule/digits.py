@@ -68,14 +68,19 @@ def _cuts_of(value: Int) -> Iterator[tuple[Symbol, Int]]:
     for monomial, _ in value.terms:
         for atom in monomial:
             if isinstance(atom, Quotient):
-                scale: Int = 1
-                inner = atom.dividend
-                if isinstance(inner, FloorDiv):
-                    scale, inner = inner.divisor, inner.dividend
-                    if isinstance(inner, Symbol):
-                        yield inner, scale
-                if isinstance(inner, Symbol):
-                    yield inner, scale * atom.divisor
+                yield from _cuts_of_quotient(atom)
+
+
+def _cuts_of_quotient(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:
+    """Of one division or remainder, whose dividend may be a division itself."""
+    scale: Int = 1
+    inner = atom.dividend
+    if isinstance(inner, FloorDiv):
+        scale, inner = inner.divisor, inner.dividend
+        if isinstance(inner, Symbol):
+            yield inner, scale
+    if isinstance(inner, Symbol):
+        yield inner, scale * atom.divisor
 
 
 def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[Digit, ...]:
