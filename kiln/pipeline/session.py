@@ -23,6 +23,7 @@ from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
+from kiln.pipeline.check import compile_check
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.parts import load_part, part_writer
@@ -264,6 +265,7 @@ class Session:
                 dims=self.sizes.dims,
                 is_compiling=is_compiling,
                 make_exit=self._side_exit(dispatcher),
+                compile_check=lambda graph, constants: compile_check(graph, constants, context),
             )
         finally:
             stop()

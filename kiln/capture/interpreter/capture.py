@@ -35,7 +35,14 @@ from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
-from kiln.capture.interpreter.speculation import Prologue, Speculation, make_prologue, write_prologue
+from kiln.capture.interpreter.speculation import (
+    CompileCheck,
+    Prologue,
+    Speculation,
+    make_prologue,
+    run_eagerly,
+    write_prologue,
+)
 from kiln.capture.interpreter.variables import (
     builtin,
     classes,
@@ -109,6 +116,7 @@ class Callbacks:
     make_resume: Callable[[types.FunctionType], Callable[..., Any]]
     dims: Callable[[torch.Tensor, Source], Any]
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
+    compile_check: CompileCheck = run_eagerly
 
 
 HOOKS = Hooks(
@@ -137,6 +145,7 @@ def capture_frame(
     dims: Callable[[torch.Tensor, Source], Any] = lambda real, source: None,
     is_compiling: bool = False,
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None,
+    compile_check: CompileCheck = run_eagerly,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -148,9 +157,10 @@ def capture_frame(
         dims: which sizes of a new input become symbols.
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes what is called with the arguments where a speculation fails; None: do not speculate.
+        compile_check: gets the graph of what was speculated on and its constants.
     """
     sink = events if events is not None else EventSink()
-    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, make_exit)
+    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, make_exit, compile_check)
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__), collection_paused():
         for _ in range(MAX_RESTARTS):
@@ -279,7 +289,9 @@ def finish(
     head.op("RESUME", 0)
     regions: list[Region] = []
     collect: list[Source] = []
-    prologue = make_prologue(s, function, callbacks.make_exit) if callbacks.make_exit is not None else None
+    prologue = None
+    if callbacks.make_exit is not None:
+        prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_check)
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
         region = callbacks.compile_region(recorder, trace)

@@ -14,7 +14,7 @@ bounded by the caller of the capture (`make_exit` gives None); then the test bre
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -47,22 +47,34 @@ class Speculation:
 
 
 @final
-class Check:
-    """Whether all speculations hold for the inputs of `graph`."""
+@dataclass(frozen=True, slots=True)
+class Truths:
+    """Computes truth values from inputs. `write`: the bytes from which another process can make it."""
 
-    def __init__(self, graph: Graph, expected: tuple[bool, ...], constants: dict[str, torch.Tensor]) -> None:
-        self.graph = graph
-        self.expected = expected
-        self.constants = constants
-        self._run: Callable[..., Sequence[torch.Tensor]] = fx_view(graph, constants).forward
+    run: Callable[..., Sequence[Any]]
+    write: Callable[[], bytes] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Whether all speculations hold for the inputs of a call."""
+
+    truths: Truths
+    expected: tuple[bool, ...]
 
     def __call__(self, *inputs: Any) -> bool:
         try:
-            found = self._run(*inputs)
+            found = self.truths.run(*inputs)
         except (RuntimeError, IndexError):
             # A later test may be reached only where the earlier ones go as expected: what it computes can be invalid.
             return False
         return all(bool(one) is expected for one, expected in zip(found, self.expected, strict=True))
+
+
+def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Truths:
+    """The conditions by eager's own kernels."""
+    return Truths(fx_view(graph, constants).forward)
 
 
 def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
@@ -84,6 +96,10 @@ def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
     return bool(found.expected)
 
 
+CompileCheck = Callable[[Graph, Mapping[str, torch.Tensor]], Truths]
+"""Gets a graph of truth values and its constants."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Prologue:
@@ -98,13 +114,16 @@ class Prologue:
         return [record.source for record in self.records if type(record.source) is not LocalSource]
 
 
-def make_prologue(s: Session, function: types.FunctionType, make_exit: Callable[..., Any]) -> Prologue | None:
+def make_prologue(
+    s: Session, function: types.FunctionType, make_exit: Callable[..., Any], compile_check: CompileCheck
+) -> Prologue | None:
     """None where nothing was speculated on."""
     speculations: list[Speculation] = list(s.speculations.values())
     if not speculations:
         return None
     graph, records = condition_graph(s.recorder, [one.node for one in speculations])
-    check = Check(graph, tuple([one.expected for one in speculations]), s.recorder.constants)
+    truths = compile_check(graph, s.recorder.constants)
+    check = Check(truths, tuple([one.expected for one in speculations]))
     for one in speculations:
         s.events.emit("note", text=one.text())
     return Prologue(check, records, make_exit(function))

@@ -1,0 +1,106 @@
+"""The check in front of a region as a plan of library calls that returns numbers: nothing for it is compiled by g++.
+
+    %1: b8[1, 128] = convert(%0, dtype=b8)             %1 = aten._to_copy.default(%0, dtype=bool)
+    %2: b8[] = all(%1, axes=(0, 1))             =>     %2 = aten.all.dims(%1, (0, 1))
+    return %2                                          u0 = read bool %2
+                                                       return u0
+
+What is checked is small, so a call costs less than the kernel's compile would; an op that needs several calls stays
+a primitive and gets a kernel after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from kiln.capture.interpreter.speculation import Truths
+from kiln.graph.ir.aten_rules import ATEN_RULES
+from kiln.graph.ir.build import to_template
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.node import Node
+from kiln.graph.passes import run_passes
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.spec import ScalarSpec, TensorSpec
+from kiln.graph.prims.table import Kind
+from kiln.pipeline.compiled import compile_plan, load_plan
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.stages import graph_to_plan
+from kiln.symbolic import symbol
+
+CALLED = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
+
+
+def compile_check(graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext) -> Truths:
+    """Computes the outputs of `graph`, truth values of rank 0, as Python numbers."""
+    short = run_passes(graph, context.events)
+    compiled = compile_plan(graph_to_plan(with_numbers(with_calls(short)), context, "check"), constants, context)
+    return Truths(compiled.executor(), compiled.bundle)
+
+
+def load_truths(data: bytes) -> Truths:
+    """What `Truths.write` of an earlier process wrote. Raises KilnError."""
+    return Truths(load_plan(data), lambda: data)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A call that a rule of the column `aten` asks for."""
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@final
+@dataclass(slots=True)
+class CallCount:
+    """What the rules of the column `aten` call."""
+
+    spec: TensorSpec
+    calls: int = 0
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Pending:
+        self.calls += 1
+        return Pending(f"aten.{name}", args, kwargs)
+
+
+def with_calls(graph: Graph) -> Graph:
+    """Loops that one ATen call computes become that call."""
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple([made.get(one, one) for one in node.inputs])
+        made[node] = as_call(node, inputs) or Node(node.op, inputs, node.attrs, node.spec, node.origin)
+    outputs = tuple([Output(made.get(one.value, one.value)) for one in graph.outputs])
+    return Graph(graph.inputs, [made[node] for node in graph.nodes], outputs, (), graph.name, graph.facts)
+
+
+def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """The call that computes `node`, None where there is no single one."""
+    spec = node.spec
+    if node.op.kind not in CALLED or not isinstance(spec, TensorSpec):
+        return None
+    call = CallCount(spec)
+    pending = ATEN_RULES[node.op.name](call, *inputs, **node.attrs)
+    if not isinstance(pending, Pending) or call.calls != 1:
+        return None
+    used: list[Node] = []
+    args = to_template(pending.args, used)
+    kwargs = tuple([(name, to_template(value, used)) for name, value in pending.kwargs.items()])
+    return Node(
+        PRIMS["aten"], tuple(used), {"target": pending.target, "args": args, "kwargs": kwargs}, spec, node.origin
+    )
+
+
+def with_numbers(graph: Graph) -> Graph:
+    """The outputs read on the host."""
+    reads = [
+        Node(PRIMS["local_scalar"], (output.value,), {"kind": "bool"}, ScalarSpec(bool, symbol(f"truth_{place}")))
+        for place, output in enumerate(graph.outputs)
+    ]
+    outputs = tuple([Output(one) for one in reads])
+    return Graph(graph.inputs, [*graph.nodes, *reads], outputs, (), graph.name, graph.facts)
