@@ -9,7 +9,7 @@ Indices are still those of the program's buffers; `views.py` merges dimensions a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -20,11 +20,11 @@ from kiln.loops.ir.builder import BodyBuilder, Inline
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, Reduction, Scan
-from kiln.loops.schedule.affine import divides, guess
+from kiln.loops.schedule.affine import guess
 from kiln.loops.schedule.group import Access, Member
 from kiln.loops.schedule.phases import PhasePlan, PhasePlans, is_cheap
 from kiln.loops.schedule.single import accumulator_dtype, converted
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, is_static
 
 Effect = Store | Accumulate
 
@@ -75,37 +75,32 @@ class KernelBuilder:
         return self.locals[member.out]
 
     def row_index(self, member: Member, local: Local, access: Access) -> Index:
-        """Where in the local stands what `access` reads from the buffer of `member`."""
+        """Where in the local stands what `access` reads from the buffer of `member`.
+
+        Mostly the symbol of the digit that was written. Fusion may have split an axis of the writer without that of
+        a reader in another loop: then the digit is computed from the address.
+        """
         assert access.form is not None and member.write.form is not None
-        read = [
-            (one, stride, self.group.sizes[one])
-            for one, stride in access.form.strides.items()
-            if one not in self.group.units
-        ]
-        written = member.write.form.strides
-        # The stride of an axis of size 1 may be that of another axis.
-        return tuple(
-            0 if axis.size == 1 else _digit_of(read, written.get(axis.symbol, 0), axis.size) for axis in local.axes
-        )
-
-
-def _digit_of(read: Sequence[tuple[Symbol, Int, Int]], stride: Int, size: Int) -> Int:
-    """The digit of `size` at `stride` of an address that is the sum of the digits `read` (symbol, stride, size).
-
-    Fusion splits an axis of a writer without that of a reader that runs in another loop, and the other way round.
-    """
-    total: Int = 0
-    for one, step, count in read:
-        if step == stride and count == size:
-            return one
-        whole, part = step * count, stride * size
-        if divides(stride, step) and guess(step) < guess(part):
-            inside = one * (step // stride)
-            total = total + (inside if divides(whole, part) else inside % size)
-        elif divides(step, stride) and guess(stride) < guess(whole):
-            above = one // (stride // step)
-            total = total + (above if divides(whole, part) else above % size)
-    return total
+        group, written = self.group, member.write.form.strides
+        digits: dict[tuple[Int, Int], Int] = {}
+        address: Int = 0
+        for one, stride in access.form.strides.items():
+            if one not in group.units:
+                digits[stride, group.ragged.get(one, group.sizes[one])] = one
+                address = address + one * stride
+        top = max((guess(stride) for one, stride in written.items() if one not in group.units), default=0)
+        index: list[Int] = []
+        for axis in local.axes:
+            stride = written.get(axis.symbol, 0)
+            if axis.size == 1 or (is_static(stride) and stride == 0):
+                index.append(0)  # the stride of an axis of size 1 may be that of another axis
+                continue
+            found = digits.get((stride, axis.size))
+            if found is None:
+                found = address // stride
+                found = found if guess(stride) == top else found % axis.size
+            index.append(found)
+        return tuple(index)
 
 
 def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]:
