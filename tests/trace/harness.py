@@ -64,7 +64,7 @@ def trace(function: Function, args: Sequence[Any], *, backward: bool = False, di
 
 
 def tangent_of(output: Any) -> torch.Tensor:
-    return torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).reshape(output.shape)
+    return torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype, device=output.device).reshape(output.shape)
 
 
 def _gradients(recorder: Recorder, outputs: list[Any], leaves: list[Any]) -> list[Any]:
@@ -80,7 +80,8 @@ def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
     spec = spec.with_sizes(spec.sizes)
     node = Node(PRIMS["input"], (), {"index": len(recorder.inputs), "name": name}, spec)
     fake = recorder.fake_of(node)
-    real = tangent_of(torch.empty([recorder.env.hint(size) for size in spec.sizes], dtype=spec.dtype))
+    sizes = [recorder.env.hint(size) for size in spec.sizes]
+    real = tangent_of(torch.empty(sizes, dtype=spec.dtype, device=spec.device))
     recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec, origin=fake))
     return fake
 
@@ -107,7 +108,7 @@ def copies(args: Sequence[Any]) -> list[Any]:
     def copied(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):
             return one
-        base = torch.empty(one.untyped_storage().nbytes() // one.element_size(), dtype=one.dtype)
+        base = torch.empty(one.untyped_storage().nbytes() // one.element_size(), dtype=one.dtype, device=one.device)
         base.copy_(one.detach().as_strided(base.shape, (1,), 0)) if base.numel() else None
         base = bases.setdefault((one.untyped_storage()._cdata, one.dtype), base)
         made = base.as_strided(one.shape, one.stride(), one.storage_offset())

@@ -220,10 +220,10 @@ def _saved_empty(e: Emit, x: Node) -> Node:
 
 def _normalise(e: Emit, x: Node, middle: Node, scale: Node, weight: Maybe, bias: Maybe) -> Node:
     """(x - mean) * (scale * weight) + bias, over channels."""
-    p, rank = e.pointwise, x.tensor.rank
-    factor = scale if weight is None else p("mul", scale, wide(e, weight))
-    y = p("sub", wide(e, x), _column(e, middle, rank))
-    return _batch_format(e, x, affine(e, p("mul", y, _column(e, factor, rank)), None, _per_channel(e, bias, rank)))
+    p, rank, kind = e.pointwise, x.tensor.rank, middle.tensor.dtype
+    factor = scale if weight is None else p("mul", scale, e.convert(weight, kind))
+    y = p("mul", p("sub", e.convert(x, kind), _column(e, middle, rank)), _column(e, factor, rank))
+    return _batch_format(e, x, y if bias is None else p("add", y, _column(e, e.convert(bias, kind), rank)))
 
 
 def _column(e: Emit, x: Node, rank: int) -> Node:
@@ -248,16 +248,16 @@ def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float
     """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
     axes, kept = _channel_axes(x.tensor), OPMATH.get(x.tensor.dtype, x.tensor.dtype)
     exact = variance(e, e.convert(x, _exact_dtype(x.tensor)), axes, 0)
-    spread, mean = (e.node("squeeze", one, axes=axes) for one in exact)
-    middle = e.convert(mean, kept)
-    scale = e.convert(e.pointwise("rsqrt", e.pointwise("add", spread, eps)), kept)
+    spread, middle = (e.node("squeeze", one, axes=axes) for one in exact)
+    scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
     number = count(x.tensor, axes)
     if isinstance(number, Expr):
         less: Int = number - 1
         factor: Node | float = divided(e, e.number(number, spread.tensor.dtype, spread.tensor.device), less)
     else:
         factor = number / max(number - 1, 1)
-    return _normalise(e, x, middle, scale, weight, bias), middle, scale, e.pointwise("mul", spread, factor)
+    made = _normalise(e, x, middle, scale, weight, bias)
+    return made, e.convert(middle, kept), e.convert(scale, kept), e.pointwise("mul", spread, factor)
 
 
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
