@@ -4,17 +4,57 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from kiln.runtime.executor import OBSERVERS
+from tests.plans.recording import PlanRecording
+
+RECORDING = pytest.StashKey[PlanRecording]()
+REPLAYED = pytest.StashKey[str]()
 os.environ.setdefault("KILN_OPTIONS", "cache=false")  # a test compiles; what an earlier run left on disk stays there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as a diff")
+    parser.addoption(
+        "--replay-plans", action="store_true", help="run every plan of these tests again, in a process without compiler"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--replay-plans"):
+        recording = PlanRecording(Path(tempfile.mkdtemp(prefix="kiln-plans-")))
+        config.stash[RECORDING] = recording
+        OBSERVERS.append(recording)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    recording = item.config.stash.get(RECORDING, None)
+    if recording is not None:
+        recording.paused = item.get_closest_marker("unrecorded") is not None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    recording = session.config.stash.get(RECORDING, None)
+    if recording is None:
+        return
+    OBSERVERS.remove(recording)
+    right, session.config.stash[REPLAYED] = recording.replay()
+    shutil.rmtree(recording.folder, ignore_errors=True)
+    if not right:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if REPLAYED in config.stash:
+        terminalreporter.write_line(config.stash[REPLAYED])
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ Thread-safe and re-entrant. Differences from `python_executor.py`, the reference
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, final
 
 import torch
 
@@ -31,6 +31,13 @@ from kiln.runtime.program import encode_program
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
 
 
+Observer = Callable[[Plan, Libraries, Sequence[torch.Tensor], Collection[int], Any], Any]
+"""Gets what an executor was made from and the executor; gives what is called in its place."""
+
+OBSERVERS: list[Observer] = []
+"""Registered by who watches plans run: tests, tools. Empty, an executor stands for itself."""
+
+
 def make_executor(
     plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = (), adapt: Collection[int] = ()
 ) -> Executor:
@@ -39,7 +46,10 @@ def make_executor(
     Raises InvalidPlan, UnknownOperator, MissingKernel.
     """
     names = [one.name for one in plan.inputs]
-    return load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names))
+    executor = load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names))
+    for observe in OBSERVERS:
+        executor = observe(plan, libraries, constants, adapt, executor)
+    return executor
 
 
 def load_executor(

@@ -369,6 +369,7 @@ def test_saved_memory_is_freed_by_backward(libraries: Libraries) -> None:
     assert memory() is None
 
 
+@pytest.mark.unrecorded  # an operator that only this test knows
 def test_saved_memory_is_freed_at_its_last_use(libraries: Libraries) -> None:
     """x is dead when the second step of the backward runs: the step sees it."""
     array = numpy.ones(4, dtype=numpy.float32)
@@ -406,6 +407,7 @@ def test_saved_memory_is_freed_at_its_last_use(libraries: Libraries) -> None:
     assert alive == [True, False]
 
 
+@pytest.mark.unrecorded  # results that no step writes; memory that only a native caller gives away
 def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Libraries) -> None:
     """Backward writes its gradient into the memory of the extra that it was given."""
     plan = Plan(

@@ -1,0 +1,59 @@
+"""Runs recorded plans in a process that has no compiler: `python replay.py <root> <folder>`.
+
+Prints what differs and ends with status 1, or ends with a line of counts as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, sys.argv[1])
+
+import torch
+
+from kiln.runtime.loader import load_bundle
+from kiln.support.errors import KilnError
+from tests.plans.records import bits, restore
+
+COMPILER = ("kiln.graph", "kiln.loops", "kiln.capture", "kiln.pipeline", "kiln.api", "kiln.backends", "kiln.report")
+
+
+def difference(file: Path) -> str:
+    """How the call differs from the recorded one; "" where it does not."""
+    call: dict[str, Any] = torch.load(file.with_suffix(".call"), weights_only=False)
+    run = load_bundle(file.read_bytes()).executor("main")
+    args = restore(call["before"])
+    torch.set_rng_state(call["random"])
+    torch.set_num_threads(call["threads"])
+    try:
+        results = run(*args)
+    except KilnError as error:
+        return "" if error.code == call["error"] else f"raised {error}"
+    if call["error"]:
+        return f"did not raise {call['error']}"
+    for kind, found, expected in (("result", results, call["results"]), ("argument", args, call["after"])):
+        if len(found) != len(expected):
+            return f"{len(found)} {kind}s, recorded were {len(expected)}"
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if bits(one) != other:
+                return f"{kind} {number} differs: {bits(one)[:-1]}, recorded {other[:-1]}"
+    return ""
+
+
+def main(folder: Path) -> int:
+    files = sorted(folder.glob("*.kiln"))
+    bad = {file.name: problem for file in files if (problem := difference(file))}
+    for name, problem in bad.items():
+        print(f"{name}: {problem}")
+    loaded = [name for name in sys.modules if name.startswith(COMPILER)]
+    if loaded:
+        print(f"the compiler was loaded: {loaded}")
+    print(json.dumps({"plans": len(files), "different": len(bad)}))
+    return 1 if bad or loaded else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[2])))
