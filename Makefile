@@ -18,7 +18,7 @@ demo: build
 	$(PY) -m kiln demo
 
 test: build
-	$(PY) -m pytest tests
+	$(PY) -m pytest tests --replay-plans
 
 test-slow: build
 	$(PY) -m pytest tests -m slow

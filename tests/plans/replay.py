@@ -47,7 +47,7 @@ def main(folder: Path) -> int:
     files = sorted(folder.glob("*.kiln"))
     bad = {file.name: problem for file in files if (problem := difference(file))}
     for name, problem in bad.items():
-        print(f"{name}: {problem}")
+        print(f"{name}, plan {load_bundle((folder / name).read_bytes()).plan('main').name}: {problem}")
     loaded = [name for name in sys.modules if name.startswith(COMPILER)]
     if loaded:
         print(f"the compiler was loaded: {loaded}")

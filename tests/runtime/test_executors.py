@@ -208,6 +208,7 @@ def test_random_seed_follows_the_generator(libraries: Libraries) -> None:
     assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
 
 
+@pytest.mark.unrecorded  # results that no step writes
 def test_memory_is_reused(make: Make, libraries: Libraries) -> None:
     plan = Plan(
         "reuse",
