@@ -3,8 +3,7 @@
 // The C library gives large blocks back to the system and gets them again as fresh pages, which the
 // kernel has to clear: for activations that costs more than the arithmetic of a pointwise kernel.
 // While a plan runs in a thread, what torch's allocator hands out there (results of ATen steps
-// included) comes from this pool; outside of plans nothing changes. Every block is an allocation of
-// torch's own allocator, so whoever frees it may do so.
+// included) comes from a heap of our own; outside of plans nothing changes.
 #pragma once
 
 #include <cstddef>
