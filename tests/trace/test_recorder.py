@@ -5,10 +5,12 @@ import operator
 import pytest
 import torch
 
+from kiln.graph.ir.text import graph_text
 from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.breaks import GraphBreak
 from kiln.support.events import EventSink
+from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
 
 
@@ -81,3 +83,15 @@ def test_tensors_from_outside_break():
     r = recorder()
     with pytest.raises(GraphBreak, match="made outside"):
         r.call(torch.get_rng_state, (), {})
+
+
+def test_text_of_a_trace(golden):
+    r = recorder()
+    x = r.add_tensor(torch.randn(2, 3, 4), "x", LocalSource("x"))
+    w = r.add_tensor(torch.nn.Parameter(torch.randn(4, 4)), "w", LocalSource("w"))
+    here = (Location("model.py", 7, "Net.forward"),)
+    y = r.call(torch.nn.functional.linear, (x, w), {}, stack=here)
+    y = r.call(torch.nn.functional.gelu, (y,), {}, stack=here)
+    y = r.call(torch.nn.functional.layer_norm, (y, (4,)), {}, stack=here)
+    r.call("mul_", (x, 2), {}, stack=here)
+    golden(graph_text(r.finish([y, x]).graph))

@@ -39,9 +39,9 @@ def wide_or_none(e: Emit, x: Maybe) -> Maybe:
 
 def standardised(e: Emit, x: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node, Node]:
     """`x` with mean 0 and variance 1 along `axes`, its mean, and 1 over its standard deviation."""
-    spread, middle = variance(e, x, axes, 0)
+    spread, middle, away = variance(e, x, axes, 0)
     scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
-    return e.pointwise("mul", e.pointwise("sub", x, middle), scale), middle, scale
+    return e.pointwise("mul", away, scale), middle, scale
 
 
 def affine(e: Emit, y: Node, weight: Maybe, bias: Maybe) -> Node:
@@ -248,7 +248,7 @@ def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float
     """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
     axes, kept = _channel_axes(x.tensor), OPMATH.get(x.tensor.dtype, x.tensor.dtype)
     exact = variance(e, e.convert(x, _exact_dtype(x.tensor)), axes, 0)
-    spread, middle = (e.node("squeeze", one, axes=axes) for one in exact)
+    spread, middle = (e.node("squeeze", one, axes=axes) for one in exact[:2])
     scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
     number = count(x.tensor, axes)
     if isinstance(number, Expr):

@@ -86,15 +86,15 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
     return e.convert(mean_over(e, e.convert(x, wide), axes, keepdim), kind)
 
 
-def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node]:
-    """Variance and mean along `axes`, with the reduced dimensions kept; in two passes."""
+def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
+    """Variance and mean along `axes`, with the reduced dimensions kept, and the distance from the mean; two passes."""
     middle = mean_over(e, x, axes, True)
     away = e.pointwise("sub", x, middle)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
     number = count(x.tensor, axes)
     if isinstance(number, Expr):
-        return divided(e, total, number - int(correction)), middle
-    return e.pointwise("div", total, max(number - correction, 0)), middle
+        return divided(e, total, number - int(correction)), middle, away
+    return e.pointwise("div", total, max(number - correction, 0)), middle, away
 
 
 def _dropped(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
@@ -120,7 +120,7 @@ def var_mean(
     e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Node, Node]:
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    spread, middle = variance(e, x, axes, 1 if correction is None else correction)
+    spread, middle, _ = variance(e, x, axes, 1 if correction is None else correction)
     return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
 
 

@@ -9,7 +9,6 @@ A rule gives the steps from the first argument to its view, or a list of such fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -29,11 +28,6 @@ def _permute(dims: Sequence[int]) -> Steps:
 
 def _slice(axis: int, start: Int, stop: Int, step: int = 1) -> Steps:
     return (("slice", {"axis": axis, "start": start, "stop": stop, "step": step}),)
-
-
-@view("alias.default", "detach.default")
-def alias(e: Emit, x: TensorSpec, *_: Any) -> Steps:
-    return ()
 
 
 @view("view.default")

@@ -1,0 +1,40 @@
+"""The tables of rules: their keys are overloads that exist, and the coverage text counts them."""
+
+import torch
+from torch._ops import OpOverload
+
+from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
+from kiln.graph.trace.coverage import TABLES, coverage_text, rows
+from kiln.graph.trace.special import SPECIAL
+
+OTHER_TORCH = {
+    "aten.sym_is_contiguous.default", "aten._fused_rms_norm.default", "aten._fused_rms_norm_backward.default",
+}  # fmt: skip
+"""Overloads that not every torch from 2.11 to 2.15 has."""
+
+
+def exists(name):
+    namespace, base, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return isinstance(getattr(packet, overload, None), OpOverload)
+
+
+def test_every_rule_is_of_an_overload_that_exists():
+    names = {name for table in (DECOMPOSITIONS, LIBRARY, MUTATIONS, VIEWS, SPECIAL) for name in table}
+    names |= {name for pair in ((key, INPLACE.get(key)) for key in INPLACE) for name in pair}
+    assert sorted(name for name in names - OTHER_TORCH if not exists(name)) == []
+
+
+def test_an_overload_has_one_rule():
+    seen = {}
+    for kind, table in TABLES:
+        for name in table:
+            assert name not in seen, f"{name} is in {seen[name]} and in {kind}"
+            seen[name] = kind
+
+
+def test_coverage():
+    table = rows()
+    known = [one for one in table if one.kind and one.kind != "composite"]
+    assert len(known) >= 1000
+    assert coverage_text().splitlines()[0].startswith(f"{len(table)} ATen overloads")
