@@ -15,7 +15,7 @@ import sys
 from types import CodeType
 from typing import Any, final
 
-from bytecode import Bytecode, CompilerFlags, Instr, Label
+from bytecode import Bytecode, CompilerFlags, Instr, Intrinsic1Op, Label
 from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
 __all__ = ["Assembler", "CellVar", "FreeVar", "Instr", "Label", "TryBegin", "TryEnd", "arguments_of", "parsed"]
@@ -65,7 +65,7 @@ class Assembler:
 
     def list_to_tuple(self) -> None:
         if METHOD_BIT:
-            self.op("CALL_INTRINSIC_1", 6)
+            self.op("CALL_INTRINSIC_1", Intrinsic1Op.INTRINSIC_LIST_TO_TUPLE)
         else:
             self.op("LIST_TO_TUPLE")
 
