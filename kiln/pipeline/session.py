@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import inspect
 import threading
 import traceback
 import warnings
@@ -293,7 +294,7 @@ class Session:
             trace = "".join(traceback.format_exception(cause)) if cause else ""
             self.events.emit("fault", text=trace or problem.render())
             warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
-        return Entry(None, dispatcher.function, problem)
+        return Entry(None, taking_slots(original_of(dispatcher)), problem)
 
 
 def original_of(dispatcher: Dispatcher) -> FunctionType:
@@ -301,6 +302,26 @@ def original_of(dispatcher: Dispatcher) -> FunctionType:
     found: Any = dispatcher.function
     assert isinstance(found, FunctionType)
     return found
+
+
+def taking_slots(function: FunctionType) -> Callable[..., Any]:
+    """`function` as an entry calls it: every argument slot positionally, `*args` and `**kwargs` as one slot each."""
+    code = function.__code__
+    positional, named_only = code.co_argcount, code.co_kwonlyargcount
+    if not named_only and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return function
+    names = code.co_varnames[positional : positional + named_only]
+
+    def call(*slots: Any) -> Any:
+        args, rest = slots[:positional], list(slots[positional + named_only :])
+        named = dict(zip(names, slots[positional:], strict=False))
+        if code.co_flags & inspect.CO_VARARGS:
+            args += rest.pop(0)
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            named.update(rest.pop(0))
+        return function(*args, **named)
+
+    return call
 
 
 def disassembled(capture: Capture) -> Iterator[str]:

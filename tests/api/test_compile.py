@@ -120,6 +120,20 @@ def test_a_fault_runs_eager_with_one_warning() -> None:
     assert kiln.report_of(compiled).eager == 1
 
 
+def test_a_fault_keeps_every_kind_of_argument() -> None:
+    def many(a: Tensor, *rest: Tensor, scale: float = 1.0, **named: Tensor) -> Tensor:
+        return (a + sum(rest)) * scale + sum(named.values())
+
+    compiled, x = kiln.compile(many, backend=failing_backend), torch.randn(3)
+    with pytest.warns(KilnWarning):
+        first = compiled(x, x, scale=2.0, other=x)
+    for result in (first, compiled(x, x, scale=2.0, other=x)):
+        assert torch.equal(result, many(x, x, scale=2.0, other=x))
+    model = kiln.compile(torch.nn.Linear(3, 2), backend=failing_backend)
+    with pytest.warns(KilnWarning):
+        assert model(input=x).shape == model(x).shape == (2,)
+
+
 def test_a_fault_raises_with_fullgraph() -> None:
     compiled = kiln.compile(broken, backend=failing_backend, fullgraph=True)
     with pytest.raises(KilnError, match="the backend is broken"):
