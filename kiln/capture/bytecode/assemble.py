@@ -15,8 +15,8 @@ import sys
 from types import CodeType
 from typing import Any, final
 
-from bytecode import Bytecode, CompilerFlags, Instr, Intrinsic1Op, Label
-from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
+from bytecode import Bytecode, CompilerFlags, Instr, Label
+from bytecode.instr import CellVar, FreeVar, Intrinsic1Op, TryBegin, TryEnd
 
 __all__ = ["Assembler", "CellVar", "FreeVar", "Instr", "Label", "TryBegin", "TryEnd", "arguments_of", "parsed"]
 
