@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 
 import psutil
@@ -12,10 +13,12 @@ import torch
 from kiln.native import _executor
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries
+from kiln.runtime.plan import CallAten, Plan, PlanInput, PlanOutput, SymbolBinding
 from kiln.runtime.python_executor import PythonExecutor
 from kiln.runtime.serialize import decode_plan, encode_plan
+from kiln.symbolic import symbol
 from tests.runtime.random_plans import random_inputs, random_plan
-from tests.runtime.samples import add_norm
+from tests.runtime.samples import add_norm, spec
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -152,4 +155,37 @@ def test_memory_is_safe_in_threads_that_free_each_others_results(libraries: Libr
         thread.start()
     for thread in threads:
         thread.join()
+    held.clear()
+
+
+def test_kept_memory_never_overlaps(libraries: Libraries) -> None:
+    """Results of random sizes, freed in random order, hold what was written into them."""
+    s0, s1 = symbol("s0"), symbol("s1")
+    plan = Plan(
+        "fill",
+        (PlanInput("rows", None, "int"), PlanInput("value", None, "int")),
+        (SymbolBinding("s0", "scalar", 0), SymbolBinding("s1", "scalar", 1)),
+        (
+            CallAten(
+                "aten.full.default",
+                ((s0, 1024), s1),
+                (("dtype", torch.int64),),
+                (2,),
+                (spec(s0, 1024, dtype=torch.int64),),
+            ),
+        ),
+        (PlanOutput(slot=2),),
+        (),
+        num_slots=3,
+    )
+    run = make_executor(plan, libraries)
+    choose = random.Random(0)
+    held: list[tuple[int, torch.Tensor]] = []
+    for number in range(600):
+        held.append((number, run(choose.choice([4, 5, 16, 40, 100, 300]), number)[0]))
+        if len(held) > 12:
+            wanted, tensor = held.pop(choose.randrange(len(held)))
+            assert int(tensor.min()) == int(tensor.max()) == wanted
+        if number % 100 == 99:
+            _executor.release_memory()
     held.clear()

@@ -19,6 +19,7 @@ import torch.fx
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import NoFxForm
+from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template, find_overload
 from kiln.graph.ir.node import Node
@@ -30,7 +31,7 @@ def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -
     """A new GraphModule that computes what `graph` computes; nested graphs become submodules."""
     view = _FxView(graph, constants or {})
     view.build()
-    return torch.fx.GraphModule(view.root, view.fx)
+    return graph_module(view.root, view.fx)
 
 
 class _FxCall:

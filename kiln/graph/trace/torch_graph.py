@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.replay import SETTERS
@@ -95,7 +96,7 @@ def torch_graph(
         builder.call(call)
     builder.graph.output(tuple([builder.argument(one) for one in outputs]))
     _drop_unused_items(builder.graph)
-    return torch.fx.GraphModule(builder.root, builder.graph)
+    return graph_module(builder.root, builder.graph)
 
 
 def _identities(value: Any) -> set[int]:
