@@ -77,6 +77,34 @@ def test_masks_may_alternate(row: Row) -> None:
     assert report_of(compiled).compiles <= 3
 
 
+OTHER_SIZES = ((2, 16), (3, 24), (5, 9), (2, 33), (4, 16))
+"""Batch and length."""
+
+
+def run_sizes(row: Row, train: bool, backend: str, dynamic: bool | None) -> Report:
+    """One compiled model under several sizes; a seed for the weights, another for the inputs."""
+    eager, mine = build(tiny(row), train=train, seed=0), build(tiny(row), train=train, seed=0)
+    compiled = kiln.compile(mine.model, backend=backend, fullgraph=True, dynamic=dynamic)
+    for batch, length in OTHER_SIZES:
+        given = build(tiny(row, batch, length), train=train, seed=1).kwargs
+        mine.kwargs = eager.kwargs = given
+        for one, other in zip(mine.run(compiled), eager.run(eager.model), strict=True):
+            torch.testing.assert_close(one, other, **tolerance(backend))
+    return report_of(compiled)
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+@pytest.mark.parametrize(("row", "train"), RUNS)
+def test_one_compile_for_all_sizes(row: Row, train: bool, backend: str) -> None:
+    check_report(run_sizes(row, train, backend, dynamic=True), row, train)
+
+
+@pytest.mark.parametrize("row", MASKED, ids=[row.name for row in MASKED])
+def test_a_size_that_changed_once_becomes_a_symbol(row: Row) -> None:
+    report = run_sizes(row, False, "eager", dynamic=None)
+    assert report.compiles == 2 and report.breaks == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "kiln"])
 @pytest.mark.parametrize(("row", "train"), RUNS)

@@ -20,12 +20,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def tiny(row: Row) -> Row:
+def tiny(row: Row, batch: int | None = None, length: int = 16) -> Row:
     """`row` with a small model and small inputs."""
     data = {**row.data, "settings": {**row.data.get("settings", {}), **SETTINGS[row.name]}}
-    data["batch"] = 2 if row.data["input"] == "image" else row.data["batch"]
+    data["batch"] = batch or (2 if row.data["input"] == "image" else row.data["batch"])
     if "length" in data:
-        data["length"] = 16
+        data["length"] = length
     return replace(row, data=data)
 
 

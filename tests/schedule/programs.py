@@ -130,10 +130,19 @@ loops heads
     y: f32[s0, 8, 48] = pointwise (i0: s0, i1: 8, i2: 48): exp(load g[i0, i2//4, i1, i2%4])
     return db, y
 """
+TWO_COLUMNS = """
+loops two_columns
+    g: f32[s0, 600, 64] = input 0
+    h: f32[s0, 600, 64] = input 1
+    row: f32[s0, 600] = reduction sum over (i2: 64) keeping (i0: s0, i1: 600): mul(load g[i0, i1, i2], load h[i0, i1, i2])
+    db: f32[64] = reduction sum over (i1: s0, i2: 600) keeping (i0: 64): load g[i1, i2, i0]
+    dw: f32[600, 64] = reduction sum over (i2: s0) keeping (i0: 600, i1: 64): sub(load g[i2, i0, i1], load row[i2, i0])
+    return db, dw
+"""
 PROGRAMS = {
     text.split()[1]: text
     for text in (
         GELU_NORM, SOFTMAX, CROSS_ENTROPY, RMS_NORM, NORM_BACKWARD, VIEWS, FULL_SUM, BIAS_GRADIENT, LONG_COLUMNS,
-        TRANSPOSED, CAT, HEADS,
+        TRANSPOSED, CAT, HEADS, TWO_COLUMNS,
     )
 }  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ import torch.fx
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import NoFxForm
 from kiln.graph.ir.fx_module import graph_module
+from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template, find_overload
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
-from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod, Symbol
+from kiln.symbolic import Symbol
 
 
 def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -> torch.fx.GraphModule:
@@ -53,7 +54,7 @@ class _FxView:
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[Node, Any] = {}
-        self.ints: dict[Expr, Any] = {}
+        self.sizes = FxSizes(self.fx)
 
     def build(self) -> None:
         for node in self.graph.inputs:
@@ -72,20 +73,20 @@ class _FxView:
         """Where the symbols of an input's spec can be read."""
         spec, value = node.spec, self.values[node]
         if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
-            self.ints.setdefault(spec.value, value)
+            self.sizes.learn(spec.value, value)
         elif isinstance(spec, TensorSpec):
             for overload, numbers in (("sym_size.int", spec.sizes), ("sym_stride.int", spec.strides)):
                 for axis, one in enumerate(numbers):
-                    if isinstance(one, Symbol) and one not in self.ints:
-                        self.ints[one] = self.fx.call_function(find_overload(f"aten.{overload}"), (value, axis))
+                    if isinstance(one, Symbol) and one not in self.sizes:
+                        self.sizes.learn(one, self.fx.call_function(find_overload(f"aten.{overload}"), (value, axis)))
 
     def made(self, node: Node) -> Any:
         inputs = [self.values[one] for one in node.inputs]
         attrs = node.attrs
         match node.op.name:
             case "aten" | "opaque":
-                args = tuple([fill_template(one, inputs, self.concrete) for one in attrs["args"]])
-                kwargs = {key: fill_template(one, inputs, self.concrete) for key, one in attrs["kwargs"]}
+                args = tuple([fill_template(one, inputs, self.sizes.concrete) for one in attrs["args"]])
+                kwargs = {key: fill_template(one, inputs, self.sizes.concrete) for key, one in attrs["kwargs"]}
                 return self.fx.call_function(find_overload(attrs["target"]), args, kwargs)
             case "item":
                 return self.fx.call_function(operator.getitem, (inputs[0], attrs["index"]))
@@ -98,7 +99,7 @@ class _FxView:
                 return self.fx.call_module(self.submodule(attrs["body"]), tuple(inputs))
             case "cond" | "while_loop":
                 raise NoFxForm(op=node.op.name)
-        concrete = {key: self.concrete(value) for key, value in attrs.items()}
+        concrete = {key: self.sizes.concrete(value) for key, value in attrs.items()}
         return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)
 
     def attribute(self, prefix: str, value: torch.Tensor) -> Any:
@@ -110,39 +111,3 @@ class _FxView:
         name = f"body_{len(list(self.root.children()))}"
         self.root.add_module(name, fx_view(graph, self.constants))
         return name
-
-    def concrete(self, value: Any) -> Any:
-        """An attribute with expressions replaced by fx nodes that compute them."""
-        if isinstance(value, tuple):
-            return tuple([self.concrete(one) for one in value])
-        return self.number(value) if isinstance(value, Expr) else value
-
-    def number(self, value: Any) -> Any:
-        if not isinstance(value, Expr):
-            return value
-        found = self.ints.get(value)
-        if found is None:
-            found = self.ints[value] = self.computed(value)
-        return found
-
-    def computed(self, value: Expr) -> Any:
-        """fx nodes for one expression."""
-        match value:
-            case FloorDiv() | Mod():
-                target: Callable[..., Any] = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
-                return self.fold(target, [value.dividend, value.divisor])
-            case Min() | Max():
-                return self.fold(min if isinstance(value, Min) else max, list(value.args))
-            case Symbol():
-                raise ValueError(f"the symbol {value} is not given by an input")
-        terms = []
-        for monomial, coefficient in value.terms:
-            factors = [*monomial] if coefficient == 1 and monomial else [*monomial, coefficient]
-            terms.append(self.fold(operator.mul, factors))
-        return self.fold(operator.add, terms)
-
-    def fold(self, target: Callable[..., Any], values: list[Any]) -> Any:
-        result, *rest = [self.number(value) for value in values]
-        for one in rest:
-            result = self.fx.call_function(target, (result, one))
-        return result

@@ -4,6 +4,9 @@ placeholder    a
 call_function  abs_1      torch.abs     (a,)
 call_method    sum_1      sum           (abs_1,)
 output         output                   ((sum_1,),)
+
+A size that is a symbol is asked of the input that has it (`call_method size (a, 0)`); expressions over sizes are
+computed by calls of `operator`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,14 @@ import torch
 import torch.fx
 
 from kiln.graph.ir.fx_module import graph_module
+from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.replay import SETTERS
+from kiln.symbolic import Expr, Symbol
+from kiln.symbolic.values import Real
+
+NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 class _Builder:
@@ -28,6 +36,28 @@ class _Builder:
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[int, Any] = {}
+        self.sizes = FxSizes(self.graph)
+
+    def inputs(self, inputs: Sequence[tuple[str, Any]], used: set[int], wanted: set[Symbol]) -> None:
+        """Placeholders of the inputs that are used, and where the wanted sizes are read."""
+        given = {id(fake): [one for one in _given(fake) if one in wanted] for _, fake in inputs}
+        missing = wanted - {one for number in used & given.keys() for one in given[number]}
+        for name, fake in inputs:
+            if id(fake) in used or missing.intersection(given[id(fake)]):
+                missing.difference_update(given[id(fake)])
+                self.values[id(fake)] = self.graph.placeholder(name)
+        for _, fake in inputs:
+            node = self.values.get(id(fake))
+            for one in given[id(fake)] if node is not None else ():
+                if one not in self.sizes:
+                    self.sizes.learn(one, self.size(node, fake, one))
+
+    def size(self, node: Any, fake: Any, one: Symbol) -> Any:
+        if not isinstance(fake, FakeTensor):
+            return node
+        spec = fake.place.spec
+        method, values = ("size", spec.sizes) if one in spec.sizes else ("stride", spec.strides)
+        return self.graph.call_method(method, (node, values.index(one)))
 
     def argument(self, value: Any) -> Any:
         """A value as an fx argument: nodes for fakes and symbolic numbers, containers rebuilt."""
@@ -48,7 +78,9 @@ class _Builder:
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
             return self.constant(value)
-        return value
+        if isinstance(value, torch.SymBool):
+            return bool(value)
+        return self.sizes.number(value.node.value) if isinstance(value, NUMBERS) else value
 
     def constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         name = f"_tensor_constant{len(list(self.root.buffers()))}"
@@ -76,6 +108,8 @@ class _Builder:
                 self.bind_part(part, node, index)
         else:
             self.values[id(value)] = node
+            if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr):
+                self.sizes.learn(value.node.value, node)
 
     def bind_part(self, part: Any, whole: torch.fx.Node, index: int) -> None:
         if isinstance(part, list | tuple | torch.Tensor | torch.SymInt | torch.SymFloat):
@@ -88,10 +122,11 @@ def torch_graph(
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs."""
     builder = _Builder()
-    used = _identities([call.args for call in calls] + [list(call.kwargs.values()) for call in calls] + [list(outputs)])
-    for name, fake in inputs:
-        if id(fake) in used:
-            builder.values[id(fake)] = builder.graph.placeholder(name)
+    leaves = _leaves([call.args for call in calls] + [list(call.kwargs.values()) for call in calls] + [list(outputs)])
+    made = {id(leaf) for call in calls for leaf in _leaves(call.result)}
+    numbers = [leaf.node.value for leaf in leaves if isinstance(leaf, NUMBERS) and id(leaf) not in made]
+    wanted = {one for value in numbers if isinstance(value, Expr | Real) for one in value.free_symbols()}
+    builder.inputs(inputs, {id(leaf) for leaf in leaves}, wanted)
     for call in calls:
         builder.call(call)
     builder.graph.output(tuple([builder.argument(one) for one in outputs]))
@@ -99,14 +134,24 @@ def torch_graph(
     return graph_module(builder.root, builder.graph)
 
 
-def _identities(value: Any) -> set[int]:
+def _given(fake: Any) -> list[Symbol]:
+    """The symbols that can be read off an input."""
+    if isinstance(fake, FakeTensor):
+        spec = fake.place.spec
+        return [one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol)]
+    value = fake.node.value if isinstance(fake, NUMBERS) else None
+    return [value] if isinstance(value, Symbol) else []
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Everything in nested containers."""
     if isinstance(value, list | tuple):
-        return set().union(*[_identities(one) for one in value]) if value else set()
+        return [leaf for one in value for leaf in _leaves(one)]
     if isinstance(value, dict):
-        return _identities(list(value.values()))
+        return _leaves(list(value.values()))
     if isinstance(value, slice):
-        return _identities([value.start, value.stop, value.step])
-    return {id(value)}
+        return _leaves([value.start, value.stop, value.step])
+    return [value]
 
 
 def _drop_unused_items(graph: torch.fx.Graph) -> None:

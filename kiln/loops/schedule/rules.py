@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.ir.nodes import Buffer
+from kiln.loops.ir.nodes import Buffer, Reduction
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_size
 from kiln.loops.schedule.graph import Dependencies
-from kiln.loops.schedule.group import Group, Symbols
+from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.layout import best_vector
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
@@ -216,7 +216,19 @@ def _parts_stay(first: Group, second: Group, found: Alignment) -> bool:
     """Reductions that are split over units must keep these units, in blocks along one of them."""
     blocked = {*first.frozen, *(found.names.get(one, one) for one in second.frozen)}
     dims = {*first.part_symbols(), *(found.names.get(one, one) for one in second.part_symbols())}
-    return len(blocked) <= 1 and dims <= found.units.keys()
+    if len(blocked) > 1 or not dims <= found.units.keys():
+        return False
+    return not blocked or all(
+        _splits_along(member, blocked, found) for one in (first, second) for member in one.members
+    )
+
+
+def _splits_along(member: Member, blocked: set[Symbol], found: Alignment) -> bool:
+    """A reduction that will be split must reduce the units that come in blocks: its parts are counted by them."""
+    if member.partial is not None or not isinstance(member.node, Reduction):
+        return True
+    outer = {found.names.get(one, one) for one in member.reduced()} & found.units.keys()
+    return not outer or blocked <= outer
 
 
 def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:

@@ -213,6 +213,8 @@ class Guard:
 def expected_text(expected: object) -> str:
     """The readable form of what a guard holds."""
     if isinstance(expected, ObjectRef):
+        if isinstance(expected.value, types.ModuleType):
+            return f"module {expected.value.__name__}"
         return expected.path or repr(expected.value)
     text = getattr(expected, "text", None)
     if callable(text):
