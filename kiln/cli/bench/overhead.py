@@ -234,7 +234,14 @@ def is_noticed(one: Change, model: nn.Module, compiled: Callable[..., Any], toke
             expected = outcome(model, changed)
             torch.manual_seed(0)
             actual = outcome(compiled, changed)
+            torch.manual_seed(0)
+            if not same(outcome(model, changed), expected):  # eager reads memory that nobody wrote: meta indices
+                actual, expected = without_values(actual), without_values(expected)
         return same(actual, expected) and same(outcome(compiled, tokens), outcome(model, tokens))
+
+
+def without_values(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    return result if result[:1] == ("raises",) else tuple((None, *one[1:]) for one in result)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -244,7 +251,7 @@ def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _same_tensor(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    values = one[0] is None or torch.allclose(one[0].float(), other[0].float(), rtol=1e-3, atol=1e-4)
+    values = one[0] is None or torch.allclose(one[0].float(), other[0].float(), rtol=1e-3, atol=1e-4, equal_nan=True)
     return values and one[1:] == other[1:]
 
 
