@@ -119,7 +119,9 @@ class Backward:
 
     def compile(self, needed: tuple[bool, ...]) -> CompiledPlan:
         graph = backward_for(self.make_graph(), self.grads, needed)
-        plan = backward_plan(graph_to_plan(graph, self.context, "backward"), self.signature, needed)
+        # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
+        context = replace(self.context, env=None)
+        plan = backward_plan(graph_to_plan(graph, context, "backward"), self.signature, needed)
         tangents = range(len(plan.inputs) - len(self.signature.tangents), len(plan.inputs))
         return compile_plan(plan, self.constants, self.context, tangents)
 
