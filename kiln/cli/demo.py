@@ -16,8 +16,9 @@ import torch
 
 import kiln.api as api
 from kiln.cli.bench.accuracy import judge
+from kiln.cli.bench.models import Case, build
 from kiln.cli.bench.results import score_times
-from kiln.cli.bench.suite import Case, build, load_suite
+from kiln.cli.bench.suite import load_suite
 from kiln.cli.bench.worker import in_float64, timed
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from kiln.support.errors import KilnError
 
 OptionalPackage = Literal[
-    "sympy", "networkx", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers"
+    "sympy", "networkx", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers", "timm"
 ]
 
 

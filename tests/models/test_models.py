@@ -7,7 +7,8 @@ import torch
 
 import kiln
 from kiln.api import report_of
-from kiln.cli.bench.suite import Case, Row, build
+from kiln.cli.bench.models import Case, build
+from kiln.cli.bench.suite import Row
 from kiln.report import Report
 
 from .tiny import rows, tiny

@@ -40,8 +40,13 @@ def _kiln_facts(compiled: Any) -> dict[str, Any]:
     return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels}
 
 
-CANDIDATES: Mapping[str, Candidate] = {
-    "eager": Candidate(lambda model: model),
-    "torch.compile": Candidate(lambda model: torch.compile(model), _import_peer),
-    "kiln": Candidate(lambda model: api.compile(model), facts=_kiln_facts),
+def candidate(name: str, mode: str | None) -> Candidate:
+    """Eager, or a compiler under a `mode` that both know."""
+    return CANDIDATES[name](mode)
+
+
+CANDIDATES: Mapping[str, Callable[[str | None], Candidate]] = {
+    "eager": lambda mode: Candidate(lambda model: model),
+    "torch.compile": lambda mode: Candidate(lambda model: torch.compile(model, mode=mode), _import_peer),
+    "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), facts=_kiln_facts),
 }

@@ -26,9 +26,10 @@ from kiln.cli.bench.suite import Row, load_suite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=("cpu", "micro", "overhead"), default="cpu")
+    parser.add_argument("--suite", choices=("cpu", "gpu", "micro", "overhead"), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
+    parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
     parser.add_argument("--models", default="", help="comma list; default: all of the suite")
     parser.add_argument("--pairs", type=int, default=30, help="alternating pairs of calls (at least 30 to report)")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the accuracy check")
@@ -94,9 +95,10 @@ def failed(problem: str) -> Score:
     return Score(nothing, nothing, nothing, failure=problem)
 
 
-def worker(task: dict[str, Any], arguments: argparse.Namespace, caches: Path) -> dict[str, Any]:
+def worker(given: dict[str, Any], arguments: argparse.Namespace, caches: Path) -> dict[str, Any]:
     """Run one task in a fresh process whose caches lie below `caches`, per candidate."""
-    task = {"suite": arguments.suite, "train": arguments.train, "threads": arguments.threads, **task}
+    task = {"suite": arguments.suite, "train": arguments.train, "threads": arguments.threads}
+    task |= {"mode": None if arguments.mode == "default" else arguments.mode, **given}
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
-from kiln.cli.bench.suite import tensors_of
+from kiln.cli.bench.models import tensors_of
 from kiln.support.optional import load_required
 
 TARGET_SECONDS = 20e-6

@@ -103,6 +103,7 @@ def write_json(path: Path, results: Sequence[Result], command: str) -> None:
         "command": command,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "threads": torch.get_num_threads(),
         "results": [asdict(result) for result in results],
     }

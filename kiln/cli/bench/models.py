@@ -1,0 +1,169 @@
+"""Models and inputs of a row of a suite: from transformers' configs, from timm, or a function.
+
+    case = build(row, train=False, seed=0)
+    case.run(case.model)                  # outputs, or loss and gradients
+
+Random weights, no downloads. Weights and data of a seed are made on the CPU, so that they do not depend on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from kiln.cli.bench.suite import Row
+from kiln.support.optional import load_required
+
+
+@final
+@dataclass(slots=True)
+class Case:
+    """A model (or function) with inputs. `run` does one inference call or one training step with its gradients.
+
+    `autocast`: the dtype of a training step's autocast, None without. `labels`: of a model that does not compute its
+    loss; it is the cross entropy of its result.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    train: bool
+    device: str = "cpu"
+    autocast: torch.dtype | None = None
+    labels: Tensor | None = None
+
+    def run(self, model: Callable[..., Any]) -> list[Tensor]:
+        """Outputs in order; for a training step the loss followed by the gradient of each parameter."""
+        if not self.train:
+            with torch.no_grad():
+                return tensors_of(model(*self.args, **self.kwargs))
+        self.model.zero_grad(set_to_none=True)
+        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
+            result = model(*self.args, **self.kwargs)
+            loss = result.loss if self.labels is None else nn.functional.cross_entropy(result, self.labels)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
+
+
+def build(row: Row, *, train: bool, seed: int) -> Case:
+    """Model and inputs of a row with the weights and data of `seed`, on the device and in the dtype of the row."""
+    torch.manual_seed(seed)
+    case = _function(row) if "function" in row.data else _timm(row, train) if "timm" in row.data else _hub(row, train)
+    narrow = None if row.dtype is torch.float32 else row.dtype
+    if isinstance(case.model, nn.Module):
+        case.model = case.model.to(row.device, None if train else narrow).train(train)
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(row.device, narrow if value.is_floating_point() and not train else None)
+
+    case.args, case.kwargs = tuple(map(place, case.args)), {name: place(value) for name, value in case.kwargs.items()}
+    case.labels, case.device, case.autocast = place(case.labels), row.device, narrow if train else None
+    return case
+
+
+def _function(row: Row) -> Case:
+    inputs = tuple(torch.randn(shape).abs() + 0.1 for shape in row.data["shapes"])
+    return Case(FUNCTIONS[row.data["function"]], inputs, {}, train=False)
+
+
+def _timm(row: Row, train: bool) -> Case:
+    timm: Any = load_required("timm", purpose="the models of this suite")
+    model = timm.create_model(row.data["timm"], pretrained=False)
+    images = torch.randn(row.data["batch"], 3, 224, 224)
+    labels = torch.randint(0, model.num_classes, (row.data["batch"],)) if train else None
+    return Case(model, (images,), {}, train, labels=labels)
+
+
+def _hub(row: Row, train: bool) -> Case:
+    transformers: Any = load_required("transformers", purpose="the models of this suite")
+    config = getattr(transformers, row.data["config"])(**row.data.get("settings", {}))
+    model = getattr(transformers, row.data["train_model" if train else "model"])(config)
+    return Case(model, (), INPUTS[row.data["input"]](row, config, train), train)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a result, depth first."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+def _mask(row: Row) -> dict[str, Tensor]:
+    batch, length = row.data["batch"], row.data["length"]
+    if row.variant == "none":
+        return {}
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    if row.variant == "padded":
+        mask[:, length * 3 // 4 :] = 0
+    return {"attention_mask": mask}
+
+
+def text_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+    tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
+    return {"input_ids": tokens, **_mask(row), **({"labels": tokens.clone()} if train else {})}
+
+
+def seq2seq_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+    tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
+    target = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
+    return {"input_ids": tokens, "decoder_input_ids": target, **_mask(row), **({"labels": target} if train else {})}
+
+
+def image_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+    side = getattr(config, "image_size", 224) or 224
+    images = torch.randn(row.data["batch"], 3, side, side)
+    labels = torch.randint(0, config.num_labels, (row.data["batch"],))
+    return {"pixel_values": images, **({"labels": labels} if train else {})}
+
+
+INPUTS: Mapping[str, Callable[[Row, Any, bool], dict[str, Any]]] = {
+    "text": text_inputs,
+    "seq2seq": seq2seq_inputs,
+    "image": image_inputs,
+}
+
+
+# ------------------------------------------------------------------------------------------------ micro patterns
+
+
+def gelu_layer_norm(x: Tensor, bias: Tensor) -> Tensor:
+    return nn.functional.layer_norm(nn.functional.gelu(x + bias), (x.shape[-1],))
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x * 0.125, dim=-1)
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x + residual, (x.shape[-1],), weight, bias)
+
+
+def swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    return nn.functional.silu(gate) * value
+
+
+def cross_entropy(logits: Tensor) -> Tensor:
+    return -torch.log_softmax(logits, dim=-1)[:, 7].mean()
+
+
+def batch_norm_relu(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(nn.functional.batch_norm(x, mean, variance, weight, bias))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    function.__name__: function
+    for function in (gelu_layer_norm, softmax, add_norm, swiglu, cross_entropy, batch_norm_relu)
+}
