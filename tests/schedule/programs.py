@@ -139,10 +139,22 @@ loops two_columns
     dw: f32[600, 64] = reduction sum over (i2: s0) keeping (i0: 600, i1: 64): sub(load g[i2, i0, i1], load row[i2, i0])
     return db, dw
 """
+LOOKED_UP = """
+loops looked_up
+    x: f32[s0, 500] = input 0
+    target: i64[s0] = input 1
+    top: f32[s0] = reduction amax over (i1: 500) keeping (i0: s0): load x[i0, i1]
+    total: f32[s0] = reduction sum over (i1: 500) keeping (i0: s0): exp(sub(load x[i0, i1], load top[i0]))
+    logp: f32[s0, 500] = pointwise (i0: s0, i1: 500): sub(sub(load x[i0, i1], load top[i0]), log(load total[i0]))
+    loss: f32[] = reduction sum over (i0: s0) keeping ():
+        j0 = indirect(load target[i0], 500)
+        -> neg(load logp[i0, j0])
+    return loss
+"""
 PROGRAMS = {
     text.split()[1]: text
     for text in (
         GELU_NORM, SOFTMAX, CROSS_ENTROPY, RMS_NORM, NORM_BACKWARD, VIEWS, FULL_SUM, BIAS_GRADIENT, LONG_COLUMNS,
-        TRANSPOSED, CAT, HEADS, TWO_COLUMNS,
+        TRANSPOSED, CAT, HEADS, TWO_COLUMNS, LOOKED_UP,
     )
 }  # fmt: skip

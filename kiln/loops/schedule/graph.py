@@ -7,6 +7,7 @@ memory is written several times (scatters in place, calls that mutate), order is
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -29,7 +30,7 @@ class Dependencies:
     """Edges between groups, found while nodes are added in program order."""
 
     def __init__(self, program: LoopProgram, buffers: dict[str, Buffer]) -> None:
-        self.roots = {name: _root(buffer, buffers) for name, buffer in buffers.items()}
+        self.roots = {name: memory_of(name, buffers) for name in buffers}
         self._reads = [tuple(dict.fromkeys(access.buffer for access in reads(node))) for node in program.nodes]
         self._writes = [written(node) for node in program.nodes]
         self._times_written = Counter(self.roots[name] for names in self._writes for name in names)
@@ -96,7 +97,9 @@ class Dependencies:
         return self._readers.get(self.roots[name], [])
 
 
-def _root(buffer: Buffer, buffers: dict[str, Buffer]) -> str:
+def memory_of(name: str, buffers: Mapping[str, Buffer]) -> str:
+    """The buffer whose memory the one called `name` lies in."""
+    buffer = buffers[name]
     while buffer.base is not None:
         buffer = buffers[buffer.base]
     return buffer.name

@@ -18,6 +18,7 @@ from kiln.loops.schedule.inplace import Lives
 from kiln.loops.schedule.kernel import group_launch
 from kiln.loops.schedule.memory import Placed, allocations, frees, kept_alive
 from kiln.loops.schedule.single import copy_body, single_kernel
+from kiln.loops.schedule.sparse import inline_looked_up
 from kiln.loops.schedule.table import KernelTable
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -26,6 +27,7 @@ from kiln.symbolic import Int, Symbol, symbol
 
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
     """Kernels, calls and memory for `program` on `target`."""
+    program = inline_looked_up(program, program_buffers(program))
     buffers = program_buffers(program)
     table = KernelTable()
     fused = fuse(program, buffers, target)
