@@ -34,11 +34,11 @@ from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.warm import VariantStore
 from kiln.runtime.cache.store import Store, default_folder
-from kiln.runtime.guards.tree import TreeRows, tree_rows
+from kiln.runtime.guards.tree import tree_rows
 from kiln.runtime.variant import Fact, Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
-from kiln.support.events import EventSink
+from kiln.support.events import Event, EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv
@@ -147,7 +147,7 @@ class Session:
         """A new variant for these arguments, published; None: run the original this time."""
         with (
             self._lock,
-            _without_collection(),
+            WITHOUT_COLLECTION(),
             self.events.stage("compile", function=original_of(dispatcher).__qualname__),
         ):
             try:
@@ -210,20 +210,14 @@ class Session:
         failed = tree.explain(list(arguments.values()), function.__globals__, function.__closure__)
         if failed is not None:
             raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
-        self._save(dispatcher, arguments, captured, rows)
-        run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
-        return Entry(tree, run, capture)
-
-    def _save(self, dispatcher: Dispatcher, arguments: Arguments, captured: Captured, rows: TreeRows) -> None:
-        """Leave the variant to later processes."""
-        capture, function = captured.capture, original_of(dispatcher)
-        if self.stored is None or capture.function is None:
-            return
         facts = [*captured.facts, ("guards", {"count": len(capture.guards)})]
         variant = Variant(capture.function, capture.guards, capture.collect, capture.modules, facts, self.sizes.seen())
-        exits = dispatcher.__dict__.get(SIDE_EXITS, 0)
-        with self.events.stage("save"):
-            self.stored.save(function, exits, arguments, variant, rows, part_writer(captured.regions))
+        if self.stored is not None:
+            with self.events.stage("save"):
+                exits, part = dispatcher.__dict__.get(SIDE_EXITS, 0), part_writer(captured.regions)
+                self.stored.save(function, exits, arguments, variant, rows, part)
+        run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
+        return Entry(tree, run, variant)  # the capture itself holds the arguments of this call
 
     def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""
@@ -254,7 +248,13 @@ class Session:
             regions.append(compile_region(recorder, trace, context))
             return regions[-1].run
 
-        stop = self.events.listen(lambda event: facts.append((event.kind, event.data)) if event.kind in KEPT else None)
+        mine = threading.get_ident()  # another thread may compile a backward meanwhile
+
+        def keep(event: Event) -> None:
+            if event.kind in KEPT and threading.get_ident() == mine:
+                facts.append((event.kind, event.data))
+
+        stop = self.events.listen(keep)
         try:
             capture = capture_frame(
                 function,
@@ -330,16 +330,35 @@ def disassembled(capture: Capture) -> Iterator[str]:
         yield f"{one.offset:>5} {one.opname:<24} {one.argrepr or ('' if one.arg is None else one.arg)}"
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A compile makes many objects that live on; the cycle collector would walk them again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+@final
+class CollectionPause:
+    """A compile makes many objects that live on; the cycle collector would walk them again and again.
+
+    Registered: the collector is the process's. It goes on when the last compile of all threads is done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiles = 0
+        self._enabled = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._compiles:
+                self._enabled = gc.isenabled()
+            self._compiles += 1
+            gc.disable()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._compiles -= 1
+                if self._enabled and not self._compiles:
+                    gc.enable()
+
+
+WITHOUT_COLLECTION = CollectionPause()
 
 
 def _last_line(fault: Exception) -> str:

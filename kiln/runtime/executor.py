@@ -46,7 +46,7 @@ def make_executor(
     Raises InvalidPlan, UnknownOperator, MissingKernel.
     """
     names = [one.name for one in plan.inputs]
-    executor = load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names))
+    executor = load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names, libraries))
     for observe in OBSERVERS:
         executor = observe(plan, libraries, constants, adapt, executor)
     return executor
@@ -61,11 +61,15 @@ def load_executor(
 
 @final
 class Explain:
-    """Turns what the native executor reports into a coded error."""
+    """Turns what the native executor reports into a coded error.
 
-    def __init__(self, plan: str, inputs: Sequence[str]) -> None:
+    The executor holds it as long as it may run, and so it holds the `libraries` whose functions the executor calls.
+    """
+
+    def __init__(self, plan: str, inputs: Sequence[str], libraries: Libraries | None = None) -> None:
         self.plan = plan
         self.inputs = list(inputs)
+        self.libraries = libraries
 
     def __call__(self, kind: int, value: int, origin: str, detail: str) -> BaseException:
         where = origin or detail or f"plan {self.plan}"

@@ -12,6 +12,7 @@ below and the compiler's version are part of every key.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import shutil
@@ -92,32 +93,49 @@ class Toolchain:
         return content_key(self.version, *self.options, machine_name())
 
 
+@final
+class Library:
+    """A shared library; unloaded when nothing refers to it (a `ctypes.CDLL` never is)."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = _ctypes.dlopen(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
+        weakref.finalize(self, _ctypes.dlclose, self._handle).atexit = False
+
+    def address(self, symbol: str) -> int:
+        """Raises OSError where the library has no such symbol."""
+        address: int = _ctypes.dlsym(self._handle, symbol)
+        return address
+
+
 class Libraries:
-    """Loaded libraries: kernel symbol to function. They stay loaded as long as the process runs."""
+    """Loaded libraries: kernel symbol to function. They stay loaded while this object or a function of it lives."""
 
     def __init__(self, paths: dict[str, Path], kernels: Iterable[Kernel]) -> None:
         self.paths = paths
         self._scratch = {kernel.symbol: kernel.scratch_bytes for kernel in kernels}
-        loaded = {path: ctypes.CDLL(str(path)) for path in dict.fromkeys(paths.values())}
-        self._functions: dict[str, Any] = {}
-        for symbol, path in paths.items():
+        opened = {path: Library(path) for path in dict.fromkeys(paths.values())}
+        self._libraries = {symbol: opened[path] for symbol, path in paths.items()}
+        self._addresses: dict[str, int] = {}
+        for symbol, library in self._libraries.items():
             try:
-                self._functions[symbol] = KERNEL_FUNCTION((symbol, loaded[path]))
-            except AttributeError as error:
+                self._addresses[symbol] = library.address(symbol)
+            except OSError as error:
                 raise MissingKernel(symbol=symbol) from error
 
     def function(self, symbol: str) -> Any:
-        """Raises MissingKernel."""
-        if symbol not in self._functions:
-            raise MissingKernel(symbol=symbol)
-        return self._functions[symbol]
+        """A ctypes function. Raises MissingKernel."""
+        function = KERNEL_FUNCTION(self.address(symbol))
+        function.library = self._libraries[symbol]  # type: ignore[attr-defined]
+        return function
 
     def address(self, symbol: str) -> int:
-        """Where the function is, for the native executor."""
-        return ctypes.cast(self.function(symbol), ctypes.c_void_p).value or 0
+        """Where the function is, for the native executor. Raises MissingKernel."""
+        if symbol not in self._addresses:
+            raise MissingKernel(symbol=symbol)
+        return self._addresses[symbol]
 
     def addresses(self) -> dict[str, int]:
-        return {symbol: self.address(symbol) for symbol in self._functions}
+        return dict(self._addresses)
 
     def scratch_bytes(self, symbol: str) -> int:
         """Static part of the scratch memory of a call."""

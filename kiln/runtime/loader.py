@@ -110,7 +110,9 @@ class LoadedBundle:
         entry = self.entries[name]
         constants = [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in entry["constants"]]
         program = bytes(self.sections[f"program/{name}"])
-        return load_executor(program, self.libraries, constants, Explain(entry["plan"], entry["inputs"]))
+        return load_executor(
+            program, self.libraries, constants, Explain(entry["plan"], entry["inputs"], self.libraries)
+        )
 
     def plan(self, name: str) -> Plan:
         """For reading, and for the Python executor."""

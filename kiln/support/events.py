@@ -9,6 +9,7 @@ ones, the report counts them, `KILN_LOG` prints them, a progress bar follows the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,50 +34,70 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+@final
+class _Stages(threading.local):
+    """The stages that a thread is in, and the wall time that their inner stages took."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.inner: list[float] = [0.0]
+        self.failed = ""
+
+
 class EventSink:
-    """Keeps the last `capacity` events and hands each to the listeners."""
+    """Keeps the last `capacity` events and hands each to the listeners, one at a time.
+
+    Threads may share it (a backward is compiled where it is first run): each has its own stages.
+    """
 
     def __init__(self, capacity: int = 4096) -> None:
         self.events: deque[Event] = deque(maxlen=capacity)
         self._listeners: tuple[Listener, ...] = ()
-        self._stages: list[str] = []
-        self._inner: list[float] = [0.0]
-        self.failed_stage = ""
-        """The innermost stage that an exception left last."""
+        self._stages = _Stages()
+        self._lock = threading.RLock()
+
+    @property
+    def failed_stage(self) -> str:
+        """The innermost stage that an exception left last, in this thread."""
+        return self._stages.failed
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` for every later event; the result stops it."""
-        self._listeners += (listener,)
+        with self._lock:
+            self._listeners += (listener,)
 
         def stop() -> None:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
 
         return stop
 
     def emit(self, kind: str, **data: object) -> None:
         """Record an event of the current stage."""
-        self._record(Event(kind, self._stages[-1] if self._stages else "", time.time(), data))
+        names = self._stages.names
+        self._record(Event(kind, names[-1] if names else "", time.time(), data))
 
     @contextmanager
     def stage(self, name: str, **data: object) -> Iterator[None]:
         """Everything emitted inside belongs to stage `name`; its wall time is recorded at the end."""
-        start = time.perf_counter()
-        self._stages.append(name)
-        self._inner.append(0.0)
-        self.failed_stage = ""
+        start, stages = time.perf_counter(), self._stages
+        stages.names.append(name)
+        stages.inner.append(0.0)
+        stages.failed = ""
         try:
             yield
         except BaseException:
-            self.failed_stage = self.failed_stage or name
+            stages.failed = stages.failed or name
             raise
         finally:
-            self._stages.pop()
+            stages.names.pop()
             seconds = time.perf_counter() - start
-            own = seconds - self._inner.pop()
-            self._inner[-1] += seconds
+            own = seconds - stages.inner.pop()
+            stages.inner[-1] += seconds
             self._record(Event("stage", name, time.time(), data, seconds, own))
 
     def _record(self, event: Event) -> None:
-        self.events.append(event)
-        for listener in self._listeners:
-            listener(event)
+        with self._lock:
+            self.events.append(event)
+            for listener in self._listeners:
+                listener(event)

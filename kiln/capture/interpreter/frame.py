@@ -51,17 +51,22 @@ def unknown_opcode(frame: SymbolicFrame, arg: Any) -> None:
 
 @final
 class CodeTable:
-    """Decoded code objects with handlers bound; a registered cache, entries die with their code."""
+    """Decoded code objects with handlers bound; a registered cache, entries die with their code.
+
+    So what is kept does not hold the code itself: a `DecodedCode` is put together for each use.
+    """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[CodeType, tuple[DecodedCode, list[Row]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[CodeType, tuple[Any, Any, Any, list[Row]]] = WeakKeyDictionary()
 
     def rows(self, code: CodeType) -> tuple[DecodedCode, list[Row]]:
         found = self._known.get(code)
         if found is None:
-            decoded = decode(code)
-            found = self._known[code] = (decoded, [self._row(one.name, one.arg) for one in decoded.instructions])
-        return found
+            made = decode(code)
+            rows = [self._row(one.name, one.arg) for one in made.instructions]
+            found = self._known[code] = (made.instructions, made.handlers, made.locations, rows)
+        instructions, handlers, locations, rows = found
+        return DecodedCode(code, instructions, handlers, locations), rows
 
     @staticmethod
     def _row(name: str, arg: Any) -> Row:

@@ -65,7 +65,7 @@ def write_kernel(kernel: KernelIR, target: Target) -> Kernel:
     return write_cpp(kernel, target).kernel
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _written(kernel: KernelIR, target: Target) -> CppKernel:
     width = target.vector_bytes // 4
     writer = _KernelWriter(prepare(kernel, width), width)
