@@ -179,3 +179,18 @@ def test_state_is_noticed(lab, equal):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         equal(compiled(model, x), entry(model, x))
     assert len(lab.captures) == 3
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_autocast_inside_is_in_the_graph(lab, equal, kind):
+    """Also for a device that is not there: the context manager asks about the machine first."""
+
+    def product(x):
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=False):
+            y = x @ x
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return y @ x
+
+    x = torch.randn(WIDTH, WIDTH)
+    equal(lab.compile(product)(x), product(x))
+    assert len(lab.captures) == 1

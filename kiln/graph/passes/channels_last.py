@@ -16,16 +16,20 @@ a `reshape`. What has no rule for other strides reads a copy in the old layout, 
 the graph: outputs and saved values keep the strides that eager gives them. A value that is written to an input is
 copied there anyway.
 
-It is done where the copies move at most half of what the library would have reordered. A training graph, which saves
-the argument of each convolution, therefore stays as it is, and one with `convolution_backward` is not looked at.
-Weights stay. For a channels-last image the library first copies the weight into that layout, in every call; a
-convolution whose weight is much larger than its images stays in the old layout, between two small copies.
+It is done where the copies move at most half of what the library would have reordered. For a
+channels-last image the library first copies the weight into that layout, in every call; on the CPU a convolution whose
+weight is much larger than its images stays in the old layout, between two small copies. On the GPU the copy of the
+weight is made here: under autocast it is the cast.
+
+Training. A graph that was already cut saves the argument of each convolution in eager's layout and does not gain. On
+the GPU, whose tensor cores want this layout for half precision, the joint graph is laid out before the cut, backward
+convolutions with it; only gradients of weights are copied back. On the CPU a joint graph stays as it is.
 The library may sum in another order: not for strict numerics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -47,9 +51,19 @@ from kiln.symbolic import Expr, Int, evaluate, product
 
 CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 
+IMAGES: Mapping[str, int] = {CONVOLUTION: 1, BACKWARD: 2}
+"""How many leading arguments of a convolution are laid out as images."""
+
+DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float16, torch.bfloat16),
+}
+"""What the library of a device has fast channels-last convolutions for."""
+
 FOLLOWING = frozenset({
     CONVOLUTION, "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default",
-    "aten._adaptive_avg_pool2d.default",
+    "aten._adaptive_avg_pool2d.default", BACKWARD, "aten.max_pool2d_with_indices_backward.default",
+    "aten.avg_pool2d_backward.default", "aten._adaptive_avg_pool2d_backward.default",
 })  # fmt: skip
 """Library ops whose rule predicts strides from those of the argument, and which are fast in either layout."""
 
@@ -77,10 +91,10 @@ class ChannelsLast:
         if context.numerics == "strict":
             return graph, 0
         library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
-        if any(node.attrs["target"] == BACKWARD for node in library):
+        if any(node.attrs["target"] == BACKWARD and on_cpu(node) for node in library):
             return graph, 0
         chosen = {node for node in library if is_candidate(node) and not is_heavy(node)}
-        reordered = sum(elements(node.inputs[0]) + elements(node) for node in chosen)
+        reordered = sum(elements(node.inputs[0]) + elements(images_of(node)[-1]) for node in chosen)
         if reordered < LEAST_ELEMENTS:
             return graph, 0
         relayout = Relayout(graph, context, chosen)
@@ -88,25 +102,40 @@ class ChannelsLast:
         return (changed, relayout.changes) if 2 * relayout.moved <= reordered else (graph, 0)
 
 
+def images_of(node: Node) -> tuple[Node, ...]:
+    """The images of a convolution; of a forward one its result too."""
+    count = IMAGES[node.attrs["target"]]
+    return (*node.inputs[:count], node) if count == 1 else node.inputs[:count]
+
+
+def on_cpu(node: Node) -> bool:
+    return node.inputs[0].tensor.device.type == "cpu"
+
+
 def is_candidate(node: Node) -> bool:
-    """A plain 2-d convolution on the CPU, in a dtype that the library has."""
-    if node.attrs["target"] != CONVOLUTION:
+    """A plain 2-d convolution, in a dtype that the library of its device has."""
+    if node.attrs["target"] not in IMAGES:
         return False
-    spec = node.tensor
-    transposed = node.attrs["args"][6]
+    spec = images_of(node)[-1].tensor
+    transposed = node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
     return (
         spec.rank == 4
-        and spec.device.type == "cpu"
-        and spec.dtype in (torch.float32, torch.bfloat16)
+        and spec.dtype in DTYPES.get(spec.device.type, ())
         and transposed is False
         and 0 not in spec.sizes
-        and spec.strides != format_strides(spec.sizes, "channels_last")
+        and any(one.tensor.strides != format_strides(one.tensor.sizes, "channels_last") for one in images_of(node))
     )
 
 
+def wants_weight(node: Node) -> bool:
+    """Is the weight copied here? On the GPU, where under autocast the copy is the cast."""
+    weight = node.inputs[IMAGES[node.attrs["target"]]]
+    return not on_cpu(node) and any(size != 1 for size in weight.tensor.sizes[2:])
+
+
 def is_heavy(node: Node) -> bool:
-    """A convolution whose weight would be copied, and is much larger than its images."""
-    if node.attrs["target"] != CONVOLUTION:
+    """On the CPU, a convolution whose weight would be copied, and is much larger than its images."""
+    if node.attrs["target"] != CONVOLUTION or not on_cpu(node):
         return False
     image, weight = node.inputs[:2]
     if all(size == 1 for size in weight.tensor.sizes[2:]):
@@ -144,7 +173,10 @@ class Relayout:
         """`node` on the new inputs."""
         inputs = tuple([self.place[one] for one in node.inputs])
         if node in self.chosen:
-            inputs = (self.entered(inputs[0]), *inputs[1:])
+            count = IMAGES[node.attrs["target"]]
+            if wants_weight(node):
+                count += 1
+            inputs = (*map(self.entered, inputs[:count]), *inputs[count:])
         elif all(new.spec == old.spec for new, old in zip(inputs, node.inputs, strict=True)):
             return self.emit.append(with_inputs(node, inputs))
         made = self.laid_out(node, inputs)

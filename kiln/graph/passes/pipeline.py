@@ -20,6 +20,7 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
+    ChannelsLast(),
     DeadCode(),
 )
 """On the joint graph, before it is cut."""

@@ -186,3 +186,26 @@ def test_compiled_results_and_strides_are_those_of_eager(batch: int, tmp_path: P
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
         assert a.stride() == b.stride()
+
+
+def test_a_joint_graph_on_the_gpu_is_laid_out_before_the_cut() -> None:
+    """Image and weight are copied once, for forward and backward; the weight's gradient gets eager's strides."""
+    image, weight = "bf16[4, 8, 32, 32 @cuda:0]", "bf16[8, 8, 3, 3 @cuda:0]"
+    graph = graph_of(
+        f'%0: {image} "x", %1: {weight} "w"',
+        f"%3: {image} = aten.convolution.default(%0, %1, None, {CONV}",
+        f"%4: {image} = exp(%3)",
+        "%2: bf16[4, 8 @cuda:0] = sum(%4, axes=(2, 3))",
+        f"%5: {image} = mul(%4, %4)",
+        f"%6: (none, {weight}, none) = aten.convolution_backward.default(%5, %0, %1, None, (1, 1), (1, 1), (1, 1),"
+        " False, (0, 0), 1, (False, True, False))",
+        f"%7: {weight} = item(%6, index=1)",
+        "return %2, %7",
+    )  # fmt: skip
+    made, changes = ChannelsLast().run(graph, PassContext(KnownSizes()))
+    verify(made, "test")
+    assert changes
+    assert copies(made) == 3
+    assert [one.value.tensor.strides for one in made.outputs] == [one.value.tensor.strides for one in graph.outputs]
+    layouts = [node.inputs[1].tensor.strides[1] for node in made.nodes if node.op.name == "aten"]
+    assert layouts == [1, 1]

@@ -80,9 +80,11 @@ QUERIES = (
     *(torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads),
     *(torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled),
     *(torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available),
-    *(torch.get_default_device, torch._C._len_torch_function_stack),
+    *(torch.get_default_device, torch._C._len_torch_function_stack, torch._C._is_torch_function_mode_enabled),
+    *(torch._C._is_autocast_available, torch._C._get_privateuse1_backend_name, torch.cuda.is_bf16_supported),
+    *(torch.cuda.device_count, torch.cuda.get_device_capability, torch.cuda.get_device_name),
 )
-"""Questions about torch's global state, which the guard on the global state covers."""
+"""Questions about torch's global state, which the guard on the global state covers, and about the machine."""
 
 
 def query(function: Any) -> Any:
