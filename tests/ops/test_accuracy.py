@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.graph.ir.interpret import interpret
-from tests.trace.harness import copies, eager, tangent_of, trace
+from tests.trace.harness import DEVICE, copies, eager, tangent_of, trace
 
 
 def g(*shape, scale=1.0, shift=0.0):
@@ -68,3 +68,19 @@ def test_error_is_at_most_twice_that_of_eager(name):
         assert (ours.double() - true).norm() / true.norm() <= bound
         worst = max(2 * (theirs.double() - true).abs().max(), 4 * torch.finfo(torch.float32).eps * scale)
         assert (ours.double() - true).abs().max() <= worst
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="of eager's kernel on the CPU")
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_eagers_to_the_last_bit(training):
+    """A relu after it cuts the same places, so that gradients are off by roundings, never by whole elements."""
+    torch.manual_seed(0)
+    args = [torch.randn(4, 6, 9, 9) * 2 + 0.7, torch.randn(6), torch.rand(6), torch.randn(6), torch.randn(6)]
+
+    def function(x, mean, variance, weight, bias):
+        return F.relu(F.batch_norm(x, mean, variance, weight, bias, training))
+
+    (expected, *_) = eager(function, copies(args))
+    traced = trace(function, copies(args))
+    got = interpret(traced.trace.graph, traced.inputs, constants=traced.trace.constants).outputs
+    assert torch.equal(got[0], expected)

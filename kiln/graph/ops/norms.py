@@ -219,11 +219,20 @@ def _saved_empty(e: Emit, x: Node) -> Node:
 
 
 def _normalise(e: Emit, x: Node, middle: Node, scale: Node, weight: Maybe, bias: Maybe) -> Node:
-    """(x - mean) * (scale * weight) + bias, over channels."""
+    """(x - mean) * (scale * weight) + bias, over channels.
+
+    On the CPU as eager's kernel does it, bit for bit: x*a + c with a = scale*weight and c = bias - mean*a, each product
+    and sum rounded once. What follows may turn on the last bit (relu decides which gradients are zero), so that a more
+    exact result would be further from float64 than eager's as often as nearer.
+    """
     p, rank, kind = e.pointwise, x.tensor.rank, middle.tensor.dtype
     factor = scale if weight is None else p("mul", scale, e.convert(weight, kind))
-    y = p("mul", p("sub", e.convert(x, kind), _column(e, middle, rank)), _column(e, factor, rank))
-    return _batch_format(e, x, y if bias is None else p("add", y, _column(e, e.convert(bias, kind), rank)))
+    source, shift = e.convert(x, kind), None if bias is None else e.convert(bias, kind)
+    if x.tensor.device.type == "cpu":
+        lift = p("mul", p("neg", middle), factor) if shift is None else p("fma", p("neg", middle), factor, shift)
+        return _batch_format(e, x, p("fma", source, _column(e, factor, rank), _column(e, lift, rank)))
+    y = p("mul", p("sub", source, _column(e, middle, rank)), _column(e, factor, rank))
+    return _batch_format(e, x, y if shift is None else p("add", y, _column(e, shift, rank)))
 
 
 def _column(e: Emit, x: Node, rank: int) -> Node:
@@ -240,24 +249,31 @@ def batch_norm_inference(
 
 
 def _exact_dtype(x: TensorSpec) -> torch.dtype:
-    """Eager's kernels on the CPU compute batch statistics and their gradient in float64; what follows cancels."""
+    """Eager's kernels on the CPU add up batch statistics and their gradient in float64; what follows cancels."""
     return torch.float64 if x.device.type == "cpu" else OPMATH.get(x.dtype, x.dtype)
+
+
+def _batch_statistics(e: Emit, x: Node, eps: float) -> tuple[Node, Node, Node]:
+    """The mean, the sum of squared distances from it, and 1 over the standard deviation.
+
+    All are rounded where eager rounds them: sums are in the exact dtype, results in the kept one.
+    """
+    p, axes, exact = e.pointwise, _channel_axes(x.tensor), _exact_dtype(x.tensor)
+    source = wide(e, x)
+    kept = source.tensor.dtype
+    middle = e.convert(mean_over(e, e.convert(source, exact), axes), kept)
+    away = p("sub", source, _column(e, middle, x.tensor.rank))
+    total = e.convert(reduce(e, "sum", e.convert(p("mul", away, away), exact), axes), kept)
+    spread = e.convert(divided(e, total, count(x.tensor, axes)), exact)
+    return middle, total, e.convert(p("rsqrt", p("add", spread, eps)), kept)
 
 
 def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float) -> tuple[Node, Node, Node, Node]:
     """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
-    axes, kept = _channel_axes(x.tensor), OPMATH.get(x.tensor.dtype, x.tensor.dtype)
-    exact = variance(e, e.convert(x, _exact_dtype(x.tensor)), axes, 0)
-    spread, middle = (e.node("squeeze", one, axes=axes) for one in exact[:2])
-    scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
-    number = count(x.tensor, axes)
-    if isinstance(number, Expr):
-        less: Int = number - 1
-        factor: Node | float = divided(e, e.number(number, spread.tensor.dtype, spread.tensor.device), less)
-    else:
-        factor = number / max(number - 1, 1)
-    made = _normalise(e, x, middle, scale, weight, bias)
-    return made, e.convert(middle, kept), e.convert(scale, kept), e.pointwise("mul", spread, factor)
+    middle, total, scale = _batch_statistics(e, x, eps)
+    number = count(x.tensor, _channel_axes(x.tensor))
+    less: Int = number - 1 if isinstance(number, Expr) else max(number - 1, 1)
+    return _normalise(e, x, middle, scale, weight, bias), middle, scale, divided(e, total, less)
 
 
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
