@@ -205,7 +205,7 @@ class Check:
 @final
 @dataclass(frozen=True, slots=True)
 class RandomSeed:
-    """`out` is an int64[2] CPU tensor (seed, offset) drawn from torch's default generator of `device`."""
+    """`out` is an int64[2] tensor (seed, offset) on `device`, drawn from torch's default generator of it."""
 
     out: Slot
     device: torch.device

@@ -14,7 +14,7 @@ import torch
 
 
 def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
-    """int64[2] on the CPU; `increment` is the count of random numbers per stream that the kernels will use."""
+    """int64[2] on `device`; `increment` is the count of random numbers per stream that the kernels will use."""
     if device.type == "cpu":
         drawn = torch.zeros(2, dtype=torch.int64)
         drawn[0].random_()
@@ -23,4 +23,5 @@ def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
     offset = generator.get_offset()
     generator.set_offset(offset + (increment + 3) // 4 * 4)
     seed = generator.initial_seed()
-    return torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed, offset], dtype=torch.int64)
+    values = [seed - (1 << 64) if seed >= 1 << 63 else seed, offset]
+    return torch.tensor(values, dtype=torch.int64).pin_memory().to(device, non_blocking=True)

@@ -154,7 +154,7 @@ class Lowering:
         """The buffer of (seed, offset) and the first counter of a random node."""
         spec = node.tensor
         if spec.device not in self._seeds:
-            self._seeds[spec.device] = self.new_buffer(TensorSpec(torch.int64, (2,), (1,)))
+            self._seeds[spec.device] = self.new_buffer(TensorSpec(torch.int64, (2,), (1,), 0, spec.device))
         if node not in self._counters:
             self._counters[node] = self._drawn
             self._drawn = self._drawn + spec.numel()

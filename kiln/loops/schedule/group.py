@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
+
 from kiln.loops.ir.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
 from kiln.loops.schedule.affine import Affine, guess
 from kiln.symbolic import Int, Symbol, product, symbol
@@ -108,6 +110,11 @@ class Group:
     position: int = 0
     into: Group | None = None
     origin: str = ""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its kernel runs."""
+        return self.members[0].node.out.spec.device if self.members else None
 
     def writers(self) -> dict[str, Member]:
         """Members whose whole result the group holds, by buffer."""

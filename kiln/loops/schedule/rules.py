@@ -168,7 +168,7 @@ def _shared(first: Group, second: Group) -> set[str]:
 
 def propose(first: Group, second: Group, context: Context) -> Proposal | None:
     """What the first rule that applies makes of the two, if it is worth it."""
-    if len(first.members) + len(second.members) > MOST_MEMBERS:
+    if len(first.members) + len(second.members) > MOST_MEMBERS or first.device != second.device:
         return None
     saved = _saved_bytes(first, second, context)
     for rule in FUSION_RULES:
