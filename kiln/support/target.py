@@ -12,9 +12,10 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`vector_bytes`: widest vectors of the CPU (64: AVX-512, 32: AVX2, 16: else).
+    """A CPU: `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: else), `caches` the bytes of the first-
+    and second-level data cache of a core, `march` how the C++ compiler is told.
 
-    `caches`: bytes of the first- and second-level data cache of a core. `march`: how the C++ compiler is told.
+    A GPU (`device` "cuda"): `capability` (9, 0), `multiprocessors` 132, `warp` threads that run in step.
     """
 
     device: str = "cpu"
@@ -24,6 +25,9 @@ class Target:
     march: str = "native"
     isa: str = ""
     """Names the instruction set in cache keys, so that a cache can be shared by different machines."""
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 0
+    warp: int = 32
 
 
 @lru_cache(maxsize=1)
@@ -47,4 +51,12 @@ def host_cpu(threads: int | None = None) -> Target:
         vector_bytes=vector_bytes,
         threads=threads or os.cpu_count() or 1,
         isa={64: "avx512", 32: "avx2", 16: "baseline"}[vector_bytes],
+    )
+
+
+def cuda_gpu(capability: tuple[int, int], multiprocessors: int) -> Target:
+    """A GPU of NVIDIA: (8, 0) is an A100 with 108 multiprocessors, (9, 0) an H100 or H200 with 132."""
+    major, minor = capability
+    return Target(
+        device="cuda", capability=capability, multiprocessors=multiprocessors, isa=f"sm_{major}{minor}", vector_bytes=16
     )

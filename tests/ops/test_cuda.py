@@ -45,6 +45,7 @@ def test_attention_of_symbolic_sizes():
             lambda q: F.scaled_dot_product_attention(q, q, q),
             [heads(2, 4, 40, 64).detach()],
             [heads(3, 4, 24, 64).detach()],
+            allow_guards=True,  # the back end pads the width of a head to a multiple of 8 and so asks for it
         )
 
 

@@ -1,0 +1,53 @@
+"""Which machine a graph is compiled for: the GPU on which its values lie, or else the CPU.
+
+    region_target(graph, host)      Target(device="cuda", capability=(9, 0), ...)
+
+Kernels are of one device each; a graph with values on both is scheduled for the GPU, and what of it runs on the CPU
+is small.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.prims.spec import Spec, TensorSpec
+from kiln.loops.ir.kernel import KernelIR
+from kiln.support.target import Target, cuda_gpu
+
+
+def region_target(graph: Graph, host: Target) -> Target:
+    """The first GPU of the graph, or `host`."""
+    for node in (*graph.inputs, *graph.nodes):
+        device = device_of(node.spec)
+        if device is not None and device.type == "cuda":
+            return gpu_of(device.index or 0)
+    return host
+
+
+def device_of(spec: Spec) -> torch.device | None:
+    """Of a tensor, or of the first tensor of several results."""
+    if isinstance(spec, TensorSpec):
+        return spec.device
+    parts = spec if isinstance(spec, tuple) else ()
+    return next((part.device for part in parts if isinstance(part, TensorSpec)), None)
+
+
+def runs_on_gpu(kernel: KernelIR) -> bool:
+    return any(param.spec.device.type == "cuda" for param in kernel.params)
+
+
+@lru_cache(maxsize=16)
+def gpu_of(index: int) -> Target:
+    """The GPU number `index` of this process; on a machine without one, an H100 (graphs recorded elsewhere)."""
+    if not torch.cuda.is_available():
+        return cuda_gpu((9, 0), 132)
+    properties = torch.cuda.get_device_properties(index)
+    return cuda_gpu((properties.major, properties.minor), properties.multi_processor_count)
+
+
+def gpu_name() -> str:
+    """For keys of what is kept on disk; empty in a process that has not used a GPU."""
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
