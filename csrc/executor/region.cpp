@@ -83,7 +83,14 @@ class RegionNode final : public ag::Node {
     }
     if (!state_->differentiate) return;
     again_.resize(inputs.size());
-    for (size_t n = 0; n < inputs.size(); n++) keep(again_[n], inputs[n], false);
+    for (size_t n = 0; n < saved_.size(); n++) {
+      const SavedEntry& entry = state_->saved[n];
+      if (entry.kind == SavedKind::kInput)
+        again_[static_cast<size_t>(entry.index)].saved = &saved_[n];
+    }
+    for (size_t n = 0; n < inputs.size(); n++) {
+      if (!again_[n].saved) again_[n].watch(inputs[n]);
+    }
   }
 
   ag::variable_list apply(ag::variable_list&& tangents) override {
@@ -103,7 +110,8 @@ class RegionNode final : public ag::Node {
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Kept& one : saved_) one.tensor.reset_data();
-    for (Kept& one : again_) one.tensor.reset_data();
+    for (Input& one : again_) one.value = Value();
+    released_ = true;
   }
 
  private:
@@ -112,6 +120,38 @@ class RegionNode final : public ag::Node {
     Value number;
     bool is_tensor = false;
     bool is_output = false;
+  };
+
+  // An input that only the second derivative needs. Not a saved variable: eager would not save it,
+  // so no hook may see it.
+  struct Input {
+    Kept* saved = nullptr;
+    Value value;
+    uint32_t version = 0;
+
+    static uint32_t version_of(const Value& value) {
+      return value.tensor()->is_inference() ? 0 : tensor_of(value)._version();
+    }
+
+    void watch(const Value& input) {
+      if (!input.is_tensor()) {
+        value = const_cast<Value&>(input).hand_over();
+        return;
+      }
+      value.set_tensor(input.share());
+      version = version_of(value);
+    }
+
+    Value get(const std::string& name) {
+      if (!value.is_tensor()) return value.hand_over();
+      TORCH_CHECK(version_of(value) == version, name,
+                  ": one of the variables needed for gradient computation has been modified by an "
+                  "inplace operation: an input is at version ",
+                  version_of(value), "; expected version ", version, " instead");
+      Value made;
+      made.set_tensor(value.share());
+      return made;
+    }
   };
 
   static void share_version(const Value& view, const Value& base) {
@@ -181,7 +221,10 @@ class RegionNode final : public ag::Node {
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
     std::vector<Value> inputs;
-    for (Kept& one : again_) inputs.push_back(value_of(one));
+    if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
+    for (Input& one : again_) {
+      inputs.push_back(one.saved ? value_of(*one.saved) : one.get(name()));
+    }
     std::vector<Value> given(tangents.size());
     for (size_t n = 0; n < given.size(); n++) {
       if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
@@ -219,7 +262,8 @@ class RegionNode final : public ag::Node {
 
   std::shared_ptr<RegionState> state_;
   std::vector<Kept> saved_;
-  std::vector<Kept> again_;
+  std::vector<Input> again_;
+  bool released_ = false;
 };
 
 bool needs_gradient(const std::vector<Value>& inputs) {

@@ -26,12 +26,14 @@ from kiln.pipeline.compiled import CompiledPlan, compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.region_file import CompiledRegion
+from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
+from kiln.runtime.replay import Replay
 from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.signature import Signature
 from kiln.symbolic import symbol
@@ -45,11 +47,13 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("partition"):
         halves = partition(joint, recompute=context.options.recompute == "cheap")
-    return differentiable_region(halves, trace.constants, context)
+    with context.events.stage("replay"):
+        again = write_replay(recorder, trace)
+    return differentiable_region(halves, again, trace.constants, context)
 
 
 def differentiable_region(
-    halves: Partition, constants: Mapping[str, torch.Tensor], context: CompileContext
+    halves: Partition, again: ReplayData, constants: Mapping[str, torch.Tensor], context: CompileContext
 ) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
     signature = halves.signature
@@ -58,10 +62,11 @@ def differentiable_region(
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context)
     spec = region_spec(plan, signature)
     with context.events.stage("load"):
-        run = join_halves(forward.executor(), backward, spec)
+        run = join_halves(forward.executor(), backward, spec, again)
 
     def write() -> bytes:
-        return pack({"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()})
+        sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
+        return pack({**sections, **replay_sections(again)})
 
     return CompiledRegion(run, write)
 
@@ -76,19 +81,33 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
         if name.startswith(CONSTANT)
     }
     backward = Backward(lambda: parse_graph(text), signature, grads, constants, context, text)
-    return join_halves(load_plan(bytes(sections["forward"])), backward, decode_plan(bytes(sections["spec"])))
+    spec: RegionSpec = decode_plan(bytes(sections["spec"]))
+    return join_halves(load_plan(bytes(sections["forward"])), backward, spec, read_replay(sections))
 
 
-def join_halves(forward: Executable, backward: Backward, spec: RegionSpec) -> Executable:
+def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again: ReplayData) -> Executable:
     """The callable with one autograd node."""
-    region = make_region(forward, backward, spec)
+    replay = Replay(again.data, again.constants) if again.data else None
+    region = make_region(forward, backward, spec, replay=replay, no_replay=again.reason)
     if not backward.signature.carried:
         return region
     count = backward.signature.num_outputs
     return lambda *inputs: region(*inputs)[:count]
 
 
-CONSTANT = "constant/"
+def replay_sections(again: ReplayData) -> dict[str, bytes]:
+    """What `read_replay` reads."""
+    constants = {f"{REPLAYED}{number}": encode_tensor(one) for number, one in enumerate(again.constants)}
+    return {"replay": again.data, "no_replay": again.reason.encode(), **constants}
+
+
+def read_replay(sections: Mapping[str, memoryview]) -> ReplayData:
+    count = sum(name.startswith(REPLAYED) for name in sections)
+    constants = tuple(decode_tensor(bytes(sections[f"{REPLAYED}{number}"])) for number in range(count))
+    return ReplayData(bytes(sections["replay"]), constants, bytes(sections["no_replay"]).decode())
+
+
+CONSTANT, REPLAYED = "constant/", "replayed/"
 
 
 @final

@@ -38,7 +38,7 @@ NO_BASE, INPUT_BASE, OUTPUT_BASE = range(3)
 class NoSecondDerivative(KilnError, RuntimeError):
     code = "KILN4008"
     what = "the gradient of {name} cannot be differentiated"
-    why = "its backward was compiled for first derivatives, and there is no differentiable replay of the region"
+    why = "its backward was compiled for first derivatives, and the region cannot be run again by eager: {reason}"
     try_ = ("call the function that needs create_graph=True outside kiln.compile",)
 
 
@@ -100,11 +100,17 @@ class RegionSpec:
 
 
 def make_region(
-    forward: Function, backward: Callable[..., Function], spec: RegionSpec, *, replay: Function | None = None
+    forward: Function,
+    backward: Callable[..., Function],
+    spec: RegionSpec,
+    *,
+    replay: Function | None = None,
+    no_replay: str = "there is no replay of it",
 ) -> Region:
     """The differentiable callable. `backward` must not refer to the region.
 
     `replay(*inputs)` computes the user's results with eager operators; it is needed for create_graph=True only.
+    `no_replay`: why there is none.
     """
     differentiate = None if replay is None else SecondDerivative(spec, replay)
     return Region(
@@ -116,7 +122,7 @@ def make_region(
         spec.written,
         backward,
         differentiate,
-        str(NoSecondDerivative(name=spec.name)),
+        str(NoSecondDerivative(name=spec.name, reason=no_replay)),
         spec.optional_tangents,
     )
 
@@ -167,7 +173,7 @@ class SecondDerivative:
                 value.view_as(value) if needed and isinstance(value, torch.Tensor) else value
                 for value, needed in zip(inputs, mask, strict=True)
             ]
-            results = self.replay(*fresh)
+            results = self._results(fresh)
         pairs = zip(results, self.spec.differentiable, strict=False)
         roots = [result for result, differentiable in pairs if differentiable]
         wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
@@ -187,3 +193,12 @@ class SecondDerivative:
             )
         )
         return [next(found) if needed else None for needed in mask]
+
+    def _results(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Raises NoSecondDerivative where the replay draws random numbers: they are not those of the forward."""
+        before = torch.get_rng_state()
+        results = self.replay(*inputs)
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
+        return results

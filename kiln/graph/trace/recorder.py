@@ -35,6 +35,7 @@ from kiln.graph.trace.resolve import resolve
 from kiln.graph.trace.symbols import Symbols
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.source import Source
+from kiln.runtime.replay import ambient_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
@@ -78,6 +79,7 @@ class Recorder:
         self.events = events
         self.numerics = numerics
         self._grad_at_start = torch.is_grad_enabled()
+        self.state_at_start = ambient_state()
         self._restart()
 
     def _restart(self) -> None:
@@ -202,7 +204,9 @@ class Recorder:
         return known_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
-        return next((record.real for record in self.inputs if record.fake is fake), None)
+        """The tensor of an input or a constant."""
+        inputs = ((record.real, record.fake) for record in self.inputs)
+        return next((real for real, one in (*inputs, *self._baked) if one is fake), None)
 
     # The end.
 

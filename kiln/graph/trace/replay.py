@@ -14,14 +14,7 @@ import torch
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
-
-SETTERS: dict[str, Callable[..., Any]] = {
-    "grad_enabled": torch._C._set_grad_enabled,
-    "autocast": torch.set_autocast_enabled,
-    "autocast_dtype": torch.set_autocast_dtype,
-    "autocast_cache": torch.set_autocast_cache_enabled,
-}
-"""What a `setstate` entry of the log calls, with its value (or the values of its tuple)."""
+from kiln.runtime.replay import SETTERS
 
 
 @final

@@ -1,0 +1,153 @@
+"""The torch calls of a region once more, on real tensors: what create_graph=True differentiates.
+
+    {"inputs": 2, "symbols": [["s0", 0, "size", 0]], "outputs": [3],
+     "calls": [[["torch._C._nn:gelu"], [["value", 0]], [], 2],        %2 = gelu(%0)
+               ["sum", [["value", 2], -1], [], 3]]}                    %3 = %2.sum(-1)
+
+    replay = Replay(data, constants)
+    results = replay(x, weight)              # by eager operators, under autograd and the modes of the capture
+
+The first derivatives of a region are a compiled plan, which nothing can differentiate; the same calls run eagerly can
+be. It is data: what a method is named, where an import finds a function, values by number (first the inputs, then the
+results in order), sizes as expressions over symbols that are read off the inputs. The pipeline writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any, final
+
+import torch
+
+from kiln.runtime.guards.constant import Json, constant_from_json
+from kiln.runtime.guards.reference import resolve
+from kiln.symbolic import parse_int
+from kiln.symbolic.expr import evaluate
+
+SETTERS: dict[str, Callable[..., Any]] = {
+    "grad_enabled": torch._C._set_grad_enabled,
+    "autocast": torch.set_autocast_enabled,
+    "autocast_dtype": torch.set_autocast_dtype,
+    "autocast_cache": torch.set_autocast_cache_enabled,
+}
+"""What a change of mode in the log calls, with its values."""
+
+
+@final
+class Replay:
+    """`replay(*inputs)`: the results that the user sees. `data` is read when it is first needed."""
+
+    def __init__(self, data: bytes, constants: Sequence[torch.Tensor] = ()) -> None:
+        self.data = data
+        self.constants = constants
+
+    @cached_property
+    def _program(self) -> dict[str, Any]:
+        program: dict[str, Any] = json.loads(self.data)
+        for row in program["calls"]:
+            row[0] = row[0] if isinstance(row[0], str) else resolve(row[0][0])
+        return program
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        program = self._program
+        written = frozenset(program["written"])
+        values = [one.clone() if number in written else one for number, one in enumerate(inputs)]
+        run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
+        with ambient(program["state"]):
+            for target, args, kwargs, result in program["calls"]:
+                run.call(target, args, kwargs, result)
+        return tuple(run.values[number] for number in program["outputs"])
+
+
+@final
+class _Run:
+    """One replay: values by number."""
+
+    def __init__(self, values: dict[int, Any], symbols: Mapping[str, int], constants: Sequence[torch.Tensor]) -> None:
+        self.values = values
+        self.symbols = symbols
+        self.constants = constants
+
+    def call(self, target: Any, args: Json, kwargs: Json, result: Any) -> None:
+        given: list[Any] = self.arguments(args)
+        named: dict[str, Any] = dict(self.arguments(kwargs))
+        if result == SET_STATE:
+            SETTERS[target](*given)
+        elif isinstance(target, str):
+            self.bind(result, getattr(given[0], target)(*given[1:], **named))
+        else:
+            self.bind(result, target(*given, **named))
+
+    def arguments(self, rows: Any) -> list[Any]:
+        return [self.value(row) for row in rows]
+
+    def value(self, row: Any) -> Any:
+        if not isinstance(row, list):
+            return row
+        kind, content = row
+        reader = READERS.get(kind)
+        return constant_from_json(row) if reader is None else reader(self, content)
+
+    def bind(self, places: Any, value: Any) -> None:
+        if isinstance(places, list):
+            for place, part in zip(places, value, strict=True):
+                self.bind(place, part)
+        elif places is not None:
+            self.values[places] = value
+
+
+SET_STATE = "set"
+"""In place of the numbers of its results: the call changes a mode."""
+
+READERS: Mapping[str, Callable[[_Run, Any], Any]] = {
+    "value": lambda run, number: run.values[number],
+    "tensor": lambda run, number: run.constants[number],
+    "expr": lambda run, text: evaluate(parse_int(text), run.symbols),
+    "list": lambda run, rows: run.arguments(rows),
+    "tuple": lambda run, rows: tuple(run.arguments(rows)),
+    "dict": lambda run, rows: dict(run.arguments(rows)),
+    "slice": lambda run, rows: slice(*run.arguments(rows)),
+}
+"""Kinds of arguments beside constants, which are written as guards write them."""
+
+
+def symbol_values(bindings: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
+    """Each symbol with its number in these inputs. `["s0", 1, "stride", 0]`: the first stride of the second."""
+    found: dict[str, int] = {}
+    for name, place, what, axis in bindings:
+        one = inputs[place]
+        found[name] = int(one if what == "value" else getattr(one, what)(axis))
+    return found
+
+
+def ambient_state() -> dict[str, Json]:
+    """The modes that decide what a torch call does and that the log of a recording does not have."""
+    devices = [one for one in ("cpu", "cuda") if torch.is_autocast_enabled(one)]
+    return {
+        "autocast": [[one, str(torch.get_autocast_dtype(one)).removeprefix("torch.")] for one in devices],
+        "cache": torch.is_autocast_cache_enabled(),
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+    }
+
+
+@contextmanager
+def ambient(state: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, the modes are those of `state`, with gradients; afterwards those from before."""
+    dtype = torch.get_default_dtype()
+    wanted = getattr(torch, state["dtype"])
+    lowered = dict(state["autocast"])
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if device in lowered or torch.is_autocast_enabled(device):
+                low = getattr(torch, lowered.get(device, "bfloat16"))
+                stack.enter_context(
+                    torch.autocast(device, dtype=low, enabled=device in lowered, cache_enabled=state["cache"])
+                )
+        if wanted is not dtype:
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(wanted)
+        yield

@@ -1,0 +1,221 @@
+"""create_graph=True: gradients of compiled functions that are differentiated again, against eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import kiln
+
+
+@pytest.fixture(params=["compiled", "loaded"])
+def compile_twice(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """`kiln.compile`; "loaded": after a first compile, whose variant the second one finds on disk."""
+
+    def make(function: Any, *inputs: Any, **arguments: Any) -> Any:
+        options = {"cache": True, "cache_dir": str(tmp_path)}
+        if request.param == "loaded":
+            kiln.compile(function, fullgraph=True, options=options, **arguments)(*inputs)
+        compiled = kiln.compile(function, fullgraph=True, options=options, **arguments)
+        compiled(*inputs)
+        report = kiln.report_of(compiled)
+        assert report.loaded == (request.param == "loaded") and report.eager == 0, report
+        return compiled
+
+    return make
+
+
+def twice(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """A loss of value and gradients, differentiated."""
+    wanted = [one for one in inputs if one.requires_grad]
+    result = function(*inputs)
+    gradients = torch.autograd.grad((result * result.detach().cos()).sum(), wanted, create_graph=True)
+    loss = result.sum() + sum((one * one).sum() for one in gradients)
+    second = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [*gradients, *[one for one in second if one is not None]]
+
+
+def chunks(x: Tensor, w: Tensor) -> Tensor:
+    a, b = (x @ w).chunk(2, dim=-1)
+    return F.gelu(a) * b.sigmoid()
+
+
+def constants(x: Tensor, w: Tensor) -> Tensor:
+    scale = torch.tensor([1.0, 2.0, 0.5, 3.0])
+    return (x * scale) @ w + torch.ones(6)
+
+
+def without_grad(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        size = x.norm(dim=-1, keepdim=True)
+    return (x / size) @ w
+
+
+def at_zero(x: Tensor, w: Tensor) -> Tensor:
+    """Where decompositions have other derivatives than eager: relu at 0, and so on."""
+    return F.relu(x - x.detach()) + F.relu(x) @ w[:, :4]
+
+
+def view_of_input(x: Tensor, w: Tensor) -> Tensor:
+    return torch.stack([x.t()[0] * 2, x[:, 1] ** 3]).exp() @ w[:3]
+
+
+def in_place(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.sin(x)
+    y.mul_(x)
+    y[:, 1] = w[0, 0]
+    return y.add_(1) @ w
+
+
+PROGRAMS = (chunks, constants, without_grad, at_zero, view_of_input, in_place)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_second_derivatives(function: Any, dynamic: bool | None, compile_twice: Any) -> None:
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    compiled = compile_twice(function, x, w, dynamic=dynamic)
+    for ours, theirs in zip(twice(compiled, x, w), twice(function, x, w), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_other_sizes_and_numbers(compile_twice: Any) -> None:
+    def function(x: Tensor, scale: int) -> Tensor:
+        return (x.reshape(-1, 2) * scale).tanh().reshape(x.shape[0], -1) / x.size(1)
+
+    compiled = compile_twice(function, torch.randn(3, 4, requires_grad=True), 2, dynamic=True)
+    for rows, columns, scale in ((3, 4, 2), (5, 6, 3), (2, 8, -1)):
+        x = torch.randn(rows, columns, requires_grad=True)
+        results = [twice(partial(call, scale=scale), x) for call in (compiled, function)]
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 1)).double()
+
+
+def test_gradient_penalty_and_buffers() -> None:
+    """Batch norm writes its statistics in forward; differentiating the gradient must not write them again."""
+    eager = network()
+    model = copy.deepcopy(eager)
+    results = []
+    for module, call in ((eager, eager), (model, kiln.compile(model, fullgraph=True))):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+        y = call(x)
+        (gradient,) = torch.autograd.grad(y.sum(), [x], create_graph=True)
+        loss = y.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
+        loss.backward()
+        results.append([loss, gradient, *[one.grad for one in module.parameters()], *module.buffers()])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_hessian_vector_product() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    compiled = kiln.compile(model, fullgraph=True)
+    x, parameters = torch.randn(6, 3), list(model.parameters())
+    vector = [torch.randn_like(one) for one in parameters]
+    products = []
+    for call in (model, compiled):
+        gradients = torch.autograd.grad(call(x).square().mean(), parameters, create_graph=True)
+        products.append(torch.autograd.grad(gradients, parameters, grad_outputs=vector))
+    for theirs, ours in zip(*products, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_third_derivative_across_a_break() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = torch.sin(x) * x
+        if y.sum() > -100:
+            y = y**3
+        return y * x
+
+    x = torch.randn(4, requires_grad=True)
+    results = []
+    for call in (function, kiln.compile(function)):
+        value = call(x).sum()
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(value, [x], create_graph=True)
+            value = (gradient * gradient).sum()
+        results.append(gradient)
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_ambient_autocast_and_dtype_are_those_of_the_forward() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).float().tanh() * torch.ones(4)
+
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    results = []
+    for call in (function, kiln.compile(function, fullgraph=True)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = call(x, w)
+        gradients = torch.autograd.grad(y.sum(), [x, w], create_graph=True)
+        results.append([*gradients, *torch.autograd.grad(gradients[0].square().sum(), [x, w])])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+def refused(function: Callable[..., Tensor], *inputs: Tensor) -> str:
+    """The first derivative is there; differentiating it raises."""
+    result = kiln.compile(function, fullgraph=True)(*inputs)
+    leaf = next(one for one in inputs if one.is_leaf and one.requires_grad)
+    (gradient,) = torch.autograd.grad(result.sum(), [leaf], create_graph=True)
+    assert gradient.requires_grad
+    with pytest.raises(RuntimeError, match="KILN4008") as raised:
+        gradient.sum().backward()
+    return str(raised.value)
+
+
+def test_random_numbers_are_refused() -> None:
+    assert "random" in refused(lambda x: F.dropout(x, 0.5) ** 2, torch.randn(5, requires_grad=True))
+
+
+def test_changed_inputs_are_refused() -> None:
+    def function(x: Tensor, count: Tensor) -> Tensor:
+        count.add_(1)
+        return x * x * count
+
+    assert "`count`" in refused(function, torch.randn(5, requires_grad=True), torch.zeros(5))
+
+
+def test_inputs_changed_later_are_noticed() -> None:
+    """The bias is needed for second derivatives only; a change between must not be overlooked."""
+
+    def function(x: Tensor, bias: Tensor) -> Tensor:
+        return (x * 2 + bias).exp()
+
+    compiled = kiln.compile(function, fullgraph=True)
+    x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    y = compiled(x, bias).sum()
+    with torch.no_grad():
+        bias.add_(1)
+    torch.autograd.grad(y, [x], retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, [x], create_graph=True)
+
+
+def test_the_graph_is_freed_unless_retained() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = kiln.compile(lambda x: (x * 2).exp(), fullgraph=True)(x).sum()
+    torch.autograd.grad(y, [x], create_graph=True, retain_graph=False)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, [x], create_graph=True)
+
+
+def test_hooks_see_what_they_see_without_a_second_derivative() -> None:
+    """Inputs kept for the replay alone are no saved tensors."""
+    seen: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one) or one, lambda one: one):
+        x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        kiln.compile(lambda x, bias: x * 3 + bias, fullgraph=True)(x, bias)
+    assert not any(one is bias or one is x for one in seen)
