@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -96,16 +97,20 @@ def _cell(score: Score | None) -> str:
     return f"{score.speed:>13.3f} {interval:>13} {first:>8} {memory:>6} {error:>6}"
 
 
-def write_json(path: Path, results: Sequence[Result], command: str) -> None:
-    """The whole run, with date, versions and command."""
+def write_json(path: Path, results: Sequence[Result]) -> None:
+    write_data(path, {"results": [asdict(result) for result in results]})
+
+
+def write_data(path: Path, found: dict[str, Any]) -> None:
+    """What was found, with date, versions, machine and the command."""
     data = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": command,
+        "command": "python -m kiln " + " ".join(sys.argv[1:]),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "threads": torch.get_num_threads(),
-        "results": [asdict(result) for result in results],
+        **found,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")

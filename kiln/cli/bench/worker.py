@@ -1,4 +1,4 @@
-"""One measurement in a process of its own; prints one JSON line.
+"""One measurement in a process of its own; prints a JSON line for each step and waits for a line before the next.
 
     python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +36,11 @@ def find_row(suite: str, title: str, train: bool) -> Row:
     return rows[title]
 
 
-def measure_first(task: dict[str, Any]) -> dict[str, Any]:
+Steps = Iterator[dict[str, Any]]
+"""What a task finds, in steps; before each but the first the worker waits for its turn."""
+
+
+def measure_first(task: dict[str, Any]) -> Steps:
     """Seconds from the call of the compiler to the first result, importing excluded; peak memory of the process."""
     chosen = candidate(task["candidate"], task["mode"])
     chosen.prepare()
@@ -47,11 +52,8 @@ def measure_first(task: dict[str, Any]) -> dict[str, Any]:
     compiled = chosen.compile(case.model)
     case.run(compiled)
     wait_for(case.device)
-    return {
-        "first_seconds": time.perf_counter() - start,
-        "peak_bytes": peak_bytes(case.device),
-        **chosen.facts(compiled),
-    }
+    seconds = time.perf_counter() - start
+    yield {"first_seconds": seconds, "peak_bytes": peak_bytes(case.device), **chosen.facts(compiled)}
 
 
 def peak_bytes(device: str) -> int:
@@ -66,8 +68,9 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure_steady(task: dict[str, Any]) -> dict[str, Any]:
-    """Alternating samples: one pair is one of each candidate, in an order that turns with each pair."""
+def measure_steady(task: dict[str, Any]) -> Steps:
+    """Compile and warm up; alternating samples; errors. One pair is one sample of each candidate, in an order
+    that turns with each pair."""
     names: list[str] = task["candidates"]
     case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
     compiled = {}
@@ -77,12 +80,14 @@ def measure_steady(task: dict[str, Any]) -> dict[str, Any]:
         compiled[name] = chosen.compile(case.model)
         for _ in range(WARM_UP):
             case.run(compiled[name])
+    yield {}
     times: dict[str, list[float]] = {name: [] for name in names}
     for pair in range(task["pairs"]):
         for turn in range(len(names)):
             name = names[(pair + turn) % len(names)]
             times[name].append(timed(case, compiled[name]))
-    return {"times": times, "errors": errors(task, [name for name in names if name != "eager"])}
+    yield {"times": times}
+    yield {"errors": errors(task, [name for name in names if name != "eager"])}
 
 
 def timed(case: Case, model: Callable[..., Any]) -> float:
@@ -136,13 +141,17 @@ def in_float64(case: Case) -> list[torch.Tensor]:
     return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(model)]
 
 
-TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"first": measure_first, "steady": measure_steady}
+TASKS: dict[str, Callable[[dict[str, Any]], Steps]] = {"first": measure_first, "steady": measure_steady}
 
 
 def main() -> None:
     task = json.loads(sys.argv[1])
+    if task["cores"]:
+        os.sched_setaffinity(0, task["cores"])
     torch.set_num_threads(task["threads"])
-    print(json.dumps(TASKS[task["task"]](task)))
+    for found in TASKS[task["task"]](task):
+        print(json.dumps(found), flush=True)
+        sys.stdin.readline()
 
 
 if __name__ == "__main__":

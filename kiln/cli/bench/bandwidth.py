@@ -1,0 +1,127 @@
+"""`python -m kiln bench --suite bandwidth`: how near single kernels come to the speed of memory, on a GPU.
+
+    pattern           forward GB/s (of copy)     backward GB/s (of copy)
+    layer_norm             4100 (0.95)                3900 (0.90)
+
+A pattern's bytes are what must move at least: each argument read once, each result written once; in the backward also
+what the forward saved. The yardstick is a copy of a tensor of the same size in the same run. bf16, 256 MB a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kiln.api as api
+from kiln.cli.bench.candidates import candidate
+from kiln.cli.bench.results import write_data
+
+ROWS, COLUMNS = 32768, 4096
+"""Of a tensor of 256 MB in bf16."""
+REPEATS = 10
+
+
+def pointwise(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (COLUMNS,), weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (COLUMNS,), weight, 1e-6)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, dim=-1)
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), target)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """`forward`, `backward`: tensors of full size that must move."""
+
+    function: Callable[..., Tensor]
+    vectors: int
+    forward: int
+    backward: int
+    target: bool = False
+
+
+PATTERNS: Mapping[str, Pattern] = {
+    "pointwise": Pattern(pointwise, 1, 2, 3),
+    "layer_norm": Pattern(layer_norm, 2, 2, 3),
+    "rms_norm": Pattern(rms_norm, 1, 2, 3),
+    "softmax": Pattern(softmax, 0, 2, 3),
+    "cross_entropy": Pattern(cross_entropy, 0, 1, 2, target=True),
+}
+
+
+def inputs_of(pattern: Pattern) -> tuple[Tensor, ...]:
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    values = (torch.randn(ROWS, COLUMNS, **make), *(torch.randn(COLUMNS, **make) for _ in range(pattern.vectors)))
+    return (*values, torch.randint(0, COLUMNS, (ROWS,), device="cuda")) if pattern.target else values
+
+
+def seconds_of(run: Callable[[], Any], samples: int) -> float:
+    """Median over `samples` of the mean of `REPEATS` runs, by the GPU's clock."""
+    for _ in range(3):
+        run()
+    found: list[float] = []
+    for _ in range(samples):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPEATS):
+            run()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / REPEATS)
+    return float(median(found))
+
+
+def measure(pattern: Pattern, compiled: Callable[..., Tensor], samples: int) -> tuple[float, float]:
+    """Bytes a second of forward and backward."""
+    inputs = inputs_of(pattern)
+    size = ROWS * COLUMNS * 2
+    with torch.no_grad():
+        forward = seconds_of(lambda: compiled(*inputs), samples)
+    result = compiled(*inputs)
+    tangent = torch.randn_like(result)
+    wanted = [one for one in inputs if one.requires_grad]
+    backward = seconds_of(lambda: torch.autograd.grad(result, wanted, tangent, retain_graph=True), samples)
+    return pattern.forward * size / forward, pattern.backward * size / backward
+
+
+def run(samples: int, names: list[str], json: Path | None) -> int:
+    """Print the table. `names`: the compilers."""
+    source, target = (torch.empty(ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    copy = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), samples)
+    print(f"copy {copy / 1e9:.0f} GB/s")
+    found: dict[str, Any] = {"copy": copy, "patterns": {}}
+    for title, pattern in PATTERNS.items():
+        for name in names:
+            chosen = candidate(name, None)
+            chosen.prepare()
+            api.reset()
+            forward, backward = measure(pattern, chosen.compile(pattern.function), samples)
+            found["patterns"][f"{title}/{name}"] = {"forward": forward / copy, "backward": backward / copy}
+            print(
+                f"{title:14} {name:14} forward {forward / 1e9:6.0f} GB/s ({forward / copy:.2f})"
+                f"   backward {backward / 1e9:6.0f} GB/s ({backward / copy:.2f})",
+                flush=True,
+            )
+    if json is not None:
+        write_data(json, found)
+    return 0
