@@ -50,6 +50,14 @@ bool parse_payload(Check* check, PyObject* payload) {
       check->expected = own(code);
       return true;
     }
+    case Kind::kSetItems: {
+      PyObject* items;
+      int ordered;
+      if (!PyArg_ParseTuple(payload, "pO!", &ordered, &PyTuple_Type, &items)) return false;
+      check->numbers[0] = ordered;
+      check->expected = own(items);
+      return true;
+    }
     case Kind::kAliases: {
       PyObject *nodes, *groups;
       int by_storage;

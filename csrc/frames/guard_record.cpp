@@ -137,6 +137,7 @@ class Recorder {
     if (!identity_[at]) return false;
     if (kind == Kind::kTypeIs) return !type_can_change(value);
     if (kind == Kind::kEquals) return true;
+    if (kind == Kind::kSetItems) return PyFrozenSet_Check(value);
     return kind == Kind::kLength &&
            (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
   }

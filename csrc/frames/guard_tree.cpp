@@ -7,11 +7,15 @@ namespace {
 
 Found part(PyObject* value) { return {value, Via::kPart}; }
 
-Found cell_contents(PyObject* closure, Py_ssize_t index) {
+PyObject* cell_at(PyObject* closure, Py_ssize_t index) {
   if (closure == nullptr || !PyTuple_Check(closure) || index >= PyTuple_GET_SIZE(closure))
-    return {};
-  PyObject* cell = PyTuple_GET_ITEM(closure, index);
-  return {PyCell_Check(cell) ? PyCell_GET(cell) : nullptr, Via::kVolatile};
+    return nullptr;
+  return PyTuple_GET_ITEM(closure, index);
+}
+
+Found cell_contents(PyObject* closure, Py_ssize_t index) {
+  PyObject* cell = cell_at(closure, index);
+  return {cell != nullptr && PyCell_Check(cell) ? PyCell_GET(cell) : nullptr, Via::kVolatile};
 }
 
 Found dict_item(PyObject* dict, PyObject* key, Via via) {
@@ -36,7 +40,25 @@ Found item(PyObject* parent, const Node& node) {
   return {};
 }
 
+// The item at or behind `*at` in the table of a set, null at its end.
+PyObject* next_of_set(PyObject* set, Py_ssize_t* at) {
+  auto* real = reinterpret_cast<PySetObject*>(set);
+  while (*at <= real->mask) {
+    const setentry& entry = real->table[(*at)++];
+    if (entry.key != nullptr && entry.hash != -1) return entry.key;  // -1: a deleted entry
+  }
+  return nullptr;
+}
+
+Found set_item(PyObject* set, Py_ssize_t index) {
+  PyObject* found = nullptr;
+  Py_ssize_t at = 0;
+  for (Py_ssize_t n = 0; n <= index; n++) found = next_of_set(set, &at);
+  return {found, PyFrozenSet_CheckExact(set) ? Via::kPart : Via::kVolatile};
+}
+
 Found key_at(PyObject* dict, Py_ssize_t index) {
+  if (PyAnySet_Check(dict)) return set_item(dict, index);
   if (!PyDict_Check(dict) || PyODict_Check(dict)) return {};
   PyObject *key, *value;
   Py_ssize_t at = 0, n = 0;
@@ -73,6 +95,12 @@ Found instance_item(PyObject* parent, PyObject* name) {
   return slot != nullptr ? dict_item(*slot, name, Via::kInstanceDict) : Found{};
 }
 
+Found mro_item(PyObject* type, Py_ssize_t index) {
+  PyObject* order = PyType_Check(type) ? reinterpret_cast<PyTypeObject*>(type)->tp_mro : nullptr;
+  bool there = order != nullptr && PyTuple_Check(order) && index < PyTuple_GET_SIZE(order);
+  return {there ? PyTuple_GET_ITEM(order, index) : nullptr, Via::kTypeAttr};
+}
+
 Found step_from(const Node& node, PyObject* parent) {
   switch (node.access) {
     case Access::kAttr:
@@ -89,6 +117,8 @@ Found step_from(const Node& node, PyObject* parent) {
       return PyMethod_Check(parent) ? part(PyMethod_GET_SELF(parent)) : Found{};
     case Access::kKey:
       return key_at(parent, node.index);
+    case Access::kMro:
+      return mro_item(parent, node.index);
     default:
       return function_part(parent, node);
   }
@@ -129,6 +159,32 @@ bool keys_are(PyObject* dict, PyObject* expected) {
   return true;
 }
 
+// Items compared by identity only: a class of the program may define their equality.
+bool is_opaque(PyObject* item) { return PyType_HasFeature(Py_TYPE(item), Py_TPFLAGS_HEAPTYPE); }
+
+bool same_item(PyObject* left, PyObject* right) {
+  return left == right || (!is_opaque(left) && same_constant(left, right));
+}
+
+bool one_of(PyObject* item, PyObject* expected) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(expected); i++) {
+    if (same_item(item, PyTuple_GET_ITEM(expected, i))) return true;
+  }
+  return false;
+}
+
+// `numbers[0]`: in this order. The same set is most often in the order that it had.
+bool items_are(const Check& check, PyObject* set) {
+  PyObject* expected = check.expected;
+  if (!PyAnySet_Check(set) || PySet_GET_SIZE(set) != PyTuple_GET_SIZE(expected)) return false;
+  Py_ssize_t at = 0, n = 0;
+  while (PyObject* item = next_of_set(set, &at)) {
+    if (same_item(item, PyTuple_GET_ITEM(expected, n++))) continue;
+    if (check.numbers[0] || !one_of(item, expected)) return false;
+  }
+  return true;
+}
+
 bool function_is(const Check& check, PyObject* value) {
   if (!PyFunction_Check(value)) return false;
   auto* function = reinterpret_cast<PyFunctionObject*>(value);
@@ -151,6 +207,8 @@ Found GuardTree::fetch(const Node& node, PyObject* parent, const Scope& scope) {
       return {scope.globals, Via::kVolatile};
     case Access::kCell:
       return cell_contents(scope.closure, node.index);
+    case Access::kCellObject:
+      return {cell_at(scope.closure, node.index), Via::kVolatile};
     case Access::kConst:
       return {node.key, Via::kFixed};
     default:
@@ -182,6 +240,8 @@ bool GuardTree::evaluate(const Check& check, PyObject* value) {
       return check_tensor(*check.tensor, value);
     case Kind::kFunctionCode:
       return function_is(check, value);
+    case Kind::kSetItems:
+      return items_are(check, value);
     default:
       return false;
   }

@@ -38,7 +38,9 @@ enum class Access : uint8_t {
   kType,
   kMethodFunc,
   kMethodSelf,
-  kKey,  // index: the nth key of a dict
+  kKey,         // index: the nth key of a dict, or item of a set
+  kMro,         // index into the MRO of a type
+  kCellObject,  // index into the function's closure; the cell itself
 };
 
 enum class Kind : uint8_t {
@@ -53,6 +55,7 @@ enum class Kind : uint8_t {
   kEmptyDict,
   kTensor,
   kFunctionCode,
+  kSetItems,
   kAliases,
   kRelation,
   kGlobalState,  // not of one node

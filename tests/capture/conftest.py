@@ -37,8 +37,10 @@ class Lab:
 
     def compile_region(self, recorder: Any, trace: Any) -> Callable[..., Any]:
         gm = trace.torch_graph()
-        names = [record.name for record in trace.used_inputs]
         wanted = [node.target for node in gm.graph.nodes if node.op == "placeholder"]
+        for record in trace.inputs:
+            record.used = record.name in wanted
+        names = [record.name for record in trace.used_inputs]
 
         def run(*args: Any) -> tuple[Any, ...]:
             given = dict(zip(names, args, strict=True))

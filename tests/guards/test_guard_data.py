@@ -17,6 +17,7 @@ from kiln.runtime.guards.guard import (
     AliasExpectation,
     Guard,
     GuardKind,
+    SetExpectation,
     ShapeRelation,
     function_expectation,
     guard_from_json,
@@ -27,6 +28,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.reference import path_of, resolve
 from kiln.runtime.guards.source import (
     AttrSource,
+    CellObjectSource,
     ClosureSource,
     DefaultSource,
     DictAttrSource,
@@ -36,6 +38,7 @@ from kiln.runtime.guards.source import (
     LocalSource,
     MethodFuncSource,
     ModuleGlobalSource,
+    MroSource,
     SizeSource,
     Source,
     SourceTable,
@@ -58,6 +61,8 @@ SOURCES: list[tuple[Source, str]] = [
     (ClosureSource(GlobalSource("f"), 1), "globals()['f'].__closure__[1].cell_contents"),
     (KeysSource(ModuleGlobalSource("a.b", "TABLE"), 2), "list(a.b.TABLE)[2]"),
     (SizeSource(LocalSource("x"), 1), "x.size(1)"),
+    (DictAttrSource(MroSource(TypeSource(SELF), 1), "run"), "type(self).__mro__[1].__dict__['run']"),
+    (CellObjectSource("n"), "cell(n)"),
 ]
 
 
@@ -101,6 +106,7 @@ def test_guards_come_back_from_disk() -> None:
         Guard(SELF, GuardKind.TYPE_IS, reference(torch.nn.Linear)),
         Guard(x, GuardKind.SHAPE_RELATION, ShapeRelation("s0 % 2 == 0", (("s0", SizeSource(x, 0)),))),
         Guard(x, GuardKind.TENSOR_ALIASES, AliasExpectation((x, LocalSource("y")), (0, 0))),
+        Guard(x, GuardKind.SET_ITEMS, SetExpectation((1, "a", reference(torch.nn.Linear)), True)),
     ]
     assert [guard_from_json(json.loads(json.dumps(guard_to_json(guard)))) for guard in guards] == guards
 

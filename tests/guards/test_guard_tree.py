@@ -20,6 +20,7 @@ from kiln.runtime.guards.guard import (
     AliasExpectation,
     Guard,
     GuardKind,
+    SetExpectation,
     ShapeRelation,
     function_expectation,
     tensor_expectation,
@@ -27,6 +28,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
+    CellObjectSource,
     CellSource,
     ClosureSource,
     DefaultSource,
@@ -40,6 +42,7 @@ from kiln.runtime.guards.source import (
     MethodFuncSource,
     MethodSelfSource,
     ModuleGlobalSource,
+    MroSource,
     OffsetSource,
     SizeSource,
     Source,
@@ -124,6 +127,9 @@ class Color(enum.Enum):
         (GuardKind.HAS_ATTR, "computed", [Plain()], [SimpleNamespace(), 1]),
         (GuardKind.NO_ATTR, "q", [Plain(), SimpleNamespace(), 1], [Plain(q=1), SimpleNamespace(q=1)]),
         (GuardKind.EMPTY_DICT, None, [{}, None, OrderedDict()], [{1: 1}, [], 0]),
+        (GuardKind.SET_ITEMS, SetExpectation((1, "a")), [{1, "a"}, frozenset({"a", 1})], [{1.0, "a"}, {1}, {1, 2}, ()]),
+        (GuardKind.SET_ITEMS, SetExpectation(tuple({0, 8}), True), [{0, 8}, frozenset([0, 8])], [{8, 0}, {0, 9}]),
+        (GuardKind.SET_ITEMS, SetExpectation((reference(Color.RED),)), [{Color.RED}], [{Color.BLUE}, {1}, set()]),
     ],
 )
 def test_a_kind_of_guard(kind: GuardKind, expected: object, good: list[Any], bad: list[Any]) -> None:
@@ -161,7 +167,10 @@ def held_by_slots(value: Any) -> Slotted:
         (ItemSource(AttrSource(X, "a"), 1), lambda v: Plain(a=[0, v])),
         (ItemSource(AttrSource(X, "a"), "k"), lambda v: Plain(a=OrderedDict(k=v))),
         (KeysSource(AttrSource(X, "a"), 1), lambda v: Plain(a={"first": 0, v: 0})),
+        (KeysSource(AttrSource(X, "a"), 0), lambda v: Plain(a={v})),
+        (KeysSource(X, 0), lambda v: frozenset([v])),
         (ClosureSource(X, 0), closed_over),
+        (DictAttrSource(MroSource(TypeSource(X), 1), "a"), lambda v: type("B", (type("A", (), {"a": v}),), {})()),
         (DefaultSource(X, 0), lambda v: lambda a=v: a),
         (DefaultSource(X, "key"), lambda v: lambda *, key=v: key),
         (AttrSource(MethodSelfSource(X), "a"), lambda v: Plain(a=v).method),
@@ -229,6 +238,43 @@ def test_free_variables_are_looked_at_each_time() -> None:
     assert tree.check((0,), {}, inner.__closure__)
     free = 2
     assert not tree.check((0,), {}, inner.__closure__)
+
+
+def test_cells_are_told_apart_from_their_contents() -> None:
+    def pair() -> Any:
+        free = [1]
+        return (lambda x: free), (lambda: free)
+
+    (f, reader), (_, other) = pair(), pair()
+    own, its = CellObjectSource("free"), ItemSource(AttrSource(X, "__closure__"), 0)
+    tree = build_tree(
+        [guard(own, GuardKind.TENSOR_ALIASES, AliasExpectation((own, its), (0, 0), "object"))], function=f
+    )
+    for _ in range(2):
+        assert tree.check((reader,), {}, f.__closure__)
+        assert not tree.check((other,), {}, f.__closure__)
+
+
+def test_a_class_between_is_noticed() -> None:
+    class Top:
+        a = "top"
+
+    class Middle(Top): ...
+
+    class Bottom(Middle): ...
+
+    order = TypeSource(X)
+    tree = tree_of(
+        guard(DictAttrSource(MroSource(order, 1), "a"), GuardKind.ABSENT),
+        guard(DictAttrSource(MroSource(order, 2), "a"), GuardKind.EQUALS, "top"),
+    )
+    assert holds(tree, Bottom())
+    Middle.a = "middle"
+    assert not holds(tree, Bottom())
+    del Middle.a
+    assert holds(tree, Bottom())
+    Bottom.__bases__ = (Top,)
+    assert not holds(tree, Bottom())
 
 
 def test_a_function_is_told_by_its_code() -> None:

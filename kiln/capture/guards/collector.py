@@ -26,10 +26,14 @@ _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.FUNCTION_CODE: (GuardKind.TYPE_IS,),
     GuardKind.TENSOR: (GuardKind.TYPE_IS,),
     GuardKind.DICT_KEYS: (GuardKind.LENGTH,),
+    GuardKind.SET_ITEMS: (GuardKind.LENGTH,),
 }
 IMPLIED = {kind.value: tuple(one.value for one in weaker) for kind, weaker in _IMPLIED.items()}
 """A guard of the key's kind makes guards of these kinds on the same source redundant."""
-_SEVERAL = (GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION)
+_SEVERAL = (
+    *(GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION),
+    GuardKind.SET_ITEMS,
+)
 DETAILED = frozenset(kind.value for kind in _SEVERAL)
 """Kinds of which one source may have several."""
 ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value

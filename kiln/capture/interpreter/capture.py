@@ -55,9 +55,9 @@ from kiln.capture.interpreter.variables import (
     tensor,
 )
 from kiln.capture.interpreter.variables import object as objects
-from kiln.capture.interpreter.variables.function import Cell, namespace
+from kiln.capture.interpreter.variables.function import namespace, shared_cell
 from kiln.runtime.guards.guard import Guard
-from kiln.runtime.guards.source import CellSource, LocalSource, Source
+from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
@@ -239,7 +239,7 @@ def root_frame(s: Session, function: types.FunctionType, locals: Mapping[str, An
         if name in locals:
             frame.locals[name] = s.wrap(locals[name], LocalSource(name))
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        frame.cells[name] = Cell(None, CellSource(name), name, cell)
+        frame.cells[name] = shared_cell(s, cell, name, CellSource(name), CellObjectSource(name))
     frame.take_cells()
     return frame
 

@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
+    CellObjectSource,
     CellSource,
     ClosureSource,
     DefaultSource,
@@ -37,6 +38,7 @@ from kiln.runtime.guards.source import (
     MethodFuncSource,
     MethodSelfSource,
     ModuleGlobalSource,
+    MroSource,
     Source,
     TypeSource,
 )
@@ -248,6 +250,13 @@ def _cell(a: Assembler, source: CellSource, writer: CodeWriter) -> None:
     a.op("LOAD_DEREF", FreeVar(source.name))
 
 
+def _mro(a: Assembler, source: MroSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", "__mro__")
+    a.const(source.index)
+    a.op("BINARY_SUBSCR")
+
+
 EMITTERS: dict[type[Source], SourceEmitter] = {
     LocalSource: _local,
     GlobalSource: lambda a, source, writer: a.global_(source.name),
@@ -265,5 +274,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     MethodSelfSource: _part("__self__"),
     GradSource: _part("grad"),
     KeysSource: _key,
+    MroSource: _mro,
+    CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
 }
 """Every kind of source has a row; a test compares this with SOURCES."""

@@ -16,7 +16,7 @@ Tables that kinds and handlers register in:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -38,6 +38,10 @@ Args = list["Value"]
 Kwargs = dict[str, "Value"]
 GENERATED = "namedtuple_"
 """`collections.namedtuple` makes its constructors in namespaces of their own; the class's module tells all of it."""
+HEAP_TYPE = 1 << 9
+"""The flag of classes whose attributes can be set."""
+MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
+"""What a decorator notes on a class for itself: not guarded, changing it later changes nothing of the class."""
 MISSING: Any = object()
 """No such attribute, key or item."""
 
@@ -82,6 +86,10 @@ class Value:
     def constant(self, s: Session) -> Any:
         """Its Python value, guarded."""
         raise self.unsupported("use as a constant", "its value is not known while tracing")
+
+    def identified(self) -> Value:
+        """Itself, where a guard already tells which object it is."""
+        return self
 
     def torch_arg(self, s: Session) -> Any:
         """What a torch call gets for it: a fake, or a plain Python object."""
@@ -239,6 +247,15 @@ class Session:
     _wrappers: dict[type, Wrapper] = field(default_factory=lambda: dict(WRAPPERS))
     _lookups: dict[tuple[type, str], tuple[type, Any] | None] = field(default_factory=dict)
     _class_attrs: dict[tuple[type, str], Value] = field(default_factory=dict)
+    _lacking: set[tuple[type, str]] = field(default_factory=set)
+    class_sources: dict[type, Source] = field(default_factory=dict)
+    """Paths to classes that the program named: instances made in the frame have no other."""
+    protocols: set[Any] = field(default_factory=set)
+    """Classes whose way of finding attributes is guarded."""
+    distinct: list[tuple[Value, Value]] = field(default_factory=list)
+    """Values from outside that were compared and are not the same object."""
+    cell_paths: dict[int, list[Source]] = field(default_factory=dict)
+    """The paths to each cell that was found (to the cell, not to its contents)."""
 
     def wrap(self, real: Any, source: Source | None) -> Value:
         """The value of an object that exists outside of the frame."""
@@ -266,6 +283,10 @@ class Session:
     def aliases(self) -> list[tuple[Value, list[Source]]]:
         """Objects that were reached on several paths, with the other paths."""
         return [(self._objects[number], sources) for number, sources in self._aliases.items()]
+
+    def shared_objects(self) -> Iterable[Value]:
+        """All objects that were found, each once."""
+        return self._objects.values()
 
     def const(self, value: Any) -> Value:
         return self.hooks.make_constant(value, None)
@@ -312,16 +333,32 @@ class Session:
         names = (name for name in (*spaces, *classes) if isinstance(name, str))
         return frozenset(name for name in names if not name.startswith(GENERATED))
 
+    def class_source(self, value: Value) -> Source | None:
+        """The path to the class of `value`; None for a class that cannot change, or that no path leads to."""
+        cls = value.python_type()
+        if not cls.__flags__ & HEAP_TYPE:
+            return None
+        return TypeSource(value.source) if value.source is not None else self.class_sources.get(cls)
+
     def class_attr(self, value: Value, name: str, raw: Any) -> Value:
         """What stands on the class of `value` under `name`, as a value with a source through the class."""
         cls = value.python_type()
         found = self._class_attrs.get((cls, name))
         if found is None:
-            source: Source | None = None
-            if value.source is not None and cls.__flags__ & (1 << 9):
-                source = AttrSource(TypeSource(value.source), name)
-            found = self._class_attrs[cls, name] = self.wrap(raw, source)
+            base = self.class_source(value) if name not in MADE_WITH_CLASS else None
+            found = self.wrap(raw, AttrSource(base, name) if base is not None else None)
+            if base is not None or not cls.__flags__ & HEAP_TYPE or name in MADE_WITH_CLASS:
+                self._class_attrs[cls, name] = found
         return found
+
+    def class_lacks(self, value: Value, name: str) -> None:
+        """Guard that the class of `value` has no attribute `name`, once per class."""
+        key = (value.python_type(), name)
+        if key not in self._lacking:
+            base = self.class_source(value)
+            if base is not None:
+                self._lacking.add(key)
+                self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location())
 
     def hides_nothing(self, value: Value, name: str) -> None:
         """Guard that the instance's dict does not shadow the class attribute `name`."""

@@ -175,6 +175,7 @@ def same(s: Session, left: Value, right: Value) -> bool:
         return left.constant(s) is right.constant(s)
     s.guard_type(left)
     s.guard_type(right)
+    s.distinct.append((left, right))
     return False
 
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from kiln.capture.interpreter.alias_guards import alias_guards
 from kiln.capture.interpreter.core import Session
-from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List
-from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.runtime.guards.guard import AliasExpectation, Guard, GuardKind, ShapeRelation, tensor_expectation
+from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
 from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
 from kiln.runtime.guards.state import current_state
 from kiln.symbolic import Symbol
-
-SHARED = (Tensor, Object, Dict, List, Set)
-"""Kinds of values of which one object may be reached on several paths."""
 
 
 def finish_guards(s: Session) -> list[Guard]:
@@ -33,11 +29,7 @@ def finish_guards(s: Session) -> list[Guard]:
         stride_guards(s, value, specs[id(value.fake)], names)
     for guard in s.recorder.env.guards:
         relation(s, str(guard.relation), names, guard.location)
-    for value, sources in s.aliases():
-        if isinstance(value, SHARED) and value.source is not None:
-            paths = (value.source, *sources)
-            expected = AliasExpectation(paths, (0,) * len(paths), "object")
-            s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, expected)
+    alias_guards(s)
     return s.guards.finish()
 
 
@@ -45,7 +37,9 @@ def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) ->
     """Metadata, with any value where a size is a symbol; symbols get the source of their first size."""
     sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
     strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
-    s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(value.original, sizes, strides))
+    real = value.original
+    leaf = type(real) is torch.Tensor and (real.requires_grad or id(value.fake) in s.state.get("asked_is_leaf", ()))
+    s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
     for dim, size in enumerate(spec.sizes):
         if isinstance(size, Symbol):
             names.setdefault(size.name, SizeSource(value.source, dim))

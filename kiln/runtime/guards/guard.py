@@ -49,6 +49,7 @@ class GuardKind(enum.Enum):
     SHAPE_RELATION = "shape_relation"  # [ShapeRelation] of several sources; `source` is the first
     GLOBAL_STATE = "global_state"  # [GlobalState]; `source` is ignored
     FUNCTION_CODE = "function_code"  # [FunctionExpectation]
+    SET_ITEMS = "set_items"  # [SetExpectation] all that a set or frozenset holds
 
 
 PLAIN_TENSOR = reference(torch.Tensor)
@@ -144,6 +145,22 @@ class GlobalState:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SetExpectation:
+    """The items of a set: constants, and `ObjectRef`s, which are compared by identity.
+
+    `ordered`: iteration gives them in this order. Sets of strings are ordered anew in each process.
+    """
+
+    items: tuple[object, ...]
+    ordered: bool = False
+
+    def text(self) -> str:
+        items = [expected_text(one) for one in self.items]
+        return f"{{{', '.join(items if self.ordered else sorted(items))}}}" + " in this order" * self.ordered
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FunctionExpectation:
     """A function by its code, not by identity: a new closure over the same code passes.
 
@@ -228,6 +245,7 @@ _EXPECTATIONS: dict[str, type] = {
     "relation": ShapeRelation,
     "state": GlobalState,
     "function": FunctionExpectation,
+    "set": SetExpectation,
 }
 _TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
 

@@ -281,7 +281,7 @@ class GradSource(StepSource):
 @final
 @dataclass(frozen=True, slots=True)
 class KeysSource(StepSource):
-    """The `index`-th key of dict `base`."""
+    """The `index`-th key of dict `base`, or item of set `base`."""
 
     tag = "keys"
     index: int
@@ -290,10 +290,35 @@ class KeysSource(StepSource):
         return f"list({self.base.text()})[{self.index}]"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class MroSource(StepSource):
+    """The `index`-th class in the method resolution order of class `base`."""
+
+    tag = "mro"
+    index: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__mro__[{self.index}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CellObjectSource(RootSource):
+    """The cell of a free variable of the root function: not its contents, the cell itself."""
+
+    tag = "cell_object"
+    name: str
+
+    def text(self) -> str:
+        return f"cell({self.name})"
+
+
 _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
+    *(MroSource, CellObjectSource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

@@ -28,6 +28,7 @@ from kiln.runtime.guards.guard import (
     GlobalState,
     Guard,
     GuardKind,
+    SetExpectation,
     ShapeRelation,
     TensorExpectation,
 )
@@ -35,6 +36,7 @@ from kiln.runtime.guards.shape_program import compile_relation
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
+    CellObjectSource,
     CellSource,
     ClosureSource,
     DefaultSource,
@@ -48,6 +50,7 @@ from kiln.runtime.guards.source import (
     MethodFuncSource,
     MethodSelfSource,
     ModuleGlobalSource,
+    MroSource,
     OffsetSource,
     SizeSource,
     Source,
@@ -58,9 +61,9 @@ from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
 
 # fmt: off
 (LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,
- KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY) = range(14)
+ KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT) = range(16)
 (TYPE_IS, EQUALS, IS, LENGTH, DICT_KEYS, HAS_ATTR, NO_ATTR, ABSENT, EMPTY_DICT,
- TENSOR, FUNCTION_CODE, ALIASES, RELATION, GLOBAL_STATE) = range(14)
+ TENSOR, FUNCTION_CODE, SET_ITEMS, ALIASES, RELATION, GLOBAL_STATE) = range(15)
 # fmt: on
 
 _EXTENTS: dict[type[Source], int] = {SizeSource: 0, StrideSource: 1, OffsetSource: 2}
@@ -183,7 +186,8 @@ def _local(builder: _Builder, source: Any) -> _Node:
 def _cell(builder: _Builder, source: Any) -> _Node:
     if source.name not in builder.cells:
         raise BadGuard(f"the function has no free variable {source.name!r}")
-    return builder.root.child(CELL, None, builder.cells[source.name])
+    access = CELL if type(source) is CellSource else CELL_OBJECT
+    return builder.root.child(access, None, builder.cells[source.name])
 
 
 def _module_dict(name: str) -> dict[str, Any]:
@@ -206,6 +210,7 @@ def _item(builder: _Builder, source: Any) -> _Node:
 _STEPS: dict[type[Source], Callable[[_Builder, Any], _Node]] = {
     LocalSource: _local,
     CellSource: _cell,
+    CellObjectSource: _cell,
     GlobalSource: lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name),
     ModuleGlobalSource: lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name),
     BuiltinSource: lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name),
@@ -220,6 +225,7 @@ _STEPS: dict[type[Source], Callable[[_Builder, Any], _Node]] = {
     MethodSelfSource: lambda b, s: b.node(s.base).child(METHOD_SELF),
     GradSource: lambda b, s: b.node(s.base).child(ATTR, "grad"),
     KeysSource: lambda b, s: b.node(s.base).child(KEY, None, s.index),
+    MroSource: lambda b, s: b.node(s.base).child(MRO, None, s.index),
 }
 
 
@@ -238,6 +244,11 @@ def _constant(guard: Guard) -> object:
 def _function(guard: Guard) -> tuple[object, int, int, int]:
     expected: FunctionExpectation = _expected(guard, FunctionExpectation)
     return expected.code.value, expected.defaults, expected.keyword_defaults, expected.closure
+
+
+def _set_items(guard: Guard) -> tuple[bool, tuple[object, ...]]:
+    expected: SetExpectation = _expected(guard, SetExpectation)
+    return expected.ordered, tuple(one.value if isinstance(one, ObjectRef) else one for one in expected.items)
 
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -269,6 +280,7 @@ _NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], Any]]] = {
     GuardKind.EMPTY_DICT: (EMPTY_DICT, lambda guard: None),
     GuardKind.TENSOR: (TENSOR, _tensor),
     GuardKind.FUNCTION_CODE: (FUNCTION_CODE, _function),
+    GuardKind.SET_ITEMS: (SET_ITEMS, _set_items),
 }
 
 

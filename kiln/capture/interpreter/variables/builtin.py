@@ -50,6 +50,10 @@ class Builtin(Value):
             s.guard(self.source, GuardKind.IS, s.class_reference(self.callable))
         return self.callable
 
+    def identified(self) -> Value:
+        self._checked = True
+        return self
+
     def key(self, s: Session) -> Any:
         return self.constant(s)
 

@@ -15,6 +15,8 @@ from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import (
+    HEAP_TYPE,
+    MADE_WITH_CLASS,
     Args,
     Codegen,
     Kwargs,
@@ -30,13 +32,15 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.object import (
     Object,
+    class_of,
     from_class,
     from_descriptor,
     is_data_descriptor,
     new_object,
+    unbound,
 )
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, Source
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source
 
 
 @final
@@ -62,7 +66,13 @@ class Class(Value):
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.class_reference(self.cls))
+            if self.source is not None:
+                s.class_sources.setdefault(self.cls, self.source)
         return self.cls
+
+    def identified(self) -> Value:
+        self._checked = True
+        return self
 
     def truth(self, s: Session) -> bool:
         return True
@@ -77,7 +87,7 @@ class Class(Value):
             return self._meta_attr(s, name, meta[1])
         found = s.lookup(cls, name)
         if found is not None:
-            return self._own_attr(s, name, found[1])
+            return self.own_attr(s, name, found[1])
         if meta is None:
             raise s.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
         return from_class(s, self, name, meta[1])
@@ -90,21 +100,24 @@ class Class(Value):
             raise s.error(AttributeError, name)
         return value
 
-    def _own_attr(self, s: Session, name: str, raw: Any) -> Value:
+    def own_attr(self, s: Session, name: str, raw: Any) -> Value:
+        """What stands as `raw` under `name` in its method resolution order."""
         kind = type(raw)
         if name == "__dict__":
             return s.wrap(self.cls.__dict__, None)
-        if kind is staticmethod:
-            return s.wrap(raw.__func__, None)
-        if kind is classmethod:
-            return BoundMethod(s.wrap(raw.__func__, None), self)
+        heap = bool(self.cls.__flags__ & HEAP_TYPE)
+        base = (self.source if self.source is not None else s.class_sources.get(self.cls)) if heap else None
+        if kind in (staticmethod, classmethod):
+            return unbound(s, base, self.cls, name, raw, lambda: self)
         if kind is types.ClassMethodDescriptorType or kind is types.BuiltinFunctionType:
             return s.wrap(getattr(self.cls, name), None)
-        source = AttrSource(self.source, name) if self.source is not None and self.cls.__flags__ & (1 << 9) else None
-        cache = s.state.setdefault("class_reads", {})
-        if (self.cls, name) not in cache:
-            cache[self.cls, name] = s.wrap(raw, source)
-        value: Value = cache[self.cls, name]
+        cache: dict[Any, Value] = s.state.setdefault("class_reads", {})
+        value = cache.get((self.cls, name))
+        if value is None:
+            base = base if name not in MADE_WITH_CLASS else None
+            value = s.wrap(raw, AttrSource(base, name) if base is not None else None)
+            if base is not None or not heap or name in MADE_WITH_CLASS:
+                cache[self.cls, name] = value
         return value
 
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
@@ -132,7 +145,7 @@ def call_metaclass(s: Session, value: Class, function: Any, args: Args, kwargs: 
             return Constant(value.cls(*[arg.constant(s) for arg in args]))
         except ValueError as error:
             raise s.error(ValueError, *error.args) from None
-    return s.wrap(function, None).call(s, [value, *args], kwargs)
+    return s.class_attr(value, "__call__", function).call(s, [value, *args], kwargs)
 
 
 def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
@@ -152,12 +165,11 @@ def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
         if issubclass(cls, BaseException):
             made.attrs["args"] = s.hooks.make_tuple(list(args))  # type: ignore[attr-defined]
     else:
-        function = new[1].__func__ if isinstance(new[1], staticmethod) else new[1]
-        made = s.wrap(function, None).call(s, [value, *args], kwargs)
+        made = value.own_attr(s, "__new__", new[1]).call(s, [value, *args], kwargs)
     init = s.lookup(cls, "__init__")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
         s.frame.direct = Discard(made) if direct is not None else None
-        s.wrap(init[1], None).call(s, [made, *args], kwargs)
+        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs)
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
@@ -178,6 +190,10 @@ BARE_BASES = frozenset({dict, list, set, OrderedDict}) | {
 """Built-in classes whose instances `new_object` can make."""
 
 
+PARTS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", property: "fget"}
+"""Where a descriptor keeps the function that is called."""
+
+
 @final
 class Super(Value):
     """`super(cls, self)`."""
@@ -193,28 +209,55 @@ class Super(Value):
         return super
 
     def get_attr(self, s: Session, name: str) -> Value:
-        start = self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
-        order = start.__mro__
-        for base in order[order.index(self.cls) + 1 :]:
-            if name in base.__dict__:
-                return self._bind(s, base, name, base.__dict__[name])
+        order = self.start().__mro__
+        first = order.index(self.cls) + 1
+        for place in range(first, len(order)):
+            if name in order[place].__dict__:
+                return self._bind(s, first, place, name, order[place].__dict__[name])
         raise s.error(AttributeError, f"'super' object has no attribute '{name}'")
 
-    def _bind(self, s: Session, base: type, name: str, raw: Any) -> Value:
-        cache: dict[tuple[type, str], Value] = s.state.setdefault("super_attrs", {})
-        function = cache.get((base, name))
-        if isinstance(raw, (staticmethod, classmethod)):
-            function = s.wrap(raw.__func__, None)
-            return function if isinstance(raw, staticmethod) else BoundMethod(function, self.self_)
-        if isinstance(raw, types.ClassMethodDescriptorType):
-            start = self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
-            return s.wrap(raw.__get__(None, start), None)
-        if function is None:
-            function = cache[base, name] = s.wrap(raw, None)
+    def start(self) -> type:
+        """The class whose method resolution order is followed."""
+        return self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
+
+    def _path(self, s: Session, first: int, place: int, name: str) -> Source | None:
+        """The path to `name` on the class at `place` of the order; those from `first` on are guarded to lack it."""
+        base: Source | None
         if isinstance(self.self_, Class):
+            self.self_.constant(s)
+            base = self.self_.source or s.class_sources.get(self.self_.cls)
+        else:
+            s.guard_type(self.self_)
+            base = s.class_source(self.self_)
+        if base is None:
+            return None
+        order = self.start().__mro__
+        for between in range(first, place):
+            s.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
+        return DictAttrSource(MroSource(base, place), name) if order[place].__flags__ & HEAP_TYPE else None
+
+    def _bind(self, s: Session, first: int, place: int, name: str, raw: Any) -> Value:
+        if isinstance(raw, types.ClassMethodDescriptorType):
+            return s.wrap(raw.__get__(None, self.start()), None)
+        part = PARTS.get(type(raw))
+        cache: dict[Any, Value] = s.state.setdefault("super_attrs", {})
+        key = (self.start(), place, name)
+        function = cache.get(key)
+        if function is None:
+            path = self._path(s, first, place, name)
+            source = AttrSource(path, part) if path is not None and part is not None else path
+            function = s.wrap(getattr(raw, part) if part is not None else raw, source)
+            if path is not None:
+                cache[key] = function
+        if type(raw) is staticmethod:
             return function
+        if type(raw) is classmethod:
+            owner = self.self_ if isinstance(self.self_, Class) else class_of(s, self.self_)
+            return BoundMethod(function, owner)
+        if isinstance(self.self_, Class):
+            return function if part is None else s.wrap(raw, None)
         if type(raw) is property:
-            return s.wrap(raw.fget, None).call(s, [self.self_], {})
+            return function.call(s, [self.self_], {})
         if type(raw) is types.BuiltinFunctionType or not hasattr(type(raw), "__get__"):
             return function
         return BoundMethod(function, self.self_)

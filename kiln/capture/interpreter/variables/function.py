@@ -69,7 +69,7 @@ class Cell(Value):
 
     def store(self, s: Session, value: Value | None) -> None:
         if self.original is not None:
-            s.effects.setdefault(("cell", id(self)), CellEffect(self))
+            s.effects.setdefault(("cell", id(self.original)), CellEffect(self))
         self.content = value
 
     def get_attr(self, s: Session, name: str) -> Value:
@@ -205,7 +205,10 @@ class Function(Value):
         return inline(s, self, args, kwargs)
 
     def key(self, s: Session) -> Any:
-        return self.original if self.original is not None else self
+        if self.original is None:
+            return self
+        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
+        return self.original
 
     def truth(self, s: Session) -> bool:
         return True
@@ -466,25 +469,32 @@ def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
     ]
     for name, value in (real.__kwdefaults__ or {}).items():
         function.kwdefaults[name] = s.wrap(value, DefaultSource(source, name) if source else None)
-    known: dict[int, Cell] = s.state.setdefault("cells", {})
     for index, cell in enumerate(real.__closure__ or ()):
-        path = ClosureSource(source, index) if source else None
-        found = known.get(id(cell))
-        if found is None:
-            found = known[id(cell)] = Cell(None, path, real.__code__.co_freevars[index], cell)
-        function.cells.append(found)
+        name = real.__code__.co_freevars[index]
+        if source is None:
+            function.cells.append(shared_cell(s, cell, name, None, None))
+            continue
+        itself = ItemSource(AttrSource(source, "__closure__"), index)
+        function.cells.append(shared_cell(s, cell, name, ClosureSource(source, index), itself))
     return function
+
+
+def shared_cell(s: Session, real: Any, name: str, contents: Source | None, itself: Source | None) -> Cell:
+    """One value per cell, whatever function led to it; the paths to it are guarded to lead to one cell."""
+    known: dict[int, Cell] = s.state.setdefault("cells", {})
+    found = known.get(id(real))
+    if found is None:
+        found = known[id(real)] = Cell(None, contents, name, real)
+    if itself is not None:
+        s.cell_paths.setdefault(id(real), []).append(itself)
+    return found
 
 
 @wraps(types.CellType)
 def wrap_cell(s: Session, real: Any, source: Source | None) -> Value:
     """A cell that is itself a value: resume functions get theirs as arguments."""
-    known: dict[int, Cell] = s.state.setdefault("cells", {})
-    found = known.get(id(real))
-    if found is None:
-        path = AttrSource(source, "cell_contents") if source is not None else None
-        found = known[id(real)] = Cell(None, path, "", real)
-    return found
+    path = AttrSource(source, "cell_contents") if source is not None else None
+    return shared_cell(s, real, "", path, source)
 
 
 @wraps(types.MethodType)

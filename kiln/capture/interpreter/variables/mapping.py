@@ -16,8 +16,8 @@ from kiln.capture.interpreter.effects import mutated
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
-from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import ItemSource, KeysSource, Source
+from kiln.runtime.guards.guard import GuardKind, SetExpectation
+from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, Source
 
 
 @final
@@ -216,15 +216,28 @@ class Set(Value):
 
     def items(self, s: Session) -> dict[Any, Value]:
         if self._items is None:
-            # No path leads to one item of a set, and no guard asks for one: type and length stand for its contents.
-            s.guard_type(self)
-            if self.source is not None and self.cls is frozenset and is_constant(self.original):
-                s.guard(self.source, GuardKind.EQUALS, self.original)
-            else:
-                s.guard(self.source, GuardKind.LENGTH, len(self.original))
-            values = [s.wrap(item, None) for item in self.original]
-            self._items = {value.key(s): value for value in values}
+            self._items = self._load(s)
         return self._items
+
+    def _load(self, s: Session) -> dict[Any, Value]:
+        """Constants are guarded all at once; an object also has a path, as the nth item, to what it holds."""
+        s.guard_type(self)
+        plain = all(is_constant(item) for item in self.original)
+        self._guard_items(s, ordered=not plain)
+        items: dict[Any, Value] = {}
+        for index, item in enumerate(self.original):
+            source = KeysSource(self.source, index) if self.source is not None and not is_constant(item) else None
+            value = s.wrap(item, source)
+            if source is None or value.real() is not item:
+                items[value.key(s)] = value
+            else:
+                items[item] = value.identified()
+        return items
+
+    def _guard_items(self, s: Session, ordered: bool) -> None:
+        if self.source is not None:
+            items = tuple([item if is_constant(item) else s.class_reference(item) for item in self.original])
+            s.guard(self.source, GuardKind.SET_ITEMS, SetExpectation(items, ordered))
 
     def change(self, s: Session) -> dict[Any, Value]:
         items = self.items(s)
@@ -238,7 +251,11 @@ class Set(Value):
         return self.length(s) != 0
 
     def iterate(self, s: Session) -> Value:
-        return List(list(self.items(s).values())).iterate(s)
+        """The order of two equal sets may differ."""
+        items = list(self.items(s).values())
+        if self.original is not None and len(items) > 1:
+            self._guard_items(s, ordered=True)
+        return List(items).iterate(s)
 
     def constant(self, s: Session) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())
@@ -326,7 +343,8 @@ def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
     def make() -> Value:
         value = Dict(None, type(real), source, real)
         if type(real) is defaultdict and real.default_factory is not None:
-            value.factory = s.wrap(real.default_factory, None)
+            path = AttrSource(source, "default_factory") if source is not None else None
+            value.factory = s.wrap(real.default_factory, path)
         return value
 
     return s.same_object(real, source, make)

@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles, wraps
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ModuleGlobalSource, Source
 
@@ -42,6 +42,7 @@ def module_getattr(s: Session, value: Value, name: str, hook: Any) -> Value | No
                 if value.source is not None and ("absent", id(value), name) not in s.state:
                     s.state["absent", id(value), name] = True
                     s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
+                s.class_lacks(value, name)
                 return found
     s.guard(value.source, GuardKind.NO_ATTR, name)
     raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
@@ -108,6 +109,7 @@ class Module(Object):
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
         found = s.lookup(self.cls, "__call__")
         if found is not None and found[1] is CALL:
+            guard_protocol(s, self, "__call__")
             return call_module(s, [self, *args], kwargs)
         return s.call_special(self, "__call__", args, kwargs)
 

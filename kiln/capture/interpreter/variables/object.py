@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
@@ -23,11 +24,12 @@ from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, Source
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
 SLOT = types.MemberDescriptorType
 GETSET = types.GetSetDescriptorType
+SLOT_WRAPPER = types.WrapperDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 
@@ -86,6 +88,7 @@ class Object(Value):
 
     def set_attr(self, s: Session, name: str, value: Value | None) -> None:
         special = "__setattr__" if value is not None else "__delattr__"
+        guard_protocol(s, self, special)
         found = s.lookup(self.cls, special)
         if (
             found is not None
@@ -118,10 +121,14 @@ class Object(Value):
         attribute_set(s, self, name)
 
     def key(self, s: Session) -> Any:
+        """Itself: told apart by identity, so that a later object in its place must be the very same."""
         found = s.lookup(self.cls, "__hash__")
         if found is None or found[1] is not object.__hash__:
             raise self.unsupported("hash", "its class defines its own hash")
-        return self if self.original is MISSING else self.original
+        if self.original is MISSING:
+            return self
+        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
+        return self.original
 
     def torch_arg(self, s: Session) -> Any:
         if self.native is not None:
@@ -218,8 +225,31 @@ def new_exception(s: Session, cls: type, args: tuple[Any, ...]) -> Value:
     return value
 
 
+def guard_protocol(s: Session, value: Value, special: str) -> None:
+    """Guard how the class of `value` reads or writes attributes, once per class.
+
+    A method of the program is guarded where it is called; here it is that there is none, or one that is modelled.
+    """
+    key = (value.python_type(), special)
+    if key in s.protocols:
+        return
+    base = s.class_source(value)
+    if base is None:
+        return
+    s.protocols.add(key)
+    found = s.lookup(key[0], special)
+    if found is None:
+        s.guard(AttrSource(base, special), GuardKind.ABSENT)
+    elif type(found[1]) is types.FunctionType and not s.class_reference(found[1]).path:
+        s.class_attr(value, special, found[1]).constant(s)
+    elif type(found[1]) in (SLOT_WRAPPER, types.FunctionType):
+        s.guard(AttrSource(base, special), GuardKind.IS, s.class_reference(found[1]))
+
+
 def get_attr(s: Session, value: Value, name: str) -> Value:
     """`value.name`."""
+    guard_protocol(s, value, "__getattribute__")
+    guard_protocol(s, value, "__getattr__")
     custom = s.lookup(value.python_type(), "__getattribute__")
     if custom is not None and type(custom[1]) is types.FunctionType:
         s.frame.direct = None
@@ -267,6 +297,8 @@ def find_attr(s: Session, value: Value, name: str) -> Value | None:
         return from_descriptor(s, value, name, raw)
     own = value.instance_attr(s, name) if isinstance(value, Object) else None
     if own is not None:
+        if raw is MISSING:
+            s.class_lacks(value, name)
         return own
     if raw is MISSING:
         return None
@@ -308,8 +340,7 @@ def from_descriptor(s: Session, value: Value, name: str, raw: Any) -> Value | No
             raise s.error(AttributeError, f"property '{name}' has no getter")
         return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {})
     if name == "__class__":
-        s.guard_type(value)
-        return s.wrap(value.python_type(), None)
+        return class_of(s, value)
     if isinstance(value, Object) and name in value.attrs:
         return value.attrs[name]
     if name == "__dict__" and isinstance(value, Object):
@@ -362,16 +393,35 @@ def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
     kind = type(raw)
     if kind is types.FunctionType:
         return BoundMethod(s.class_attr(value, name, raw), value)
-    if kind is staticmethod:
-        return s.wrap(raw.__func__, None)
-    if kind is classmethod:
-        return BoundMethod(s.wrap(raw.__func__, None), s.wrap(value.python_type(), None))
+    if kind in (staticmethod, classmethod):
+        return unbound(s, s.class_source(value), value.python_type(), name, raw, lambda: class_of(s, value))
     if kind in METHOD_DESCRIPTORS or kind is types.BuiltinFunctionType:
         function = s.class_attr(value, name, raw)
         return function if kind is types.BuiltinFunctionType else BoundMethod(function, value)
     if s.lookup(kind, "__get__") is not None:
         return call_get(s, value, name, raw)
     return s.class_attr(value, name, raw)
+
+
+def class_of(s: Session, value: Value) -> Value:
+    """`type(value)` as a value."""
+    s.guard_type(value)
+    return s.wrap(value.python_type(), s.class_source(value))
+
+
+def unbound(s: Session, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:
+    """What a static or class method of `cls` (at `base`) is, read through the class or an instance."""
+    cache: dict[Any, Value] = s.state.setdefault("unbound", {})
+    function = cache.get((cls, name))
+    static = type(raw) is staticmethod
+    if function is None:
+        source: Source | None = AttrSource(base, name) if base is not None else None
+        if source is not None and not static:
+            source = MethodFuncSource(source)
+        function = s.wrap(raw.__func__, source)
+        if source is not None:
+            cache[cls, name] = function
+    return function if static else BoundMethod(function, owner())
 
 
 def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
@@ -385,7 +435,7 @@ def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
     if type(found[1]) is not types.FunctionType:
         raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"it is a {type(raw).__name__}")
     descriptor = s.class_attr(value, name, raw)
-    return s.call_special(descriptor, "__get__", [value, s.wrap(value.python_type(), None)], {})
+    return s.call_special(descriptor, "__get__", [value, class_of(s, value)], {})
 
 
 def wrap_object(s: Session, real: Any, source: Source | None) -> Value:

@@ -28,7 +28,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.speculation import known_truth
-from kiln.runtime.guards.source import DictAttrSource, LocalSource, Source
+from kiln.runtime.guards.source import DictAttrSource, GradSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
     (
@@ -154,9 +154,14 @@ class Tensor(Value):
 
     def get_attr(self, s: Session, name: str) -> Value:
         if name in METADATA_ATTRIBUTES:
+            if name == "is_leaf":
+                s.state.setdefault("asked_is_leaf", set()).add(id(self.fake))
             return s.wrap(getattr(self.fake, name), None)
         if name == "__class__":
             return s.wrap(self.python_type(), None)
+        if name == "grad" and self.source is not None and self.original is not None and self.original.is_leaf:
+            s.state.setdefault("asked_is_leaf", set()).add(id(self.fake))
+            return s.wrap(self.original.grad, GradSource(self.source))
         if name in RECORDED_ATTRIBUTES:
             return s.record(getattr, [self, s.const(name)], {})
         found = s.lookup(self.python_type(), name)

@@ -1,0 +1,115 @@
+"""Guards on which paths lead to the same object, cell or memory.
+
+    def f(x, a, b):          captured with two lists: a and b must be two lists again,
+        a.append(x)          since what is written to `a` would be seen in `b`
+        return len(b)
+
+One object that was found on two paths must be one again; two objects of a type, of which one is changed, must be two
+again. Cells and the memory of tensors are told apart in the same way. What is only read may coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.effects import AttributeEffect, CellEffect, ContentsEffect
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
+from kiln.runtime.guards.source import OffsetSource, Source
+
+SHARED = (Tensor, Object, Dict, List, Set)
+"""Kinds of values of which one object may be reached on several paths."""
+
+
+def alias_guards(s: Session) -> None:
+    """All of them."""
+    for value, sources in s.aliases():
+        if isinstance(value, SHARED) and value.source is not None:
+            one_group(s, [value.source, *sources])
+    changed_objects(s)
+    cells(s)
+    for left, right in s.distinct:
+        if left.source is not None and right.source is not None and left.python_type() is right.python_type():
+            several_groups(s, [[left.source], [right.source]])
+    memory(s)
+
+
+def one_group(s: Session, paths: list[Source]) -> None:
+    if len(paths) > 1:
+        expected = AliasExpectation(tuple(paths), (0,) * len(paths), "object")
+        s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, expected)
+
+
+def several_groups(s: Session, groups: Iterable[list[Source]], by: str = "object") -> None:
+    """The paths of a group lead to one thing, those of two groups to two."""
+    rows = [(path, number) for number, group in enumerate(groups) for path in group]
+    if len(rows) > 1:
+        paths, numbers = zip(*rows, strict=True)
+        s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, numbers, by))
+
+
+def changed_objects(s: Session) -> None:
+    """Containers and instances of which one was changed: no other of its type may be the same object."""
+    changed: set[type] = set()
+    for effect in s.effects.values():
+        if isinstance(effect, (ContentsEffect, AttributeEffect)):
+            changed.add(effect.value.python_type())
+    if not changed:
+        return
+    found: dict[type, list[list[Source]]] = {}
+    for value in s.shared_objects():
+        kind = value.python_type()
+        if kind in changed and value.source is not None and was_read(value):
+            found.setdefault(kind, []).append([value.source])
+    for groups in found.values():
+        several_groups(s, groups)
+
+
+def was_read(value: Value) -> bool:
+    """Whether the program looked into it."""
+    if isinstance(value, Object):
+        return bool(value.attrs) or value.native is not None
+    known: Any = value
+    return known._items is not None or bool(getattr(known, "_found", None))
+
+
+def cells(s: Session) -> None:
+    """Cells; where one was written, two are not to become one."""
+    groups = list(s.cell_paths.values())
+    if any(isinstance(effect, CellEffect) for effect in s.effects.values()):
+        several_groups(s, groups)
+        return
+    for paths in groups:
+        one_group(s, paths)
+
+
+def memory(s: Session) -> None:
+    """Where an input is written: which inputs lie in one storage, and where in it."""
+    inputs: list[Any] = [value for value in s.state.get("inputs", ()) if has_storage(value.original)]
+    if not any(is_written(value) for value in inputs):
+        return
+    groups: dict[int, list[Any]] = {}
+    for value in inputs:
+        groups.setdefault(value.original.untyped_storage()._cdata, []).append(value)
+    several_groups(s, ([one.source for one in group] for group in groups.values()), "storage")
+    for group in groups.values():
+        if len(group) > 1 and any(is_written(one) for one in group):
+            for one in group:
+                offset = ("o", OffsetSource(one.source))
+                expected = ShapeRelation(f"o == {one.original.storage_offset()}", (offset,))
+                s.guards.add(one.source, GuardKind.SHAPE_RELATION, expected)
+
+
+def is_written(value: Any) -> bool:
+    return bool(value.fake.place.storage.version)
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0
