@@ -184,3 +184,20 @@ def test_dynamic_compiles_once() -> None:
         x = torch.randn(size, 3)
         torch.testing.assert_close(compiled(x), scaled(x))
     assert kiln.report_of(compiled).compiles == 1
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_an_input_that_only_tells_a_size(train: bool) -> None:
+    """Behind the break only the number of rows of `x` is needed, while `y` has a symbol of its own."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        if y.sum() > -100:
+            y = y * x.shape[0]
+        return y * 2
+
+    compiled = kiln.compile(rows)
+    for count in (2, 3, 4):
+        x = torch.randn(count, 4, requires_grad=train)
+        torch.testing.assert_close(compiled(x), rows(x))
+    assert kiln.report_of(compiled).eager == 0

@@ -107,6 +107,8 @@ def stress(backend: str, calls: int, compiles: int) -> None:
         workers.start(call, calls)
     workers.start(compile_fresh, compiles)
     workers.run()
+    for compiled, _ in programs:
+        assert kiln.report_of(compiled).eager == 0
 
 
 def test_one_thread_compiles_and_three_call() -> None:

@@ -36,7 +36,9 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     numbers: dict[int, int] = {}
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
-        record.used = id(record.node) in live or index in aliased or target or is_named(record, nodes)
+        record.used = id(record.node) in live or index in aliased or target
+    use_for_sizes(records, nodes)
+    for index, record in enumerate(records):
         if record.used:
             numbers[index] = len(numbers)
     inputs = tuple([record.node for record in records if record.used])
@@ -44,21 +46,28 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
 
 
-def is_named(record: InputRecord, nodes: Sequence[Node]) -> bool:
-    """Does a live node mention the symbol of this scalar input?"""
-    spec = record.spec
-    if not isinstance(spec, ScalarSpec) or not isinstance(spec.value, Symbol):
-        return False
-    symbol = spec.value
-    return any(mentions(node.spec, symbol) or mentions(tuple(node.attrs.values()), symbol) for node in nodes)
+def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None:
+    """An input that only tells the number of a symbol is used too: an integer, or a tensor for the sake of its size."""
+    waiting = [(record, symbols_in(record.spec)) for record in records if not record.used]
+    if not any(symbols for _, symbols in waiting):
+        return
+    needed = {symbol for node in nodes for symbol in symbols_in((node.spec, *node.attrs.values()))}
+    needed.difference_update(*(symbols_in(record.spec) for record in records if record.used))
+    # Integers first: a tensor would be kept alive.
+    for record, symbols in sorted(waiting, key=lambda pair: isinstance(pair[0].spec, TensorSpec)):
+        record.used = not needed.isdisjoint(symbols)
+        needed -= symbols
 
 
-def mentions(value: object, symbol: Symbol) -> bool:
+def symbols_in(value: object) -> frozenset[Symbol]:
+    """The symbols that specs and attributes mention."""
     if isinstance(value, TensorSpec):
-        return mentions((*value.sizes, *value.strides, value.offset), symbol)
+        return symbols_in((*value.sizes, *value.strides, value.offset))
+    if isinstance(value, ScalarSpec):
+        return symbols_in(value.value)
     if isinstance(value, tuple):
-        return any(mentions(one, symbol) for one in value)
-    return isinstance(value, Expr) and symbol in value.free_symbols()
+        return frozenset().union(*map(symbols_in, value))
+    return value.free_symbols() if isinstance(value, Expr) else frozenset()
 
 
 def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
