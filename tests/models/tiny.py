@@ -1,4 +1,4 @@
-"""The rows of the suite `cpu` with few layers, small widths and small images: the same programs."""
+"""The rows of the suites with few layers, small widths and small images: the same programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,23 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "mobilenet-v2": {"image_size": 32, "depth_multiplier": 0.25},
     "t5-small": {"num_layers": 2, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "vocab_size": 100},
     "llama-4x512": {**ENCODER, "num_key_value_heads": 2, "vocab_size": 100},
-}
+    "llama-16x1024": {**ENCODER, "num_key_value_heads": 2, "vocab_size": 100},
+    "mobilebert": {
+        **ENCODER, "vocab_size": 100, "embedding_size": 16, "intra_bottleneck_size": 16, "intermediate_size": 32,
+        "num_feedforward_networks": 2,
+    },
+}  # fmt: skip
+TIMM: Mapping[str, str] = {
+    "resnet50": "test_resnet", "vit-b16": "test_vit", "efficientnet-b0": "test_efficientnet",
+    "convnext-b": "test_convnext",
+}  # fmt: skip
+"""timm's own models for tests, of the same families; their images have 160 pixels a side."""
 
 
 def tiny(row: Row, batch: int | None = None, length: int = 16) -> Row:
     """`row` with a small model and small inputs."""
+    if "timm" in row.data:
+        return replace(row, data={**row.data, "timm": TIMM[row.name], "batch": batch or 2, "side": 160})
     data = {**row.data, "settings": {**row.data.get("settings", {}), **SETTINGS[row.name]}}
     data["batch"] = batch or (2 if row.data["input"] == "image" else row.data["batch"])
     if "length" in data:

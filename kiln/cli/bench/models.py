@@ -75,7 +75,8 @@ def _function(row: Row) -> Case:
 def _timm(row: Row, train: bool) -> Case:
     timm: Any = load_required("timm", purpose="the models of this suite")
     model = timm.create_model(row.data["timm"], pretrained=False)
-    images = torch.randn(row.data["batch"], 3, 224, 224)
+    side = row.data.get("side", 224)
+    images = torch.randn(row.data["batch"], 3, side, side)
     labels = torch.randint(0, model.num_classes, (row.data["batch"],)) if train else None
     return Case(model, (images,), {}, train, labels=labels)
 

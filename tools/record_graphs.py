@@ -1,0 +1,52 @@
+"""Records the graphs of small models on a GPU machine, for tests on machines without one.
+
+    python tools/record_graphs.py tests/gpu/graphs
+
+A torch without CUDA cannot trace what autograd does on CUDA; lowering, schedule, kernels and plans need only the text
+of a graph. One file for inference, one each for forward and backward of a training step, of each model of the suite
+`gpu` in a tiny form. Places in sources are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import kiln.api as api
+from kiln.cli.bench.models import build
+from kiln.cli.bench.suite import Row, load_suite
+from kiln.graph.ir.parse import parse_graph
+from kiln.graph.ir.text import graph_text
+from tests.models.tiny import tiny
+
+STAGES = {"graph": "infer", "forward_graph": "forward", "backward_graph": "backward"}
+
+
+def texts(row: Row, train: bool) -> Iterator[tuple[str, str]]:
+    """Name of the half and text of its graph."""
+    case = build(tiny(row, batch=2), train=train, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["KILN_DUMP"] = folder
+        case.run(api.compile(case.model, options={"cache": False}))
+        for path in sorted(Path(folder).glob("*/*.txt")):
+            half = STAGES.get(path.stem.partition("_")[2])
+            if half is not None:
+                yield half, graph_text(parse_graph(path.read_text()), origins=False)
+
+
+def main() -> None:
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    for train in (False, True):
+        for row in load_suite("gpu", train=train).rows:
+            for half, text in texts(row, train):
+                path = target / f"{row.name}-{half}.txt"
+                path.write_text(text + "\n")
+                print(path.name, len(text.splitlines()))
+
+
+if __name__ == "__main__":
+    main()
