@@ -41,7 +41,7 @@ class Stage:
 
 
 def write_cpp_plan(program: ScheduledProgram, target: Target) -> Plan:
-    return write_plan(program, lambda kernel: write_cpp(kernel, target))
+    return write_plan(program, lambda kernel, _: write_cpp(kernel, target))
 
 
 # fmt: off

@@ -6,9 +6,10 @@
             v1 = get(mean + i0)                       v0 = load(x + 64*i0 + i1)
             v2 = v0 - v1                              v2 = v0 - v1
 
-`StatementWriter` is the handler: a value is a name (or a constant), its dtype, whether it differs between the lanes of
-the vectorised loop, and its depth: the number of loops that it depends on. A target language is a subclass that says
-how an access, a broadcast and a conversion are written; primitives come from the table of its `Dialect`.
+`StatementWriter` is the handler: a value is a name (or a constant), its dtype, the dimensions of a block along which it
+differs, and its depth: the number of loops that it depends on. In C++ a block is a vector: one dimension, the lanes of
+the vectorised loop. In Triton it has one to three. A target language is a subclass that says how an access, a
+broadcast and a conversion are written; primitives come from the table of its `Dialect`.
 """
 
 from __future__ import annotations
@@ -26,21 +27,32 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.codegen.dialect import Dialect, is_infix
 from kiln.loops.ir.analyses import linear_index, stride_of
 from kiln.loops.ir.body import Index, LoopHandler
-from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
+
+
+Dims = frozenset[int]
+NUMBER: Dims = frozenset()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the text of a value is and where it may stand. `constant`: it is known."""
+    """What the text of a value is and where it may stand.
+
+    `dims`: dimensions of the block along which it differs; none: it is one number. `constant`: it is known.
+    """
 
     text: str
     dtype: torch.dtype
-    varying: bool = False
+    dims: Dims = NUMBER
     depth: int = 0
     constant: bool | int | float | None = None
+
+    @property
+    def varying(self) -> bool:
+        return bool(self.dims)
 
 
 class Way(Enum):
@@ -55,11 +67,12 @@ class Way(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An access: elements from the start of the buffer, and how that differs between lanes."""
+    """An access: elements from the start of the buffer, and how that differs within a block."""
 
     offset: Int
     way: Way
     step: Int = 0
+    dims: Dims = NUMBER
 
 
 @final
@@ -77,18 +90,31 @@ class Storage:
 
 @dataclass
 class Nest:
-    """The loops around a body, outermost first. `vector`: place of the vectorised one, or None."""
+    """The loops around a body, outermost first, and the symbols that differ along each dimension of a block.
+
+    `vector`: place of the loop that runs in vectors, or None. `values`: axes that are part of a flattened one, as
+    expressions over the symbols that the target runs over.
+    """
 
     axes: tuple[Axis, ...]
-    vector: int | None
     bounds: BoundAnalysis
-    unit_symbols: frozenset[Symbol] = frozenset()
+    blocks: tuple[frozenset[Symbol], ...] = ()
+    vector: int | None = None
+    values: Mapping[Symbol, Int] = field(default_factory=dict)
     data: dict[Symbol, Value] = field(default_factory=dict)
     """Values of the symbols that `indirect` bound."""
 
     @property
     def lane_symbol(self) -> Symbol | None:
         return None if self.vector is None else self.axes[self.vector].symbol
+
+    def expr(self, value: Int) -> Int:
+        """`value` over the symbols that the target runs over."""
+        return simplify_in_ranges(substituted(value, self.values) if self.values else value, self.bounds)
+
+    def relation(self, relation: Relation) -> Relation | bool:
+        """`relation` over these symbols, or its truth."""
+        return relation.substitute(self.values) if self.values else relation
 
     def depth_of(self, symbols: frozenset[Symbol]) -> int:
         """How many loops these symbols depend on."""
@@ -98,21 +124,26 @@ class Nest:
                 depth = place + 1
         return max([depth, *(self.data[one].depth for one in symbols if one in self.data)])
 
+    def dims_of(self, symbols: frozenset[Symbol]) -> Dims:
+        """Dimensions of the block along which these symbols differ."""
+        own = {place for place, block in enumerate(self.blocks) if not block.isdisjoint(symbols)}
+        return NUMBER.union(own, *(self.data[one].dims for one in symbols if one in self.data))
+
     def varies(self, symbols: frozenset[Symbol]) -> bool:
-        """Do these symbols differ between lanes?"""
-        return self.lane_symbol in symbols or any(self.data[one].varying for one in symbols if one in self.data)
+        return bool(self.dims_of(symbols))
 
     def place(self, spec: TensorSpec, index: Index) -> Place:
         """How an access of a tensor of layout `spec` lies in memory."""
-        offset = simplify_in_ranges(linear_index(spec, index), self.bounds)
+        offset = self.expr(linear_index(spec, index))
         symbols = symbols_of(offset)
-        if not self.varies(symbols):
+        dims = self.dims_of(symbols)
+        if not dims:
             return Place(offset, Way.ONE)
         lane = self.lane_symbol
         step = None if lane is None else stride_of(offset, lane)
         if step is None or self.varies(symbols_of(step)) or self.varies(symbols - {lane}):
-            return Place(offset, Way.ANY)
-        return Place(offset, Way.NEXT if step == 1 else Way.STEP, step)
+            return Place(offset, Way.ANY, dims=dims)
+        return Place(offset, Way.NEXT if step == 1 else Way.STEP, step, dims)
 
 
 class StatementWriter(LoopHandler[Value], ABC):
@@ -129,7 +160,9 @@ class StatementWriter(LoopHandler[Value], ABC):
     # What a language says.
 
     @abstractmethod
-    def type_name(self, dtype: torch.dtype, varying: bool) -> str: ...
+    def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
+        """The statement that gives `text` a name."""
+
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str: ...
     @abstractmethod
@@ -149,6 +182,10 @@ class StatementWriter(LoopHandler[Value], ABC):
     @abstractmethod
     def indirect_text(self, operand: Value, size: Int, check: bool) -> str: ...
     @abstractmethod
+    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
+        """What templates of `op` may name besides their operands."""
+
+    @abstractmethod
     def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str: ...
 
     # What all share.
@@ -156,13 +193,13 @@ class StatementWriter(LoopHandler[Value], ABC):
     def say(self, depth: int, line: str) -> None:
         self.lines[depth].append(line)
 
-    def define(self, text: str, dtype: torch.dtype, varying: bool, depth: int, name: str | None = None) -> Value:
+    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
         """A statement that names the value of `text`."""
         if name is None:
             name = f"v{self._count}"
             self._count += 1
-        self.say(depth, f"const {self.type_name(dtype, varying)} {name} = {text};")
-        return Value(name, dtype, varying, depth)
+        self.say(depth, self.definition(name, text, dtype, bool(dims)))
+        return Value(name, dtype, dims, depth)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
         return Value(self.literal(value, dtype), dtype, constant=value)
@@ -173,47 +210,52 @@ class StatementWriter(LoopHandler[Value], ABC):
         depth = max(self.nest.depth_of(symbols_of(place.offset)), mask.depth if mask else 0)
         if buffer in self.unsettled:
             depth = len(self.nest.axes)
-        varying = place.way is not Way.ONE or (mask is not None and mask.varying)
-        loaded = self.define(self.load_text(storage, place, mask), storage.spec.dtype, varying, depth)
+        dims = place.dims | mask.dims if mask is not None else place.dims
+        loaded = self.define(self.load_text(storage, place, mask), storage.spec.dtype, dims, depth)
         if self.dialect.computed(storage.spec.dtype) == self.dialect.computed(dtype):
-            return Value(loaded.text, dtype, varying, depth)
-        return self.define(self.convert(loaded, dtype), dtype, varying, depth)
+            return Value(loaded.text, dtype, dims, depth)
+        return self.define(self.convert(loaded, dtype), dtype, dims, depth)
 
     def index(self, expr: Int, dtype: torch.dtype) -> Value:
-        expr = simplify_in_ranges(expr, self.nest.bounds)
+        expr = self.nest.expr(expr)
         symbols = symbols_of(expr)
-        return self.define(self.index_text(expr, dtype), dtype, self.nest.varies(symbols), self.nest.depth_of(symbols))
+        return self.define(self.index_text(expr, dtype), dtype, self.nest.dims_of(symbols), self.nest.depth_of(symbols))
 
     def test(self, relation: Relation) -> Value:
-        symbols = relation.free_symbols()
-        return self.define(self.test_text(relation), torch.bool, self.nest.varies(symbols), self.nest.depth_of(symbols))
+        known = self.nest.relation(relation)
+        if isinstance(known, bool):
+            return self.constant(known, torch.bool)
+        relation, symbols = known, known.free_symbols()
+        return self.define(
+            self.test_text(relation), torch.bool, self.nest.dims_of(symbols), self.nest.depth_of(symbols)
+        )
 
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Value) -> Value:
-        varying = any(one.varying for one in operands)
+        dims = NUMBER.union(*(one.dims for one in operands))
         depth = max(one.depth for one in operands)
         if op.name in self.dialect.methods:
             text = self.convert(operands[0], dtype) if op.name == "convert" else self.bitcast(operands[0], dtype)
             if text == operands[0].text:
-                return Value(text, dtype, varying, depth)
-            return self.define(text, dtype, varying, depth)
+                return Value(text, dtype, dims, depth)
+            return self.define(text, dtype, dims, depth)
         template = self.dialect.expr(op, operands[-1].dtype)
         infix = is_infix(template)
-        texts = [one.text if one.varying or not varying else self.operand(one, infix) for one in operands]
-        lanes = "lanes" if varying else "full"
-        return self.define(template.format(*texts, lanes=lanes), dtype, varying, depth)
+        texts = [one.text if one.varying or not dims else self.operand(one, infix) for one in operands]
+        return self.define(template.format(*texts, **self.extras(op, operands)), dtype, dims, depth)
 
     def indirect(self, symbol: Symbol, operand: Value, size: Int, check: bool = True) -> Value:
         depth = max(operand.depth, self.nest.depth_of(symbols_of(size)))
         text = self.indirect_text(operand, size, check)
-        value = self.define(text, torch.int64, operand.varying, depth, name=symbol.name)
+        value = self.define(text, torch.int64, operand.dims, depth, name=symbol.name)
         self.nest.data[symbol] = value
         return value
 
     def random(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> Value:
+        counter = self.nest.expr(counter)
         symbols = symbols_of(counter)
         depth = max(seed.depth, self.nest.depth_of(symbols))
         text = self.random_text(distribution, seed, counter, dtype)
-        return self.define(text, dtype, self.nest.varies(symbols), depth)
+        return self.define(text, dtype, self.nest.dims_of(symbols), depth)
 
 
 def indented(lines: Sequence[str], by: int = 1) -> list[str]:

@@ -44,11 +44,14 @@ from kiln.runtime.plan import (
     View,
 )
 from kiln.support.errors import KilnError
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, is_static, product
 
 
 class PrintedKernel(Protocol):
-    """A kernel in the target's language; `scratch`: bytes that a call needs, in the size symbols of `canonical`."""
+    """A kernel in the target's language.
+
+    In the size symbols of `canonical`: `scratch`, bytes that a call needs; `grid`, programs of a launch (C++: none).
+    """
 
     @property
     def kernel(self) -> Kernel: ...
@@ -56,9 +59,13 @@ class PrintedKernel(Protocol):
     def canonical(self) -> KernelIR: ...
     @property
     def scratch(self) -> Int: ...
+    @property
+    def grid(self) -> tuple[Int, ...]: ...
 
 
-KernelWriter = Callable[[KernelIR], PrintedKernel]
+KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
+"""Prints a kernel; the flags say which of its parameters always start at a multiple of `ALIGNMENT` bytes."""
+ALIGNMENT = 16
 
 
 class UnboundSymbol(KilnError):
@@ -68,9 +75,10 @@ class UnboundSymbol(KilnError):
     try_ = ("report this with KILN_DUMP: a compiler fault",)
 
 
-def write_plan(program: ScheduledProgram, write_kernel: KernelWriter) -> Plan:
-    """The plan of `program`."""
-    return _PlanWriter(program, write_kernel).plan()
+def write_plan(program: ScheduledProgram, write_kernel: KernelWriter, *, inputs_aligned: bool = False) -> Plan:
+    """The plan of `program`. `inputs_aligned`: whoever runs it sees to it that tensors of its arguments whose offset is
+    a multiple of `ALIGNMENT` bytes in the plan start at one in memory."""
+    return _PlanWriter(program, write_kernel, inputs_aligned).plan()
 
 
 def buffer_spec(spec: TensorSpec) -> BufferSpec:
@@ -79,12 +87,14 @@ def buffer_spec(spec: TensorSpec) -> BufferSpec:
 
 @final
 class _PlanWriter:
-    def __init__(self, program: ScheduledProgram, write_kernel: KernelWriter) -> None:
-        self.program, self.write_kernel = program, write_kernel
+    def __init__(self, program: ScheduledProgram, write_kernel: KernelWriter, inputs_aligned: bool) -> None:
+        self.program, self.write_kernel, self.inputs_aligned = program, write_kernel, inputs_aligned
         self.slots: dict[str, Slot] = {}
         self.specs: dict[str, TensorSpec] = {}
         self.views: dict[tuple[str, TensorSpec], Slot] = {}
-        self.kernels: dict[int, PrintedKernel] = {}
+        self.kernels: dict[tuple[int, tuple[bool, ...]], PrintedKernel] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.given = {one.name for one in program.inputs if isinstance(one, Buffer)}
         self.steps: list[Step] = []
         self.num_slots = len(program.inputs)
         self.host_reads: list[SymbolBinding] = []
@@ -131,7 +141,7 @@ class _PlanWriter:
     def _input(self, slot: Slot, one: Buffer | Symbol) -> PlanInput:
         if isinstance(one, Symbol):
             return PlanInput(one.name, None, "int")
-        self.slots[one.name], self.specs[one.name] = slot, one.spec
+        self.slots[one.name], self.specs[one.name], self.buffers[one.name] = slot, one.spec, one
         return PlanInput(one.name, buffer_spec(one.spec))
 
     def _slot(self, buffer: Buffer) -> Slot:
@@ -139,7 +149,7 @@ class _PlanWriter:
         found = self.slots.get(buffer.name)
         if found is None:
             found = self.slots[buffer.name] = self._new_slot()
-            self.specs[buffer.name] = buffer.spec
+            self.specs[buffer.name], self.buffers[buffer.name] = buffer.spec, buffer
         return found
 
     def _allocate(self, one: Allocation) -> None:
@@ -176,23 +186,36 @@ class _PlanWriter:
 
     def _launch(self, step: ScheduledLaunch) -> None:
         ir = step.kernel
-        printed = self.kernels.get(id(ir))
+        aligned = tuple(self._is_aligned(name) for name in step.args)
+        printed = self.kernels.get((id(ir), aligned))
         if printed is None:
-            printed = self.kernels[id(ir)] = self.write_kernel(ir)
-        sizes = _values(ir, step.ints)
-        scratch = _substitute(printed.scratch, _values(printed.canonical, step.ints))
+            printed = self.kernels[id(ir), aligned] = self.write_kernel(ir, aligned)
+        sizes, own = _values(ir, step.ints), _values(printed.canonical, step.ints)
+        scratch = _substitute(printed.scratch, own)
+        grid = tuple(_substitute(count, own) for count in printed.grid)
         self.steps.append(
             Launch(
                 printed.kernel.symbol,
                 tuple(self.slots[name] for name in step.args),
                 step.ints,
                 (),
-                _substitute(launch_units(ir), sizes),
-                _substitute(launch_grain(ir), sizes),
+                product(grid) if grid else _substitute(launch_units(ir), sizes),
+                1 if grid else _substitute(launch_grain(ir), sizes),
                 scratch,
+                grid,
                 origin=step.origin or ir.origin,
             )
         )
+
+    def _is_aligned(self, name: str) -> bool:
+        """Does a buffer always start at a multiple of `ALIGNMENT` bytes? Fresh memory does, a view by its offset."""
+        buffer = self.buffers[name]
+        offset = buffer.spec.offset
+        if not is_static(offset) or offset * buffer.spec.dtype.itemsize % ALIGNMENT:
+            return False
+        if buffer.base is not None:
+            return self._is_aligned(buffer.base)
+        return self.inputs_aligned or name not in self.given
 
     def _extern(self, step: Extern) -> None:
         special = SPECIAL.get(step.target)

@@ -18,9 +18,9 @@ import torch
 
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import INDEX_OPS, NO_INDEX, Register, accumulated_in, combined, start_text
-from kiln.loops.codegen.cpp.statements import CppStatements
+from kiln.loops.codegen.cpp.statements import LANES, CppStatements
 from kiln.loops.codegen.dialect import UnsupportedInKernel
-from kiln.loops.codegen.kernel_writer import Place, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
 from kiln.loops.ir.kernel import Accumulate, Store
 from kiln.loops.ir.nodes import Axis, ReduceOp
 from kiln.symbolic import is_static, product
@@ -187,7 +187,7 @@ class EffectWriter:
         if register.is_index:
             text = f"{text}.at" if " " not in text else f"({text}).at"
         result = torch.int64 if register.is_index else register.dtype
-        return self._combine_into(effect, Value(f"({text})" if " " in text else text, result, lanes))
+        return self._combine_into(effect, Value(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER))
 
     def _combine_into(self, effect: Accumulate, value: Value) -> list[str]:
         storage, place = self._place(effect.target, effect)
@@ -224,7 +224,8 @@ class EffectWriter:
             here = self.body.pointer(row, place.offset)
             self.lines.append(f"put({here}, {combined(effect.op, f'get({here})', text, held)});")
             return
-        self.lines += self._store_lines(row, place, Value(text, row.spec.dtype, lanes), effect.op)
+        dims = LANES if lanes else NUMBER
+        self.lines += self._store_lines(row, place, Value(text, row.spec.dtype, dims), effect.op)
 
     def _fill(self, row: Storage, start: str) -> None:
         count = self.body.ints().text(product(row.spec.sizes))
@@ -269,7 +270,7 @@ class EffectWriter:
             one = combined(effect.op, "a", "b", dtype)
             text = self._wide(value, CPP.computed(value.dtype), True)
             after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
-            result = Value(after, value.dtype, True)
+            result = Value(after, value.dtype, LANES)
         else:
             result = self._scan_step(effect, value, dtype, name, row, lanes)
         self.lines += self._store_lines(storage, place, result, None)
@@ -281,7 +282,7 @@ class EffectWriter:
         text = self._wide(value, dtype, lanes)
         if row is None:
             self.lines.append(f"{name} = {combined(effect.op, name, text, dtype)};")
-            return Value(name, dtype, lanes)
+            return Value(name, dtype, LANES if lanes else NUMBER)
         held = CPP.computed(row.spec.dtype)
         self._fill(row, start_text(effect.op, held))
         here = self.body.pointer(row, self.nest.place(row.spec, effect.index).offset)
@@ -290,7 +291,7 @@ class EffectWriter:
         kind = CPP.dtype_name(held) + ("v" if lanes else "")
         self.lines.append(f"const {kind} {name} = {combined(effect.op, read, text, held)};")
         self.lines.append(f"store({here}, {name}, lanes);" if lanes else f"put({here}, {name});")
-        return Value(name, row.spec.dtype, lanes)
+        return Value(name, row.spec.dtype, LANES if lanes else NUMBER)
 
     def declare_scan(self, scan: Scan) -> str:
         value = CPP.dtype_name(scan.dtype)

@@ -11,15 +11,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 
+from kiln.graph.prims.table import Prim
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import Nest, Place, StatementWriter, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, StatementWriter, Storage, Value, Way
 from kiln.loops.ir.analyses import stride_of
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import substituted, symbols_of
@@ -29,6 +30,8 @@ from kiln.symbolic.relation import SIGNS
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
+LANES: Dims = frozenset({0})
+"""The one dimension of a vector."""
 _MAX_STEP = 1 << 20
 """Largest distance between lanes for which a lane's part of an index fits 32 bits."""
 
@@ -47,6 +50,13 @@ class CppStatements(StatementWriter):
         if varying and dtype == torch.bool:
             return "mask"
         return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
+
+    def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
+        return f"const {self.type_name(dtype, varying)} {name} = {text};"
+
+    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
+        """Which lanes are real, for functions that report faults."""
+        return {"lanes": "lanes" if any(one.varying for one in operands) else "full"}
 
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
         return literal(value, dtype)
@@ -138,7 +148,7 @@ class CppStatements(StatementWriter):
         self.say(before, f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
         text = f"load({name} + W*{along.symbol}, full)"
         depth = self.nest.depth_of(frozenset({along.symbol}))
-        return self.define(text, storage.spec.dtype, True, depth)
+        return self.define(text, storage.spec.dtype, LANES, depth)
 
     def pointer(self, storage: Storage, offset: Int) -> str:
         """Address of the element `offset` of a buffer."""
@@ -182,7 +192,7 @@ class CppStatements(StatementWriter):
         varying = self.nest.varies(symbols_of(expr))
         if not varying:
             return f"({self.type_name(dtype, False)})({self.ints().text(expr)})"
-        lanes = Value(f"({self.lane_ints().text(expr)})", torch.int64, True)
+        lanes = Value(f"({self.lane_ints().text(expr)})", torch.int64, LANES)
         return self.convert(lanes, dtype)
 
     def test_text(self, relation: Relation) -> str:
@@ -211,7 +221,7 @@ class CppStatements(StatementWriter):
         at = (self.lane_ints() if varying else self.ints()).text(counter)
         made = torch.int64 if distribution == "bits" else CPP.computed(dtype)
         text = f"random_{distribution}<{CPP.dtype_name(made)}>({seed.text}, {at})"
-        return self._converted(Value(text, made, varying), made, CPP.computed(dtype))
+        return self._converted(Value(text, made, LANES if varying else NUMBER), made, CPP.computed(dtype))
 
 
 def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:

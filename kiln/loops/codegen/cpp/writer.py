@@ -53,6 +53,7 @@ class CppKernel:
     kernel: Kernel
     canonical: KernelIR
     scratch: Int
+    grid: tuple[Int, ...] = ()
 
 
 def write_cpp(kernel: KernelIR, target: Target) -> CppKernel:
@@ -189,7 +190,8 @@ class _KernelWriter:
     def _phase(self, phase: Phase, started: set[str]) -> list[str]:
         ranges = dict(self.ranges)
         self._add_axes(ranges, phase.axes)
-        nest = Nest(phase.axes, phase.vector, BoundAnalysis(ranges))
+        lanes = () if phase.vector is None else (frozenset({phase.axes[phase.vector].symbol}),)
+        nest = Nest(phase.axes, BoundAnalysis(ranges), lanes, phase.vector)
         return PhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
 
     def _numbers(self) -> list[str]:

@@ -1,0 +1,29 @@
+"""Combining into memory: atomic operations where the device has them, one point after the other elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.kernel import Store
+from kiln.loops.ir.nodes import ReduceOp
+
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
+ATOMICS: Mapping[ReduceOp, tuple[str, tuple[torch.dtype, ...]]] = {
+    ReduceOp.SUM: ("tl.atomic_add", (*_FLOATS, *_INTEGERS)),
+    ReduceOp.MAX: ("tl.atomic_max", _INTEGERS),  # on floats it would lose NaN
+    ReduceOp.MIN: ("tl.atomic_min", _INTEGERS),
+}
+"""The operation for each way to combine, and the dtypes that it takes on sm_80."""
+
+
+def is_atomic(op: ReduceOp, dtype: torch.dtype) -> bool:
+    return op in ATOMICS and dtype in ATOMICS[op][1]
+
+
+def runs_in_order(store: Store, specs: Mapping[str, TensorSpec]) -> bool:
+    """Must the points of a phase with this store run one after the other?"""
+    return store.combine is not None and store.target in specs and not is_atomic(store.combine, specs[store.target].dtype)

@@ -1,0 +1,312 @@
+"""What a phase does with the values of its body: stores, accumulators, scans.
+
+    out[i0, i1] = v2              tl.store(out2 + (768*i0 + i1), v2, mask=has_i1)
+    total[] = sum over (i1): v0   total = tl.sum(tl.where(has_i1, v0, 0.0), 1, keep_dims=True)
+    table[j0] sum = v0            tl.atomic_add(table1 + j0, v0, mask=has_i0, sem="relaxed")
+
+A reduction over a loop keeps a block of parts through the loop and combines it behind: as many short sums as the block
+has points, added up as a tree, lose no more digits than eager's pairwise sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.kernel_writer import Dims, Value
+from kiln.loops.codegen.triton.atomics import ATOMICS, runs_in_order
+from kiln.loops.codegen.triton.dialect import TRITON
+from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
+from kiln.loops.ir.interpret import reduce_start
+from kiln.loops.ir.kernel import Accumulate, Local, Store
+from kiln.loops.ir.nodes import ReduceOp
+
+_COMBINE: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "{0} + {1}",
+    ReduceOp.PROD: "{0} * {1}",
+    ReduceOp.MAX: "maximum({0}, {1})",
+    ReduceOp.MIN: "minimum({0}, {1})",
+    ReduceOp.ANY: "{0} | {1}",
+    ReduceOp.ALL: "{0} & {1}",
+}
+_FUNCTIONS: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "add",
+    ReduceOp.PROD: "multiply",
+    ReduceOp.MAX: "maximum",
+    ReduceOp.MIN: "minimum",
+    ReduceOp.ANY: "either",
+    ReduceOp.ALL: "both",
+}
+_BEST: Mapping[ReduceOp, str] = {ReduceOp.ARGMAX: "first_largest", ReduceOp.ARGMIN: "first_smallest"}
+NO_INDEX = 0x7FFFFFFF
+"""The index before the first element: behind every real one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An accumulator that a loop at `depth` feeds: a block over `dims`, of which `over` are combined at the end."""
+
+    effect: Accumulate
+    local: Local
+    dtype: torch.dtype
+    depth: int
+    dims: Dims
+    over: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.effect.target}_parts"
+
+    @property
+    def at(self) -> str:
+        """The indices of an index reduction."""
+        return f"{self.effect.target}_at"
+
+
+@final
+class EffectWriter:
+    """Collects the statements of all effects of a phase, and what stands before and behind its loops."""
+
+    def __init__(self, body: TritonStatements, locals_: Mapping[str, Local], started: set[str]) -> None:
+        """`started`: accumulators that earlier phases began."""
+        self.body, self.nest, self.frame = body, body.nest, body.frame
+        self.locals, self.started = locals_, started
+        self.lines: list[str] = []
+        self.before: dict[int, list[str]] = {}
+        self.after: dict[int, list[str]] = {}
+
+    @property
+    def depth(self) -> int:
+        return len(self.nest.axes)
+
+    def add(self, effect: Store | Accumulate, value: Value) -> None:
+        """Write one effect of the phase."""
+        if isinstance(effect, Store):
+            self._store(effect, value)
+        elif effect.running is not None:
+            self._scan(effect, effect.running, value)
+        else:
+            self._accumulate(effect, value)
+
+    # ------------------------------------------------------------------------------------------ stores
+
+    def _store(self, effect: Store, value: Value) -> None:
+        local = self.locals.get(effect.target)
+        if local is not None:
+            require_own_place(local, effect.index)
+            self._hold(local, value.text, value.dtype, value.dims, self.depth, self.lines)
+            return
+        if effect.combine is not None:
+            self._combine(effect, effect.combine, value)
+            return
+        storage = self.frame.storages[effect.target]
+        place = self.nest.place(storage.spec, effect.index)
+        if not value.dims <= place.dims:
+            raise UnsupportedInKernel(language="Triton", thing="a store", reason="its points share a place")
+        masks = self.frame.points_text(place.dims)
+        arguments = [
+            self.body.pointer(storage, place.offset, place.dims, place.dims),
+            self._stored(value, storage.spec.dtype),
+        ]
+        if masks:
+            arguments.append(f"mask={' & '.join(masks)}")
+        self.lines.append(f"tl.store({', '.join(arguments)})")
+
+    def _stored(self, value: Value, dtype: torch.dtype) -> str:
+        """The value in a type that a store converts to that of memory."""
+        return value.text if TRITON.computed(value.dtype) == TRITON.computed(dtype) else self.body.convert(value, dtype)
+
+    def _combine(self, effect: Store, op: ReduceOp, value: Value) -> None:
+        """Every point of the block takes part, also where neither place nor value differ."""
+        storage = self.frame.storages[effect.target]
+        place, dtype = self.nest.place(storage.spec, effect.index), storage.spec.dtype
+        shape = frozenset(range(len(self.nest.blocks)))
+        pointer = self.body.pointer(storage, place.offset, place.dims, shape)
+        masks = self.frame.points_text(shape)
+        mask = [f"mask={' & '.join(masks)}"] if masks else []
+        text = self._stored(value, dtype)
+        if runs_in_order(effect, {effect.target: storage.spec}):
+            widened = ".to(tl.float32)" if TRITON.computed(dtype) != dtype else ""
+            before = f"tl.load({', '.join([pointer, *mask])}){widened}"
+            both = combined(op, before, text, TRITON.computed(dtype))
+            self.lines += [
+                f"tl.store({', '.join([pointer, both, *mask])})",
+                "tl.debug_barrier()",
+            ]
+            return
+        value_text = f"({text})" if " " in text else text
+        if dtype != TRITON.computed(dtype) or value.constant is not None:
+            value_text = f"tl.full([], {text}, {TRITON.dtypes[dtype]})" if value.constant is not None else (
+                f"{value_text}.to({TRITON.dtypes[dtype]})"
+            )
+        if value.dims != shape:
+            value_text = f"tl.broadcast_to({value_text}, {self.frame.block_shape(shape)})"
+        name, _ = ATOMICS[op]
+        self.lines.append(f"{name}({', '.join([pointer, value_text, *mask])}, sem=\"relaxed\")")
+
+    def _hold(self, local: Local, text: str, dtype: torch.dtype, dims: Dims, depth: int, lines: list[str]) -> None:
+        """The local is this value from here on."""
+        lines.append(f"{local.name} = {text}")
+        # A value that a loop of this phase made is used behind it; only a loop around several phases stays open.
+        outside = 1 if self.frame.tiling.shared is not None and self._in_shared() else 0
+        value = Value(local.name, dtype, dims, min(depth, outside))
+        self.frame.held[local.name] = Held(local, value)
+
+    def _in_shared(self) -> bool:
+        shared = self.frame.tiling.shared
+        return shared is not None and bool(self.nest.axes) and self.nest.axes[0].symbol is shared.symbol
+
+    # ------------------------------------------------------------------------------------------ accumulators
+
+    def _over(self, effect: Accumulate) -> tuple[int, ...]:
+        """Dimensions of the block that are combined, the last first."""
+        places = {self.frame.tiling.dim_of(axis) for axis in effect.over}
+        return tuple(sorted((place for place in places if place is not None), reverse=True))
+
+    def _accumulate(self, effect: Accumulate, value: Value) -> None:
+        local, over = self.locals[effect.target], self._over(effect)
+        require_own_place(local, effect.index)
+        dtype = torch.bool if effect.op in (ReduceOp.ANY, ReduceOp.ALL) else TRITON.computed(value.dtype)
+        dims = value.dims | frozenset(over)
+        if dims == frozenset(over):  # without a dimension that is left, a scalar has to be what is left
+            dims = frozenset(range(len(self.frame.tiling.dims)))
+        loops = {axis.symbol: place for place, axis in enumerate(self.nest.axes)}
+        reduced = [loops[dim.symbol] for place, dim in enumerate(self.frame.tiling.dims) if place in over and dim.looped]
+        if reduced:
+            parts = Parts(effect, local, dtype, min(reduced), dims, over)
+            self._add_to_parts(parts, value)
+            return
+        index_of = self._index_text(effect) if effect.op in _BEST else ""
+        text = self._full(self._masked(value, dtype, effect.op, over), value, dims, over)
+        self._finish(effect, local, dtype, dims, over, text, index_of, self.lines, self.depth)
+
+    def _masked(self, value: Value, dtype: torch.dtype, op: ReduceOp, over: Sequence[int]) -> str:
+        """The value where a point exists, the start value elsewhere."""
+        text = value.text if TRITON.computed(value.dtype) == dtype else self.body.convert(value, dtype)
+        masks = self.frame.points_text(frozenset(over))
+        return f"tl.where({' & '.join(masks)}, {text}, {start_text(op, dtype)})" if masks else text
+
+    def _full(self, text: str, value: Value, dims: Dims, over: Sequence[int]) -> str:
+        """As a block over all of `dims`."""
+        masked = {place for place in over if not self.frame.tiling.dims[place].exact}
+        if value.dims | masked == dims:
+            return text
+        if value.constant is not None and not masked:
+            kind = TRITON.dtype_name(TRITON.computed(value.dtype))
+            return f"tl.full({self.frame.block_shape(dims)}, {text}, {kind})"
+        return f"tl.broadcast_to({text}, {self.frame.block_shape(dims)})"
+
+    def _index_text(self, effect: Accumulate) -> str:
+        return self.body.ints.text(self.nest.expr(effect.over[0].symbol))
+
+    def _add_to_parts(self, parts: Parts, value: Value) -> None:
+        """One turn of the loop."""
+        effect, shape = parts.effect, self.frame.block_shape(parts.dims)
+        kind = TRITON.dtype_name(parts.dtype)
+        self.before.setdefault(parts.depth, []).append(
+            f"{parts.name} = tl.full({shape}, {start_text(effect.op, parts.dtype)}, {kind})"
+        )
+        text = self._masked(value, parts.dtype, effect.op, parts.over)
+        after = self.after.setdefault(parts.depth, [])
+        if effect.op in _BEST:
+            self.before[parts.depth].append(f"{parts.at} = tl.full({shape}, {NO_INDEX}, {self._index_kind()})")
+            at = f"tl.broadcast_to({self._index_text(effect)}, {shape})"
+            masks = self.frame.points_text(frozenset(parts.over))
+            if masks:
+                at = f"tl.where({' & '.join(masks)}, {at}, {NO_INDEX})"
+            call = f"{_BEST[effect.op]}({parts.name}, {parts.at}, tl.broadcast_to({text}, {shape}), {at})"
+            self.lines.append(f"{parts.name}, {parts.at} = {call}")
+        else:
+            self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
+        self._finish(
+            effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth
+        )
+
+    def _index_kind(self) -> str:
+        return "tl.int64" if self.frame.wide else "tl.int32"
+
+    def _finish(
+        self, effect: Accumulate, local: Local, dtype: torch.dtype, dims: Dims, over: Sequence[int], text: str,
+        index: str, lines: list[str], depth: int,
+    ) -> None:  # fmt: skip
+        """Combine the block `text` over the dimensions `over` into the local."""
+        left = dims - frozenset(over)
+        if effect.op in _BEST:
+            if effect.target in self.started:
+                raise UnsupportedInKernel(language="Triton", thing="an index reduction", reason="two phases feed it")
+            if index == self._index_text(effect):
+                index = f"tl.broadcast_to({index}, {self.frame.block_shape(dims)})"
+            (axis,) = over
+            call = f"tl.reduce(({text}, {index}), {axis}, {_BEST[effect.op]}{_keep(left)})"
+            lines.append(f"{local.name}_best, {local.name} = {call}")
+            self._hold(local, f"{local.name}.to(tl.int64)", torch.int64, left, depth, lines)
+            return
+        for axis in over:
+            text = reduced_text(effect.op, text, axis, dtype, keep=bool(left))
+        if effect.target in self.started:
+            text = combined(effect.op, self.frame.held[local.name].value.text, text, dtype)
+        self._hold(local, text, dtype, left, depth, lines)
+
+    # ------------------------------------------------------------------------------------------ scans
+
+    def _scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+        """Within a block by one operation; a loop carries the combination of the blocks before."""
+        (axis,) = self._over(effect)
+        dim = self.frame.tiling.dims[axis]
+        dtype = TRITON.computed(value.dtype)
+        dims = value.dims | {axis}
+        function = function_of(effect.op, dtype)
+        text = self._full(self._masked(value, dtype, effect.op, (axis,)), value, dims, (axis,))
+        name = f"{effect.target}_run"
+        if not dim.looped:
+            self.lines.append(f"{name} = tl.associative_scan({text}, {axis}, {function})")
+        else:
+            depth = [one.symbol for one in self.nest.axes].index(dim.symbol)
+            left = dims - {axis}
+            carry, block = f"{effect.target}_carry", f"{effect.target}_block"
+            shape = self.frame.block_shape(left) if left else "[]"
+            start = f"tl.full({shape}, {start_text(effect.op, dtype)}, {TRITON.dtype_name(dtype)})"
+            self.before.setdefault(depth, []).append(f"{carry} = {start}")
+            self.lines += [
+                f"{block} = {text}",
+                f"{name} = tl.associative_scan({block}, {axis}, {function})",
+                f"{name} = {combined(effect.op, carry, name, dtype)}",
+                f"{carry} = {combined(effect.op, carry, reduced_text(effect.op, block, axis, dtype, keep=bool(left)), dtype)}",
+            ]
+        self._store(running, Value(name, value.dtype, dims, self.depth))
+
+
+def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
+    """Both in one. On bool a sum is "any", a product "all"."""
+    return _COMBINE[_on_bool(op) if dtype == torch.bool else op].format(left, right)
+
+
+def function_of(op: ReduceOp, dtype: torch.dtype) -> str:
+    """The name of the function that combines two."""
+    return _FUNCTIONS[_on_bool(op) if dtype == torch.bool else op]
+
+
+def _on_bool(op: ReduceOp) -> ReduceOp:
+    return ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL
+
+
+def reduced_text(op: ReduceOp, text: str, axis: int, dtype: torch.dtype, *, keep: bool) -> str:
+    """The block `text` combined along `axis`; `keep`: which then has size 1."""
+    keeps = ", keep_dims=True" if keep else ""
+    if op is ReduceOp.SUM and dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
+        return f"tl.sum({text}, {axis}{keeps})"
+    return f"tl.reduce({text}, {axis}, {function_of(op, dtype)}{keeps})"
+
+
+def _keep(left: Dims) -> str:
+    return ", keep_dims=True" if left else ""
+
+
+def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
+    """What an accumulator starts from."""
+    return literal(reduce_start(op, dtype), dtype)

@@ -1,0 +1,180 @@
+"""What the choice of blocks asks about a kernel: which axes occur together, and how its accesses lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import final
+
+from kiln.loops.codegen.triton.atomics import runs_in_order
+from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores, stride_along
+from kiln.loops.ir.body import Index, Load
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.kernel import Accumulate, KernelIR
+from kiln.loops.ir.nodes import Axis
+from kiln.graph.prims.spec import TensorSpec
+from kiln.symbolic import BoundAnalysis, Range, Symbol
+
+
+@final
+class Facts:
+    """Questions about one kernel, answered when asked."""
+
+    def __init__(self, kernel: KernelIR) -> None:
+        self.kernel = kernel
+        self.specs = {one.name: one.spec for one in kernel.params}
+        sized = symbols_of(*(axis.size for phase in kernel.phases for axis in phase.axes))
+        self.fixed_units = tuple(axis for axis in kernel.units if axis.symbol in sized)
+        """Units on which sizes of phases depend: one value per program."""
+        self.free_units = tuple(axis for axis in kernel.units if axis.symbol not in sized)
+
+    @cached_property
+    def bounds(self) -> BoundAnalysis:
+        """Axes run below their sizes, sizes are not negative."""
+        return BoundAnalysis(self.ranges)
+
+    @cached_property
+    def ranges(self) -> dict[Symbol, Range]:
+        ranges = {one: Range(0) for one in symbols_of(*self.kernel.ints)}
+        for axes in (self.kernel.units, *(phase.axes for phase in self.kernel.phases)):
+            for axis in axes:
+                top = BoundAnalysis(ranges).of(axis.size).hi
+                ranges.setdefault(axis.symbol, Range(0, None if top is None else max(top - 1, 0)))
+        return ranges
+
+    @cached_property
+    def serial(self) -> frozenset[Symbol]:
+        """Inner axes of phases that combine in memory without atomic operations."""
+        ordered = (phase for phase in self.kernel.phases if any(runs_in_order(s, self.specs) for s in phase_stores(phase)))
+        return frozenset(axis.symbol for phase in ordered for axis in phase.axes)
+
+    def inner_groups(self) -> tuple[tuple[Axis, ...], ...]:
+        """Inner axes that occur together in phases, locals and reductions: each group becomes one dimension."""
+        groups: dict[tuple[object, ...], dict[Axis, None]] = {}
+        for phase in self.kernel.phases:
+            for axis in phase.axes:
+                groups.setdefault(self._company(axis), {})[axis] = None
+        return tuple(tuple(group) for group in groups.values())
+
+    def _company(self, axis: Axis) -> tuple[object, ...]:
+        phases = tuple(place for place, phase in enumerate(self.kernel.phases) if axis in phase.axes)
+        locals_ = tuple(one.name for one in self.kernel.locals if any(axis.symbol is a.symbol for a in one.axes))
+        over = tuple(
+            (place, number)
+            for place, phase in enumerate(self.kernel.phases)
+            for number, effect in enumerate(phase.effects)
+            if isinstance(effect, Accumulate) and axis in effect.over
+        )
+        alone = axis.symbol if axis.symbol in self._ragged or self._indexes_best(axis) else None
+        return (phases, locals_, over, alone)
+
+    def _indexes_best(self, axis: Axis) -> bool:
+        """Does its value matter in itself: is it that of an index reduction, or does a scan run along it?"""
+        for phase in self.kernel.phases:
+            for effect in phase.effects:
+                if isinstance(effect, Accumulate) and axis in effect.over:
+                    if effect.running is not None or effect.op.value.startswith("arg"):
+                        return True
+        return False
+
+    @cached_property
+    def _ragged(self) -> frozenset[Symbol]:
+        """Axes whose size depends on the unit."""
+        units = {axis.symbol for axis in self.kernel.units}
+        return frozenset(
+            axis.symbol for phase in self.kernel.phases for axis in phase.axes if symbols_of(axis.size) & units
+        )
+
+    # ------------------------------------------------------------------------------------------ what is kept
+
+    def is_kept(self, axes: tuple[Axis, ...]) -> bool:
+        """Is there a local with a value per point of these axes?"""
+        symbols = {axis.symbol for axis in axes}
+        return any(axis.symbol in symbols for one in self.kernel.locals for axis in one.axes)
+
+    def shared_phases(self, axes: tuple[Axis, ...]) -> range | None:
+        """The phases over `axes` if one loop can hold them: nothing that it makes point by point is used outside,
+        nothing that it combines is used inside."""
+        places = [place for place, phase in enumerate(self.kernel.phases) if set(axes) <= set(phase.axes)]
+        if not places or places != list(range(places[0], places[-1] + 1)):
+            return None
+        inside = range(places[0], places[-1] + 1)
+        symbols = {axis.symbol for axis in axes}
+        pointwise = {one.name for one in self.kernel.locals if any(axis.symbol in symbols for axis in one.axes)}
+        combined = {
+            effect.target
+            for place in inside
+            for effect in self.kernel.phases[place].effects
+            if isinstance(effect, Accumulate) and set(axes) & set(effect.over)
+        }
+        for place, phase in enumerate(self.kernel.phases):
+            loaded = {op.buffer for op in phase.body.ops if isinstance(op, Load)}
+            if loaded & (combined if place in inside else pointwise):
+                return None
+        return inside
+
+    def can_share(self, axes: tuple[Axis, ...]) -> bool:
+        return self.shared_phases(axes) is not None
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def touched(self) -> Iterator[tuple[TensorSpec, Index, int]]:
+        """Accesses of memory: layout, index, bytes per element."""
+        for phase in self.kernel.phases:
+            for one in accesses(phase.body):
+                if one.buffer in self.specs:
+                    yield self.specs[one.buffer], one.index, self.specs[one.buffer].dtype.itemsize
+            for store in phase_stores(phase):
+                if store.target in self.specs:
+                    yield self.specs[store.target], store.index, self.specs[store.target].dtype.itemsize
+
+    def _axes(self) -> dict[Symbol, Axis]:
+        found = {axis.symbol: axis for phase in self.kernel.phases for axis in phase.axes}
+        return found | {axis.symbol: axis for axis in self.kernel.units}
+
+    def contiguous(self) -> Symbol | None:
+        """The axis with neighbours in memory in most accesses, large accesses first."""
+        votes: dict[Symbol, int] = {}
+        axes = self._axes()
+        for spec, index, size in self.touched():
+            strides = {one: stride_along(spec, index, one) for one in axes}
+            weight = size * sum(1 for stride in strides.values() if stride is None or stride != 0)
+            for one, stride in strides.items():
+                if stride == 1:
+                    votes[one] = votes.get(one, 0) + weight
+        return max(votes, key=lambda one: votes[one], default=None)
+
+    def tile_axes(self, units: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Unit axes along which accesses have neighbours in memory, those of most accesses first; at most three."""
+        found: list[Axis] = []
+        rest = [(spec, index, size) for spec, index, size in self.touched()]
+        while rest and len(found) < 3:
+            votes = {
+                axis: sum(size for spec, index, size in rest if stride_along(spec, index, axis.symbol) == 1)
+                for axis in units
+                if axis not in found
+            }
+            best = max(votes, key=lambda axis: votes[axis], default=None)
+            if best is None or not votes[best]:
+                break
+            found.append(best)
+            rest = [
+                (spec, index, size)
+                for spec, index, size in rest
+                if stride_along(spec, index, best.symbol) not in (0, 1)
+            ]
+        return tuple(found)
+
+    def narrowest_bytes(self) -> int:
+        return min((param.spec.dtype.itemsize for param in self.kernel.params), default=4)
+
+    def line_elements(self) -> int:
+        """Elements of a line of memory, of the narrowest accesses."""
+        return max(16, min(128 // self.narrowest_bytes(), 64))
+
+    def loaded_bytes(self) -> int:
+        """Bytes per point that a kernel loads from buffers as large as its space."""
+        reads = kernel_reads(self.kernel)
+        most = len(self.kernel.units)
+        return sum(p.spec.dtype.itemsize for p in self.kernel.params if p.name in reads and p.spec.rank >= most)
+

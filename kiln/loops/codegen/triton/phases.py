@@ -1,0 +1,101 @@
+"""One phase in Triton: its loops, the statements at each depth, the effects.
+
+    phase (i1: n1):                          total_parts = tl.full([XBLOCK, RBLOCK], 0.0, tl.float32)
+        total[] = sum over (i1): load x[..]  for i1_start in range(0, n1, RBLOCK):
+                                        =>       i1 = i1_start + tl.arange(0, RBLOCK)[None, :]
+                                                 has_i1 = i1 < n1
+                                                 v0 = tl.load(in0 + (n1*i0 + i1), mask=has_i1)
+                                                 total_parts = total_parts + tl.where(has_i1, v0, 0.0)
+                                             total = tl.sum(total_parts, 1, keep_dims=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+from kiln.loops.codegen.kernel_writer import Nest, indented
+from kiln.loops.codegen.triton.effects import EffectWriter
+from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
+from kiln.loops.codegen.triton.tiles import Dim
+from kiln.loops.ir.analyses import phase_stores, phase_writes
+from kiln.loops.ir.kernel import Local, Phase
+
+
+
+@final
+class PhaseWriter:
+    """Writes one phase. `before`, `inside` and `behind` are what stands around and in its outermost loop."""
+
+    def __init__(
+        self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]
+    ) -> None:
+        """`started`: accumulators that earlier phases began."""
+        self.nest, self.frame = nest, frame
+        unsettled = frozenset(phase_writes(phase)) & frame.storages.keys()
+        unsettled |= {one.target for one in phase_stores(phase) if one.combine is not None}
+        self.body = TritonStatements(nest, frame, unsettled)
+        self.effects = EffectWriter(self.body, locals_, started)
+        results = phase.body.run(self.body)
+        for effect in phase.effects:
+            self.effects.add(effect, results[effect.result])
+        frame.named = self.body.named
+
+    @property
+    def before(self) -> list[str]:
+        return self._before(0)
+
+    @property
+    def inside(self) -> list[str]:
+        return self._level(1)
+
+    @property
+    def behind(self) -> list[str]:
+        return self.effects.after.get(0, [])
+
+    def lines(self) -> list[str]:
+        """The whole phase."""
+        return self._level(0)
+
+    def _before(self, depth: int) -> list[str]:
+        return [*self.body.lines[depth], *self.effects.before.get(depth, [])]
+
+    def _level(self, depth: int) -> list[str]:
+        """Everything inside of the first `depth` loops."""
+        lines = self._before(depth)
+        if depth == len(self.nest.axes):
+            return lines + self.effects.lines
+        lines += loop(self._dim(depth), self.nest, depth, self.body, self._level(depth + 1))
+        return lines + self.effects.after.get(depth, [])
+
+    def _dim(self, depth: int) -> Dim | None:
+        """The dimension that the loop at `depth` goes through in blocks, or None if it goes point by point."""
+        symbol = self.nest.axes[depth].symbol
+        return next((dim for dim in self.frame.tiling.dims if dim.symbol is symbol), None)
+
+
+def loop(dim: Dim | None, nest: Nest, depth: int, body: TritonStatements, inner: list[str]) -> list[str]:
+    """A loop over blocks of `dim`, or over the points of a serial axis."""
+    axis = nest.axes[depth]
+    name, size = axis.symbol.name, body.ints.text(nest.expr(axis.size))
+    if dim is None:
+        return [f"for {name} in range({size}):", *indented(inner, 2)]
+    head = f"for {name}_start in range(0, {size}, {dim.name}):"
+    place = body.frame.tiling.dims.index(dim)
+    return [head, *indented([*index_lines(dim, place, f"{name}_start", body.frame, size), *inner], 2)]
+
+
+def index_lines(dim: Dim, place: int, start: str, frame: Frame, size: str) -> list[str]:
+    """The index of a block from `start` on, and which of its points exist."""
+    rank = len(frame.tiling.dims)
+    shape = "" if rank == 1 else f"[{', '.join(':' if one == place else 'None' for one in range(rank))}]"
+    counted = f"tl.arange(0, {dim.name}){shape}"
+    if frame.wide:
+        counted += ".to(tl.int64)"
+    name = dim.symbol.name
+    lines = [f"{name} = {start} + {counted}" if start else f"{name} = {counted}"]
+    if not dim.exact:
+        lines.append(f"{mask_name(dim.symbol)} = {name} < {size}")
+    return lines
+
+

@@ -1,0 +1,267 @@
+"""How Triton writes the ops of a body: loads, conversions, indices, tests.
+
+    load x[i0, i1]               v0 = tl.load(in0 + (768*i0 + i1), mask=has_i1)
+    load mean[i0]                v1 = tl.load(in1 + i0)
+    convert(v0, i64)             v2 = v0.to(tl.int64)
+    test(i1 <= i0)               v3 = i1 <= i0
+
+A value that differs along dimensions of the block is a block with these dimensions and ones elsewhere; one that does
+not is a scalar. `has_i1`: which points of the block exist, where not all do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from kiln.graph.prims.table import Prim
+from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.integers import IntPrinter
+from kiln.loops.codegen.kernel_writer import Dims, Nest, Place, StatementWriter, Storage, Value
+from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
+from kiln.loops.codegen.triton.tiles import Tiling
+from kiln.loops.ir.body import Index
+from kiln.loops.ir.kernel import Local
+from kiln.symbolic import Int, Relation, Symbol
+from kiln.symbolic.relation import SIGNS
+
+_NARROW = (torch.bfloat16, torch.float16)
+_SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
+_PLAIN = (torch.float32, torch.int32, torch.bool)
+"""Dtypes of Python's numbers in Triton."""
+_TAKES_PLAIN = ("tl.where(", "tl.maximum(", "tl.minimum(")
+_DIVISIONS = ("floor_div", "trunc_div", "remainder", "fmod")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The variable that holds a local; `dims`: those of its block; `depth`: loops around its definition."""
+
+    local: Local
+    value: Value
+
+
+@final
+@dataclass
+class Frame:
+    """What all phases of a kernel share."""
+
+    tiling: Tiling
+    storages: Mapping[str, Storage]
+    wide: bool
+    """Indices have 64 bits."""
+    held: dict[str, Held] = field(default_factory=dict)
+    named: int = 0
+    """Values that have names already."""
+
+    def block_shape(self, dims: Dims) -> str:
+        """`[XBLOCK, 1]`: the shape of a block that differs along `dims`."""
+        return f"[{', '.join(dim.name if place in dims else '1' for place, dim in enumerate(self.tiling.dims))}]"
+
+    def points_text(self, dims: Dims) -> list[str]:
+        """The masks of `dims` that may be false somewhere."""
+        return [mask_name(dim.symbol) for place, dim in enumerate(self.tiling.dims) if place in dims and not dim.exact]
+
+
+def mask_name(symbol: Symbol) -> str:
+    return f"has_{symbol.name}"
+
+
+@final
+class TritonStatements(StatementWriter):
+    """Writes a body in Triton."""
+
+    def __init__(self, nest: Nest, frame: Frame, unsettled: frozenset[str]) -> None:
+        super().__init__(TRITON, nest, frame.storages, unsettled)
+        self.frame = frame
+        self._count = frame.named
+        self.ints = IntPrinter(nest.bounds, TRITON_INTEGERS)
+
+    @property
+    def named(self) -> int:
+        return self._count
+
+    # Text of types and numbers.
+
+    def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
+        return f"{name} = {text}"
+
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return literal(value, dtype)
+
+    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
+        """`divisor`: that of an integer division, checked unless it is known not to be zero."""
+        if op.name not in _DIVISIONS or operands[1].dtype.is_floating_point:
+            return {}
+        divisor = operands[1]
+        if divisor.constant:
+            return {"divisor": divisor.text}
+        return {"divisor": f"checked({divisor.text}, {self.active(divisor.dims)}, status)"}
+
+    def active(self, dims: Dims) -> str:
+        """Which points of a block are real."""
+        return " & ".join(self.frame.points_text(dims)) or "True"
+
+    # Operators.
+
+    def operand(self, value: Value, infix: bool) -> str:
+        return value.text
+
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Value) -> Value:
+        """Constants are Python's numbers in operators and scalars of their dtype in calls."""
+        if op.name not in self.dialect.methods:
+            template = self.dialect.expr(op, operands[-1].dtype)
+            plain = "(" not in template or template.startswith(_TAKES_PLAIN)
+            operands = tuple([one if plain else _typed(one) for one in operands])
+        return super().pointwise(op, dtype, *operands)
+
+    def convert(self, value: Value, dtype: torch.dtype) -> str:
+        source, target = TRITON.computed(value.dtype), TRITON.computed(dtype)
+        text = _typed(value).text
+        if source != target:
+            text = _converted(text, source, target)
+        if dtype in _NARROW and value.dtype != dtype:
+            text = f"{text}.to({TRITON.dtypes[dtype]}).to(tl.float32)"
+        return text
+
+    def bitcast(self, value: Value, dtype: torch.dtype) -> str:
+        if torch.bool in (value.dtype, dtype):
+            return self.convert(value, dtype)
+        text, held = _typed(value).text, TRITON.computed(value.dtype)
+        if held != value.dtype:
+            text = f"{text}.to({TRITON.dtypes[value.dtype]})"
+        if value.dtype != dtype:
+            text = f"{text}.to({TRITON.dtype_name(dtype)}, bitcast=True)"
+        return f"{text}.to(tl.float32)" if dtype in _NARROW else text
+
+    # Memory.
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
+        held = self.frame.held.get(buffer)
+        if held is None:
+            return super().load(buffer, index, dtype, mask)
+        require_own_place(held.local, index)
+        value = held.value
+        if mask is not None:
+            zero = literal(0, value.dtype)
+            depth = max(value.depth, mask.depth)
+            value = self.define(f"tl.where({mask.text}, {value.text}, {zero})", dtype, value.dims | mask.dims, depth)
+        if TRITON.computed(value.dtype) != TRITON.computed(dtype):
+            return self.define(self.convert(value, dtype), dtype, value.dims, value.depth)
+        return Value(value.text, dtype, value.dims, value.depth)
+
+    def pointer(self, storage: Storage, offset: Int, dims: Dims, shape: Dims) -> str:
+        """Addresses of elements; `dims`: those of the offset, `shape`: those that the block has to have."""
+        text = self.ints.operand(offset)
+        text = storage.name if offset == 0 else f"{storage.name} + {text}"
+        return text if dims == shape else f"tl.broadcast_to({text}, {self.frame.block_shape(shape)})"
+
+    def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str:
+        shape = place.dims | mask.dims if mask is not None else place.dims
+        masks = self.frame.points_text(shape)
+        arguments = [self.pointer(storage, place.offset, place.dims, shape)]
+        if mask is not None:
+            masks.append(mask.text)
+        if masks:
+            arguments.append(f"mask={' & '.join(masks)}")
+        if mask is not None:
+            arguments.append(f"other={_zero(storage.spec.dtype)}")
+        widened = ".to(tl.float32)" if storage.spec.dtype in _NARROW else ""
+        return f"tl.load({', '.join(arguments)}){widened}"
+
+    # Indices.
+
+    def index_text(self, expr: Int, dtype: torch.dtype) -> str:
+        if isinstance(expr, int):
+            return f"tl.full([], {expr}, {TRITON.dtype_name(TRITON.computed(dtype))})"
+        return f"{self.ints.operand(expr)}.to({TRITON.dtype_name(TRITON.computed(dtype))})"
+
+    def test_text(self, relation: Relation) -> str:
+        return f"{self.ints.text(relation.lhs)} {SIGNS[relation.op]} {self.ints.text(relation.rhs)}"
+
+    def indirect_text(self, operand: Value, size: Int, check: bool) -> str:
+        at, limit = self.convert(operand, torch.int64), self.ints.text(size)
+        if not check:
+            return f"wrapped({at}, {limit})"
+        return f"within({at}, {limit}, {self.active(operand.dims)}, status)"
+
+    def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str:
+        at = f"tl.full([], {counter}, tl.int64)" if isinstance(counter, int) else f"{self.ints.operand(counter)}"
+        if distribution == "bits":
+            return _converted(f"random_bits({seed.text}, {at})", torch.int64, TRITON.computed(dtype))
+        return f"random_{distribution}({seed.text}, {at}, {TRITON.dtype_name(TRITON.computed(dtype))})"
+
+
+def require_own_place(local: Local, index: Index) -> None:
+    """A local is a block in registers: a point of it sees its own element."""
+    own = tuple(axis.symbol if axis.size != 1 else at for axis, at in zip(local.axes, index, strict=True))
+    if own != index:
+        raise UnsupportedInKernel(
+            language="Triton", thing="a row that is read in another order", reason="registers are not addressed"
+        )
+
+
+def _typed(value: Value) -> Value:
+    """A constant as a scalar of its dtype."""
+    if value.constant is None or value.text.startswith("tl.full"):
+        return value
+    kind = TRITON.dtype_name(TRITON.computed(value.dtype))
+    return Value(f"tl.full([], {value.text}, {kind})", value.dtype, constant=value.constant)
+
+
+def _zero(dtype: torch.dtype) -> str:
+    return "0.0" if dtype.is_floating_point else "0"
+
+
+def _converted(text: str, source: torch.dtype, target: torch.dtype) -> str:
+    if source == target:
+        return text
+    if target == torch.bool:
+        return f"{text} != 0"
+    steps = [*_between(source, target), target]
+    return text + "".join(f".to({TRITON.dtype_name(one)})" for one in steps)
+
+
+def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:
+    """Types on the way: floats become small or unsigned integers through signed ones, as eager does."""
+    if not source.is_floating_point or target.is_floating_point:
+        return []
+    if target in _SMALL:
+        return [torch.int32]
+    return [torch.int64] if target in (torch.uint32, torch.uint64) else []
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A number of the type that `dtype` is computed in: Python's where that is what Triton makes of it."""
+    computed = TRITON.computed(dtype)
+    text = _number(value, computed)
+    return text if computed in _PLAIN else f"tl.full([], {text}, {TRITON.dtype_name(computed)})"
+
+
+def _number(value: bool | int | float, dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "True" if value else "False"
+    if not dtype.is_floating_point:
+        return str(int(value)) if value >= 0 else f"({int(value)})"
+    real = float(value)
+    if math.isnan(real):
+        return 'float("nan")'
+    if math.isinf(real):
+        return 'float("inf")' if real > 0 else '(-float("inf"))'
+    text = repr(real) if dtype == torch.float64 else _float_text(real)
+    return f"({text})" if text.startswith("-") else text
+
+
+def _float_text(number: float) -> str:
+    """The shortest decimal that gives this float."""
+    for digits in range(1, 10):
+        text = f"{number:.{digits}g}"
+        if torch.tensor(float(text), dtype=torch.float32).item() == number:
+            break
+    return text if any(sign in text for sign in ".e") else text + ".0"
+

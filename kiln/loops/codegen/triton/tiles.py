@@ -1,0 +1,260 @@
+"""How the axes of a kernel become blocks: what a program covers, what it loops over, how many warps it gets.
+
+    units (i0: n0), phase (i1: 768)             one row per program     i0 = pid        i1 = [0, 1024)
+    units (i0: n0), phase (i1: 48)              16 rows per program     i0: XBLOCK      i1: RBLOCK, whole
+    units (i0: 768), phase (i1: n0), x[i1, i0]  64 columns at a time    i0: XBLOCK      i1: RBLOCK, in a loop
+    units (i0: 64, i1: n0), x[i1, i0], y[i0, i1]   a tile               i0: YBLOCK      i1: XBLOCK
+
+A unit axis is a number (one value per program) or part of a block; an inner axis is whole (its block covers it) or
+looped over. Axes that always occur together are flattened into one, so that blocks are full. A block is as wide as
+memory is wide along the axis with neighbours in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.nodes import Axis
+from kiln.support.target import Target
+from kiln.symbolic import Int, Symbol, is_static, product, symbol
+
+LINE_BYTES = 128
+"""What memory hands over at once."""
+LARGEST_BLOCK = 1 << 15
+"""Elements that the registers of one program can hold."""
+ROW_BLOCK = 2048
+"""Elements that short rows are put together to."""
+WHOLE_BLOCK = 8192
+"""Elements of a row that is loaded at once though it might be looped over."""
+LOOP_BLOCK = 4096
+"""Elements per turn of a loop."""
+FLIGHT_BYTES = 64
+"""Bytes per thread that should be on their way."""
+SHORTEST_AXIS = 32
+"""An axis that fills no warp is flattened with others even where that costs divisions."""
+_UNIT_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of the blocks of a kernel: `axes` flattened (the last fastest), `block` neighbours at a time.
+
+    `unit`: programs divide it; otherwise a program goes through all of it, in a loop if `looped`.
+    """
+
+    symbol: Symbol
+    size: Int
+    axes: tuple[Axis, ...]
+    block: int
+    name: str
+    unit: bool = False
+    looped: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Is no block partly empty?"""
+        return is_static(self.size) and self.size % self.block == 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`dims`: of all blocks, in order. `numbers`: unit axes with one value per program. `serial`: inner axes that run
+    point after point. `shared`: the looped dimension whose loop holds several phases. `values`: flattened axes."""
+
+    dims: tuple[Dim, ...]
+    numbers: tuple[Axis, ...]
+    serial: frozenset[Symbol]
+    shared: Dim | None
+    values: Mapping[Symbol, Int]
+    warps: int
+
+    def dim_of(self, axis: Axis) -> int | None:
+        """The dimension that an axis is part of."""
+        return next((place for place, dim in enumerate(self.dims) if axis in dim.axes), None)
+
+
+def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
+    """The blocks of `kernel`. Raises `UnsupportedInKernel` where no block holds what a unit keeps."""
+    facts = Facts(kernel)
+    inner = tuple(group for group in facts.inner_groups() if not facts.serial.issuperset(a.symbol for a in group))
+    if not inner:
+        return _pointwise(facts, target)
+    contiguous = facts.contiguous()
+    if contiguous is not None and any(contiguous is axis.symbol for axis in facts.free_units):
+        return _columns(facts, inner, contiguous, target)
+    return _rows(facts, inner, target)
+
+
+# ------------------------------------------------------------------------------------------------ pointwise
+
+
+def _pointwise(facts: Facts, target: Target) -> Tiling:
+    """One flat dimension, or a tile where accesses have neighbours along different axes."""
+    units = facts.free_units
+    tiled = facts.tile_axes(units)
+    flat = len(tiled) <= 1 and _is_flat(units, tiled)
+    if flat:
+        last = set(tiled)
+        ordered = tuple(sorted(units, key=lambda axis: axis in last))
+        size = product(axis.size for axis in ordered)
+        warps = 4
+        block = _flat_block(facts, size, warps, target)
+        dims = [_dim(ordered, block, "x", "XBLOCK", unit=True)] if ordered else []
+        return _tiling(facts, dims, (), max(1, min(warps, block // 64)))
+    side = facts.line_elements() if len(tiled) < 3 else 16
+    if len(tiled) == 1:
+        side = _flat_block(facts, tiled[0].size, 4, target)
+    dims = [
+        _dim((axis,), min(side, _pow2(axis.size, side)), axis.symbol.name, name, unit=True)
+        for axis, name in zip(reversed(tiled), reversed(_UNIT_NAMES[: len(tiled)]), strict=True)
+    ]
+    return _tiling(facts, dims, tuple(axis for axis in units if axis not in tiled), _warps(_points(dims)))
+
+
+def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
+    """Are the divisions that take a flat index apart by constants, or the axes too short to do without?"""
+    if len(units) <= 1 or all(is_static(axis.size) for axis in units[1:]):
+        return True
+    return not tiled or (is_static(tiled[0].size) and tiled[0].size < SHORTEST_AXIS)
+
+
+def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
+    """So many elements per thread that enough bytes are on their way, but all processors have work."""
+    widest = 16 // facts.narrowest_bytes()
+    each = max(widest, min(16, _floor_pow2(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
+    block = 32 * warps * each
+    if is_static(size):
+        while block > 32 * warps * widest and size < 2 * target.multiprocessors * block:
+            block //= 2
+        block = min(block, max(_pow2(size, block), 1))
+    return block
+
+
+# ------------------------------------------------------------------------------------------------ reductions
+
+
+def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
+    """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
+    kept = any(facts.is_kept(group) for group in groups)
+    dims = _inner_dims(facts, groups, LOOP_BLOCK if kept or len(groups) > 1 else WHOLE_BLOCK)
+    points = _points(dims)
+    units = facts.free_units
+    rows = 1
+    if units and points < ROW_BLOCK and not any(dim.looped and not is_static(dim.size) for dim in dims):
+        rows = ROW_BLOCK // points
+        count = product(axis.size for axis in units)
+        if is_static(count):
+            while rows > 1 and count < 2 * target.multiprocessors * rows:
+                rows //= 2
+            rows = min(rows, _pow2(count, rows))
+    if rows == 1:
+        return _tiling(facts, dims, units, _warps(points))
+    return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), _warps(points * rows))
+
+
+def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
+    """Memory is contiguous along a unit axis: neighbours along it go together, through blocks of the reduced axes."""
+    (axis,) = (one for one in facts.free_units if one.symbol is along)
+    numbers = tuple(one for one in facts.free_units if one is not axis)
+    wide = _pow2(axis.size, facts.line_elements())
+    dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))
+    dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]
+    return _tiling(facts, dims, numbers, _warps(_points(dims)))
+
+
+def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int) -> list[Dim]:
+    """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept."""
+    dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
+    if all(dim.block for dim in dims) and _points(dims) <= most:
+        return dims
+    kept = [dim for dim in dims if facts.is_kept(dim.axes)]
+    shared = next((dim for dim in kept if facts.can_share(dim.axes)), None)
+    whole = [dim for dim in kept if dim is not shared]
+    if not all(dim.block for dim in whole) or _points(whole) > LARGEST_BLOCK:
+        raise UnsupportedInKernel(language="Triton", thing="so long a row", reason="registers hold no such block")
+    room = max(most // _points(whole), 1)
+    found: dict[Symbol, Dim] = {dim.symbol: dim for dim in whole}
+    for dim in reversed(dims):
+        if dim not in whole:
+            block = min(dim.block or room, room)
+            found[dim.symbol] = replace(dim, block=block, looped=dim.block != block)
+            room = max(room // block, 1)
+    return [found[dim.symbol] for dim in dims]
+
+
+def _inner_dim(facts: Facts, group: tuple[Axis, ...], place: int, count: int) -> Dim:
+    """The whole group as one dimension; block 0: its size is not known."""
+    size = product(axis.size for axis in group)
+    longest = facts.bounds.of(size).hi
+    block = 0 if longest is None else _pow2(longest, 1 << 40)
+    suffix = "" if count == 1 else str(place)
+    made = _dim(group, 1, f"r{suffix}", f"RBLOCK{suffix}")
+    return replace(made, block=block)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _dim(axes: tuple[Axis, ...], block: int, flat_name: str, name: str, *, unit: bool = False) -> Dim:
+    """A single axis keeps its symbol."""
+    if len(axes) == 1:
+        return Dim(axes[0].symbol, axes[0].size, axes, block, name, unit)
+    return Dim(symbol(flat_name), product(axis.size for axis in axes), axes, block, name, unit)
+
+
+def _tiling(facts: Facts, dims: list[Dim], numbers: tuple[Axis, ...], warps: int) -> Tiling:
+    values: dict[Symbol, Int] = {}
+    for dim in dims:
+        if len(dim.axes) > 1:
+            values |= _parts(dim)
+    shared = [dim for dim in dims if dim.looped and facts.is_kept(dim.axes)]
+    if len(shared) > 1:
+        raise UnsupportedInKernel(language="Triton", thing="this kernel", reason="two loops would hold its phases")
+    numbers = (*facts.fixed_units, *numbers)
+    ordered = tuple(axis for axis in facts.kernel.units if axis in numbers)
+    return Tiling(tuple(dims), ordered, facts.serial, shared[0] if shared else None, values, warps)
+
+
+def _parts(dim: Dim) -> dict[Symbol, Int]:
+    """The axes of a flattened dimension as expressions of its index."""
+    found: dict[Symbol, Int] = {}
+    below: Int = 1
+    for place, axis in reversed(list(enumerate(dim.axes))):
+        part = dim.symbol // below
+        found[axis.symbol] = part % axis.size if place else part
+        below = below * axis.size
+    return found
+
+
+def _points(dims: Iterable[Dim]) -> int:
+    total = 1
+    for dim in dims:
+        total *= dim.block
+    return total
+
+
+def _warps(points: int) -> int:
+    """Eight to sixteen elements per thread, more only where a program would have more than 16 warps."""
+    return max(1, min(16 if points <= 16384 else 32, points // 512, 1 << 5)) if points > 2048 else _small_warps(points)
+
+
+def _small_warps(points: int) -> int:
+    return max(1, min(4, points // 256))
+
+
+def _pow2(size: Int, most: int) -> int:
+    """The smallest power of two from `size` on, at most `most`."""
+    if not is_static(size):
+        return most
+    return max(1, min(most, 1 << (size - 1).bit_length() if size > 0 else 1))
+
+
+def _floor_pow2(size: int) -> int:
+    return 1 << (max(size, 1).bit_length() - 1)

@@ -1,0 +1,220 @@
+"""Triton source of a kernel: `write_triton(kernel, target)`.
+
+    # kernel add_norm(in0: f32[4096, 1024] ..) ...        the loop IR it was made from
+    @triton.jit
+    def k_12ab..(in0, in1, out2, n0, RBLOCK: tl.constexpr):
+        i0 = tl.program_id(0)
+        i1 = tl.arange(0, RBLOCK)
+        ...                                               one paragraph per phase
+
+Equal kernels have equal sources and symbols: names are those of the canonical form. The source imports nothing but
+Triton. `meta` holds what compiling and launching it takes; see `runtime/plan.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, final
+
+from kiln.loops.codegen.integers import IntPrinter
+from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
+from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
+from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
+from kiln.loops.codegen.triton.prelude import prelude_for
+from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
+from kiln.loops.codegen.triton.statements import Frame
+from kiln.loops.codegen.triton.tiles import Tiling, plan_tiles
+from kiln.loops.ir.analyses import accesses, kernel_reads, phase_writes
+from kiln.loops.ir.kernel import KernelIR, Phase
+from kiln.loops.ir.nodes import Axis, Buffer
+from kiln.loops.ir.rename import canonical
+from kiln.loops.ir.text import kernel_text
+from kiln.runtime.plan import Kernel, KernelParam
+from kiln.support.target import Target
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A kernel as the plan holds it; `grid`: programs of a launch, in the symbols of the canonical kernel."""
+
+    kernel: Kernel
+    canonical: KernelIR
+    grid: tuple[Int, ...]
+    scratch: Int = 0
+
+
+def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = ()) -> TritonKernel:
+    """The Triton source of `kernel`; `aligned[i]`: parameter i always starts at a multiple of 16 bytes (none: unknown).
+
+    Raises `UnsupportedInKernel`.
+    """
+    return _written(canonical(kernel)[0], target, aligned)
+
+
+@lru_cache(maxsize=4096)
+def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> TritonKernel:
+    writer = _KernelWriter(kernel, plan_tiles(kernel, target))
+    lines = writer.lines()
+    status = any(_STATUS.search(line) for line in lines)
+    body = "\n".join(indented(lines, 2))
+    head = "\n".join(f"# {line}" for line in kernel_text(kernel).split("\n"))
+    constants = tuple((dim.name, dim.block) for dim in writer.tiling.dims)
+    names = [*(one.name for one in kernel.params), *(str(one) for one in kernel.ints if isinstance(one, Symbol))]
+    names += ["status"] if status else []
+    names += [f"{name}: tl.constexpr" for name, _ in constants]
+    text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
+    source = f"{prelude_for(body)}\n\n\n{text}"
+    facts = (constants, aligned, writer.tiling.warps)
+    symbol = "k_" + hashlib.sha256(f"{source}\n{facts}".encode()).hexdigest()[:16]
+    meta = _meta(writer, kernel, aligned, constants, status)
+    params = tuple(KernelParam(one.spec.dtype, _access(one, kernel)) for one in kernel.params)
+    made = Kernel(symbol, "triton", source.replace("{symbol}", symbol), params, len(kernel.ints), meta=meta)
+    return TritonKernel(made, kernel, writer.grid)
+
+
+_STATUS = re.compile(r"\bstatus\)")
+
+
+def _meta(
+    writer: _KernelWriter, kernel: KernelIR, aligned: tuple[bool, ...], constants: tuple[tuple[str, int], ...],
+    status: bool,
+) -> tuple[tuple[str, Any], ...]:  # fmt: skip
+    types = [pointer_type(one.spec.dtype) for one in kernel.params]
+    types += [int_type(writer.wide)] * len(kernel.ints)
+    types += ["*i64"] if status else []
+    return (
+        ("constants", constants),
+        ("divisible", tuple(place for place, one in enumerate(aligned) if one)),
+        ("num_stages", 1),
+        ("num_warps", writer.tiling.warps),
+        ("signature", tuple(types)),
+        ("status", status),
+    )
+
+
+def _access(param: Buffer, kernel: KernelIR) -> Literal["read", "write", "both"]:
+    read, written = param.name in kernel_reads(kernel), param.name in kernel.writes
+    return "both" if read and written else "write" if written else "read"
+
+
+@final
+class _KernelWriter:
+    """The statements of one kernel function."""
+
+    def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
+        self.kernel, self.tiling = kernel, tiling
+        self.wide = is_wide(kernel)
+        self.bounds = BoundAnalysis(self._ranges())
+        self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
+        storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
+        self.frame = Frame(tiling, storages, self.wide)
+        self.locals = {one.name: one for one in kernel.locals}
+        counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
+        counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
+        self.counts = counts
+        self.grid = (product(count for _, count in counts),)
+
+    def _ranges(self) -> dict[Symbol, Range]:
+        """Those of the kernel, and of the flattened axes."""
+        ranges = dict(Facts(self.kernel).ranges)
+        for dim in self.tiling.dims:
+            top = BoundAnalysis(ranges).of(dim.size).hi
+            ranges.setdefault(dim.symbol, Range(0, None if top is None else max(top - 1, 0)))
+        return ranges
+
+    # ------------------------------------------------------------------------------------------ the program's place
+
+    def lines(self) -> list[str]:
+        return [*self._program(), *self._whole(), *self._phases()] or ["pass"]
+
+    def _program(self) -> list[str]:
+        """Indices of the units of this program: its number taken apart, the last block fastest."""
+        if not self.counts:
+            return []
+        number = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
+        if len(self.counts) == 1:
+            return self._unit(self.counts[0][0], number)
+        lines = [f"program = {number}"]
+        below: Int = 1
+        for place, (symbol, count) in reversed(list(enumerate(self.counts))):
+            text = "program" if below == 1 else f"program // {self.ints.operand(below)}"
+            lines += self._unit(symbol, f"{text} % {self.ints.operand(count)}" if place else text)
+            below = below * count
+        return lines
+
+    def _unit(self, symbol: Symbol, number: str) -> list[str]:
+        for place, dim in enumerate(self.tiling.dims):
+            if dim.unit and dim.symbol is symbol:
+                return index_lines(dim, place, f"{number} * {dim.name}", self.frame, self.ints.text(dim.size))
+        return [f"{symbol.name} = {number}"]
+
+    def _whole(self) -> list[str]:
+        """Indices of dimensions that a block covers."""
+        lines = []
+        for place, dim in enumerate(self.tiling.dims):
+            if not dim.unit and not dim.looped:
+                lines += index_lines(dim, place, "", self.frame, self.ints.text(dim.size))
+        return lines
+
+    # ------------------------------------------------------------------------------------------ phases
+
+    def _phases(self) -> list[str]:
+        lines: list[str] = []
+        started: set[str] = set()
+        written: set[str] = set()
+        shared: list[PhaseWriter] = []
+        for phase in self.kernel.phases:
+            writer = PhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
+            is_shared = self._is_shared(phase)
+            if shared and not is_shared:
+                lines += self._together(shared)
+                shared = []
+            if written & {one.buffer for one in accesses(phase.body)}:
+                # What other threads of this program stored is seen behind a barrier.
+                if is_shared:
+                    writer.body.lines[1].insert(0, "tl.debug_barrier()")
+                else:
+                    lines.append("tl.debug_barrier()")
+            if is_shared:
+                shared.append(writer)
+            else:
+                lines += writer.lines()
+            started |= set(phase_writes(phase))
+            written |= set(phase_writes(phase)) & self.frame.storages.keys()
+        return lines + (self._together(shared) if shared else [])
+
+    def _is_shared(self, phase: Phase) -> bool:
+        shared = self.tiling.shared
+        return shared is not None and set(shared.axes) <= set(phase.axes)
+
+    def _together(self, writers: Sequence[PhaseWriter]) -> list[str]:
+        """Several phases in one loop."""
+        first = writers[0]
+        inside = [line for one in writers for line in one.inside]
+        return [
+            *(line for one in writers for line in one.before),
+            *loop(self.tiling.shared, first.nest, 0, first.body, inside),
+            *(line for one in writers for line in one.behind),
+        ]
+
+    def _nest(self, phase: Phase) -> Nest:
+        """The loops of a phase: the shared one outermost, serial axes innermost."""
+        loops: list[Axis] = []
+        blocks: list[frozenset[Symbol]] = []
+        for dim in self.tiling.dims:
+            present = dim.unit or set(dim.axes) <= set(phase.axes)
+            blocks.append(frozenset({dim.symbol}) if present else frozenset())
+            if dim.looped and present:
+                loops.append(Axis(dim.symbol, dim.size))
+        loops.sort(key=lambda axis: self.tiling.shared is None or axis.symbol is not self.tiling.shared.symbol)
+        loops += [axis for axis in phase.axes if axis.symbol in self.tiling.serial]
+        return Nest(tuple(loops), self.bounds, tuple(blocks), values=self.tiling.values)
+
+
