@@ -31,7 +31,6 @@ from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
 
-
 Dims = frozenset[int]
 NUMBER: Dims = frozenset()
 
@@ -182,23 +181,16 @@ class StatementWriter(LoopHandler[Value], ABC):
     @abstractmethod
     def indirect_text(self, operand: Value, size: Int, check: bool) -> str: ...
     @abstractmethod
-    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
-        """What templates of `op` may name besides their operands."""
-
-    @abstractmethod
     def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str: ...
 
     # What all share.
-
-    def say(self, depth: int, line: str) -> None:
-        self.lines[depth].append(line)
 
     def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
         """A statement that names the value of `text`."""
         if name is None:
             name = f"v{self._count}"
             self._count += 1
-        self.say(depth, self.definition(name, text, dtype, bool(dims)))
+        self.lines[depth].append(self.definition(name, text, dtype, bool(dims)))
         return Value(name, dtype, dims, depth)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
@@ -242,6 +234,10 @@ class StatementWriter(LoopHandler[Value], ABC):
         infix = is_infix(template)
         texts = [one.text if one.varying or not dims else self.operand(one, infix) for one in operands]
         return self.define(template.format(*texts, **self.extras(op, operands)), dtype, dims, depth)
+
+    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
+        """What templates may name besides operands: which lanes are real, for functions that report faults."""
+        return {"lanes": "lanes" if any(one.varying for one in operands) else "full"}
 
     def indirect(self, symbol: Symbol, operand: Value, size: Int, check: bool = True) -> Value:
         depth = max(operand.depth, self.nest.depth_of(symbols_of(size)))

@@ -62,7 +62,7 @@ def group_kernel(
         made = tuple(_vectorised(group, plan, phase, lay) for plan, phase in zip(plans.phases, made, strict=True))
     units = builder.axes(group.units)
     return assemble(
-        kernel_name(group), units, made, tuple(builder.locals.values()), buffers,
+        kernel_name(group), units, made, tuple(builder.locals.values()), buffers, target,
         strip=lay.strip, grain=lay.grain, origin=_origin(group), dying=dying,
     )  # fmt: skip
 

@@ -63,8 +63,8 @@ def _steps(
         yield group_launch(group, fused, lives.dying(group), buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
-            yield Placed(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers)))
-        yield Placed(table.launch(single_kernel(node, buffers)))
+            yield Placed(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers, target)))
+        yield Placed(table.launch(single_kernel(node, buffers, target)))
     else:
         assert isinstance(node, Extern)
         yield Placed(node)

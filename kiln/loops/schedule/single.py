@@ -27,58 +27,60 @@ from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.loops.schedule.inplace import take_over
 from kiln.loops.schedule.views import Loops, merge_views, open_sizes
+from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol
 
 STRIP = 256
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
 
+CPU = Target()
 SingleNode = Pointwise | Reduction | Scan | Scatter
 Buffers = Mapping[str, Buffer]
 
 
-def single_kernel(node: SingleNode, buffers: Buffers) -> Call:
+def single_kernel(node: SingleNode, buffers: Buffers, target: Target = CPU) -> Call:
     """The kernel that computes `node` alone; `buffers` are those of the program by name."""
     make = _MAKERS[type(node)]
-    call: Call = make(node, buffers)
+    call: Call = make(node, buffers, target)
     return call
 
 
-def _pointwise(node: Pointwise, buffers: Buffers) -> Call:
+def _pointwise(node: Pointwise, buffers: Buffers, target: Target) -> Call:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
     strip = STRIP if node.axes else 0
-    return assemble("pointwise", node.axes, (phase,), (), buffers, strip=strip, origin=node.origin)
+    return assemble("pointwise", node.axes, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 
-def _reduction(node: Reduction, buffers: Buffers) -> Call:
+def _reduction(node: Reduction, buffers: Buffers, target: Target) -> Call:
     total = Local("total", accumulator_dtype(node.op, node.out.spec.dtype), ())
     vector = None if node.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) else len(node.reduced) - 1
     gather = Phase(node.reduced, node.body, (Accumulate(total.name, node.op, node.reduced, (), 0),), vector)
     builder = BodyBuilder()
     value = converted(builder, builder.load(total.name, (), total.dtype), node.out.spec.dtype)
     finish = Phase((), builder.finish(value), (Store(node.out.name, _at(node.kept), 0),))
-    return assemble(node.op.value, node.kept, (gather, finish), (total,), buffers, origin=node.origin)
+    return assemble(node.op.value, node.kept, (gather, finish), (total,), buffers, target, origin=node.origin)
 
 
-def _scan(node: Scan, buffers: Buffers) -> Call:
+def _scan(node: Scan, buffers: Buffers, target: Target) -> Call:
     along = node.axes[node.along]
     units = tuple(axis for axis in node.axes if axis is not along)
     total = Local("total", dtype_of(node.body.ops, node.body.results[0]), ())
     store = Store(node.out.name, _at(node.axes), 0)
     phase = Phase((along,), node.body, (Accumulate(total.name, node.op, (along,), (), 0, running=store),))
-    return assemble(f"scan_{node.op.value}", units, (phase,), (total,), buffers, origin=node.origin)
+    return assemble(f"scan_{node.op.value}", units, (phase,), (total,), buffers, target, origin=node.origin)
 
 
-def _scatter(node: Scatter, buffers: Buffers) -> Call:
+def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
     """Units are the axes that are indices of the result themselves: different units write different places."""
     own = {axis.symbol for axis in node.axes} & set(node.index)
     units = tuple(axis for axis in node.axes if axis.symbol in own)
     inner = tuple(axis for axis in node.axes if axis.symbol not in own)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
     strip = STRIP if units else 0
-    return assemble("scatter", units, (phase,), (), buffers, strip=strip, origin=node.origin)
+    return assemble("scatter", units, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 
-_MAKERS: Mapping[type, Callable[[Any, Buffers], Call]] = {
+_MAKERS: Mapping[type, Callable[[Any, Buffers, Target], Call]] = {
     Pointwise: _pointwise,
     Reduction: _reduction,
     Scan: _scan,
@@ -118,6 +120,7 @@ def assemble(
     phases: tuple[Phase, ...],
     locals_: tuple[Local, ...],
     buffers: Buffers,
+    target: Target,
     *,
     strip: int = 0,
     grain: int = 1,
@@ -126,10 +129,14 @@ def assemble(
 ) -> Call:
     """A kernel with the parameters and size arguments that its phases use, in order of appearance.
 
-    `dying`: arguments that results may be written over.
+    `dying`: arguments that results may be written over. On a GPU known sizes stay numbers: what divides them decides
+    how memory is accessed.
     """
     used = {name: buffers[name] for part in _parameters(phases, locals_) for name in part}
-    loops, sizes = open_sizes(merge_views(Loops(units, phases, locals_, used)))
+    loops = merge_views(Loops(units, phases, locals_, used))
+    sizes: Mapping[Symbol, Int] = {}
+    if target.device == "cpu":
+        loops, sizes = open_sizes(loops)
     loops, over = take_over(loops, dying, buffers)
     read, written = _parameters(loops.phases, locals_)
     params = tuple(loops.buffers[name] for name in (*read, *written))

@@ -187,7 +187,9 @@ class EffectWriter:
         if register.is_index:
             text = f"{text}.at" if " " not in text else f"({text}).at"
         result = torch.int64 if register.is_index else register.dtype
-        return self._combine_into(effect, Value(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER))
+        return self._combine_into(
+            effect, Value(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER)
+        )
 
     def _combine_into(self, effect: Accumulate, value: Value) -> list[str]:
         storage, place = self._place(effect.target, effect)

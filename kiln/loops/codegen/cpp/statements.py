@@ -11,12 +11,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
 
-from kiln.graph.prims.table import Prim
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
@@ -46,17 +45,8 @@ class CppStatements(StatementWriter):
 
     # Text of types and numbers.
 
-    def type_name(self, dtype: torch.dtype, varying: bool) -> str:
-        if varying and dtype == torch.bool:
-            return "mask"
-        return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
-
     def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
-        return f"const {self.type_name(dtype, varying)} {name} = {text};"
-
-    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
-        """Which lanes are real, for functions that report faults."""
-        return {"lanes": "lanes" if any(one.varying for one in operands) else "full"}
+        return f"const {type_name(dtype, varying)} {name} = {text};"
 
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
         return literal(value, dtype)
@@ -88,10 +78,10 @@ class CppStatements(StatementWriter):
             return value.text
         if target == torch.bool:
             return f"as_mask({value.text} != 0)"
-        name = self.type_name(target, value.varying)
+        name = type_name(target, value.varying)
         if source == torch.bool and value.varying:
             return f"sel({value.text}, all({literal(1, target)}), all({literal(0, target)}))"
-        steps = [self.type_name(one, value.varying) for one in _between(source, target)]
+        steps = [type_name(one, value.varying) for one in _between(source, target)]
         if not value.varying:
             return "".join(f"({one})" for one in (name, *reversed(steps))) + value.text
         text = value.text
@@ -106,7 +96,7 @@ class CppStatements(StatementWriter):
         if held in _NARROW:
             text, held = f"narrow_{_NARROW[held]}({text})", torch.uint16
         target = torch.uint16 if dtype in _NARROW else dtype
-        name = self.type_name(target, value.varying)
+        name = type_name(target, value.varying)
         if held != target:
             text = f"({name}){text}" if value.varying else f"__builtin_bit_cast({name}, {text})"
         return f"widen_{_NARROW[dtype]}({text})" if dtype in _NARROW else text
@@ -138,14 +128,14 @@ class CppStatements(StatementWriter):
         before = max(self.nest.vector + 1, self.nest.depth_of(symbols_of(first)))
         name = f"tile{self._count}"
         self._count += 1
-        self.say(before, f"alignas(64) {CPP.dtype_name(storage.spec.dtype)} {name}[W * W];")
+        self.lines[before].append(f"alignas(64) {CPP.dtype_name(storage.spec.dtype)} {name}[W * W];")
         return name, before, first
 
     def _load_tile(self, storage: Storage, place: Place, along: Axis) -> Value:
         """Rows read in order and transposed, then one vector for each turn of the inner loop."""
         name, before, first = self.declare_tile(storage, place, along)
         step, rows = self.ints().text(place.step), self.ints().text(along.size)
-        self.say(before, f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
+        self.lines[before].append(f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
         text = f"load({name} + W*{along.symbol}, full)"
         depth = self.nest.depth_of(frozenset({along.symbol}))
         return self.define(text, storage.spec.dtype, LANES, depth)
@@ -155,7 +145,7 @@ class CppStatements(StatementWriter):
         return pointer(storage.name, offset, self.ints())
 
     def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str:
-        zero = f"{self.type_name(storage.spec.dtype, place.way is not Way.ONE)}{{}}"
+        zero = f"{type_name(storage.spec.dtype, place.way is not Way.ONE)}{{}}"
         if mask is not None and not mask.varying:
             return f"{mask.text} ? {self.load_text(storage, place, None)} : {zero}"
         if place.way is Way.ANY:
@@ -191,7 +181,7 @@ class CppStatements(StatementWriter):
     def index_text(self, expr: Int, dtype: torch.dtype) -> str:
         varying = self.nest.varies(symbols_of(expr))
         if not varying:
-            return f"({self.type_name(dtype, False)})({self.ints().text(expr)})"
+            return f"({type_name(dtype, False)})({self.ints().text(expr)})"
         lanes = Value(f"({self.lane_ints().text(expr)})", torch.int64, LANES)
         return self.convert(lanes, dtype)
 
@@ -222,6 +212,12 @@ class CppStatements(StatementWriter):
         made = torch.int64 if distribution == "bits" else CPP.computed(dtype)
         text = f"random_{distribution}<{CPP.dtype_name(made)}>({seed.text}, {at})"
         return self._converted(Value(text, made, LANES if varying else NUMBER), made, CPP.computed(dtype))
+
+
+def type_name(dtype: torch.dtype, varying: bool) -> str:
+    if varying and dtype == torch.bool:
+        return "mask"
+    return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
 
 
 def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:

@@ -26,4 +26,5 @@ def is_atomic(op: ReduceOp, dtype: torch.dtype) -> bool:
 
 def runs_in_order(store: Store, specs: Mapping[str, TensorSpec]) -> bool:
     """Must the points of a phase with this store run one after the other?"""
-    return store.combine is not None and store.target in specs and not is_atomic(store.combine, specs[store.target].dtype)
+    spec = specs.get(store.target)
+    return store.combine is not None and spec is not None and not is_atomic(store.combine, spec.dtype)

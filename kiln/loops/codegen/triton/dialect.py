@@ -1,6 +1,6 @@
 """Triton as data: one table of expressions for numbers and for blocks of numbers.
 
-bf16 and f16 are computed with as float32. Functions with an underscore in front of none stand in `prelude/*.triton`
+bf16 and f16 are computed with as float32. Functions without a module stand in `prelude/*.triton`
 (`div`, `sigmoid`, ..), `libdevice` is CUDA's library of exact functions: Triton's own `tl.exp` and `/` are faster and
 lose the last digits that eager has.
 """

@@ -141,17 +141,17 @@ class EffectWriter:
             return
         value_text = f"({text})" if " " in text else text
         if dtype != TRITON.computed(dtype) or value.constant is not None:
-            value_text = f"tl.full([], {text}, {TRITON.dtypes[dtype]})" if value.constant is not None else (
-                f"{value_text}.to({TRITON.dtypes[dtype]})"
-            )
+            kind = TRITON.dtypes[dtype]
+            value_text = f"{value_text}.to({kind})" if value.constant is None else f"tl.full([], {text}, {kind})"
         if value.dims != shape:
             value_text = f"tl.broadcast_to({value_text}, {self.frame.block_shape(shape)})"
         name, _ = ATOMICS[op]
-        self.lines.append(f"{name}({', '.join([pointer, value_text, *mask])}, sem=\"relaxed\")")
+        self.lines.append(f'{name}({", ".join([pointer, value_text, *mask])}, sem="relaxed")')
 
     def _hold(self, local: Local, text: str, dtype: torch.dtype, dims: Dims, depth: int, lines: list[str]) -> None:
         """The local is this value from here on."""
         lines.append(f"{local.name} = {text}")
+        self.frame.forget(self.depth, local.name)
         # A value that a loop of this phase made is used behind it; only a loop around several phases stays open.
         outside = 1 if self.frame.tiling.shared is not None and self._in_shared() else 0
         value = Value(local.name, dtype, dims, min(depth, outside))
@@ -173,10 +173,9 @@ class EffectWriter:
         require_own_place(local, effect.index)
         dtype = torch.bool if effect.op in (ReduceOp.ANY, ReduceOp.ALL) else TRITON.computed(value.dtype)
         dims = value.dims | frozenset(over)
-        if dims == frozenset(over):  # without a dimension that is left, a scalar has to be what is left
-            dims = frozenset(range(len(self.frame.tiling.dims)))
         loops = {axis.symbol: place for place, axis in enumerate(self.nest.axes)}
-        reduced = [loops[dim.symbol] for place, dim in enumerate(self.frame.tiling.dims) if place in over and dim.looped]
+        dims_over = [self.frame.tiling.dims[place] for place in over]
+        reduced = [loops[dim.symbol] for dim in dims_over if dim.looped]
         if reduced:
             parts = Parts(effect, local, dtype, min(reduced), dims, over)
             self._add_to_parts(parts, value)
@@ -223,9 +222,7 @@ class EffectWriter:
             self.lines.append(f"{parts.name}, {parts.at} = {call}")
         else:
             self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
-        self._finish(
-            effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth
-        )
+        self._finish(effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth)
 
     def _index_kind(self) -> str:
         return "tl.int64" if self.frame.wide else "tl.int32"
@@ -244,13 +241,20 @@ class EffectWriter:
             (axis,) = over
             call = f"tl.reduce(({text}, {index}), {axis}, {_BEST[effect.op]}{_keep(left)})"
             lines.append(f"{local.name}_best, {local.name} = {call}")
-            self._hold(local, f"{local.name}.to(tl.int64)", torch.int64, left, depth, lines)
+            text = local.name
+            for _ in self._empty(over, left):
+                text = f"tl.sum({text}, 0)"
+            self._hold(local, f"{text}.to(tl.int64)", torch.int64, left, depth, lines)
             return
-        for axis in over:
+        for axis in sorted({*over, *self._empty(over, left)}, reverse=True):
             text = reduced_text(effect.op, text, axis, dtype, keep=bool(left))
         if effect.target in self.started:
             text = combined(effect.op, self.frame.held[local.name].value.text, text, dtype)
         self._hold(local, text, dtype, left, depth, lines)
+
+    def _empty(self, over: Sequence[int], left: Dims) -> list[int]:
+        """Dimensions of size 1 that have to go as well, for the result to be a scalar."""
+        return [] if left else [place for place in range(len(self.frame.tiling.dims)) if place not in over]
 
     # ------------------------------------------------------------------------------------------ scans
 
@@ -272,11 +276,12 @@ class EffectWriter:
             shape = self.frame.block_shape(left) if left else "[]"
             start = f"tl.full({shape}, {start_text(effect.op, dtype)}, {TRITON.dtype_name(dtype)})"
             self.before.setdefault(depth, []).append(f"{carry} = {start}")
+            total = reduced_text(effect.op, block, axis, dtype, keep=bool(left))
             self.lines += [
                 f"{block} = {text}",
                 f"{name} = tl.associative_scan({block}, {axis}, {function})",
                 f"{name} = {combined(effect.op, carry, name, dtype)}",
-                f"{carry} = {combined(effect.op, carry, reduced_text(effect.op, block, axis, dtype, keep=bool(left)), dtype)}",
+                f"{carry} = {combined(effect.op, carry, total, dtype)}",
             ]
         self._store(running, Value(name, value.dtype, dims, self.depth))
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import final
 
+from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.codegen.triton.atomics import runs_in_order
 from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores, stride_along
 from kiln.loops.ir.body import Index, Load
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR
 from kiln.loops.ir.nodes import Axis
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import BoundAnalysis, Range, Symbol
 
 
@@ -45,8 +45,11 @@ class Facts:
     @cached_property
     def serial(self) -> frozenset[Symbol]:
         """Inner axes of phases that combine in memory without atomic operations."""
-        ordered = (phase for phase in self.kernel.phases if any(runs_in_order(s, self.specs) for s in phase_stores(phase)))
-        return frozenset(axis.symbol for phase in ordered for axis in phase.axes)
+        found: set[Symbol] = set()
+        for phase in self.kernel.phases:
+            if any(runs_in_order(store, self.specs) for store in phase_stores(phase)):
+                found |= {axis.symbol for axis in phase.axes}
+        return frozenset(found)
 
     def inner_groups(self) -> tuple[tuple[Axis, ...], ...]:
         """Inner axes that occur together in phases, locals and reductions: each group becomes one dimension."""
@@ -70,12 +73,9 @@ class Facts:
 
     def _indexes_best(self, axis: Axis) -> bool:
         """Does its value matter in itself: is it that of an index reduction, or does a scan run along it?"""
-        for phase in self.kernel.phases:
-            for effect in phase.effects:
-                if isinstance(effect, Accumulate) and axis in effect.over:
-                    if effect.running is not None or effect.op.value.startswith("arg"):
-                        return True
-        return False
+        effects = (one for phase in self.kernel.phases for one in phase.effects if isinstance(one, Accumulate))
+        along = (one for one in effects if axis in one.over)
+        return any(one.running is not None or one.op.value.startswith("arg") for one in along)
 
     @cached_property
     def _ragged(self) -> frozenset[Symbol]:
@@ -177,4 +177,3 @@ class Facts:
         reads = kernel_reads(self.kernel)
         most = len(self.kernel.units)
         return sum(p.spec.dtype.itemsize for p in self.kernel.params if p.name in reads and p.spec.rank >= most)
-

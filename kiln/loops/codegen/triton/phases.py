@@ -1,12 +1,12 @@
 """One phase in Triton: its loops, the statements at each depth, the effects.
 
-    phase (i1: n1):                          total_parts = tl.full([XBLOCK, RBLOCK], 0.0, tl.float32)
-        total[] = sum over (i1): load x[..]  for i1_start in range(0, n1, RBLOCK):
-                                        =>       i1 = i1_start + tl.arange(0, RBLOCK)[None, :]
-                                                 has_i1 = i1 < n1
-                                                 v0 = tl.load(in0 + (n1*i0 + i1), mask=has_i1)
-                                                 total_parts = total_parts + tl.where(has_i1, v0, 0.0)
-                                             total = tl.sum(total_parts, 1, keep_dims=True)
+phase (i1: n1):                          total_parts = tl.full([XBLOCK, RBLOCK], 0.0, tl.float32)
+    total[] = sum over (i1): load x[..]  for i1_start in range(0, n1, RBLOCK):
+                                    =>       i1 = i1_start + tl.arange(0, RBLOCK)[None, :]
+                                             has_i1 = i1 < n1
+                                             v0 = tl.load(in0 + (n1*i0 + i1), mask=has_i1)
+                                             total_parts = total_parts + tl.where(has_i1, v0, 0.0)
+                                         total = tl.sum(total_parts, 1, keep_dims=True)
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from kiln.loops.ir.analyses import phase_stores, phase_writes
 from kiln.loops.ir.kernel import Local, Phase
 
 
-
 @final
 class PhaseWriter:
     """Writes one phase. `before`, `inside` and `behind` are what stands around and in its outermost loop."""
 
-    def __init__(
-        self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]
-    ) -> None:
+    def __init__(self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]) -> None:
         """`started`: accumulators that earlier phases began."""
         self.nest, self.frame = nest, frame
         unsettled = frozenset(phase_writes(phase)) & frame.storages.keys()
@@ -97,5 +94,3 @@ def index_lines(dim: Dim, place: int, start: str, frame: Frame, size: str) -> li
     if not dim.exact:
         lines.append(f"{mask_name(dim.symbol)} = {name} < {size}")
     return lines
-
-

@@ -12,8 +12,9 @@ not is a scalar. `has_i1`: which points of the block exist, where not all do.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -53,11 +54,21 @@ class Frame:
 
     tiling: Tiling
     storages: Mapping[str, Storage]
+    writes: frozenset[str]
     wide: bool
     """Indices have 64 bits."""
     held: dict[str, Held] = field(default_factory=dict)
+    known: dict[str, Value] = field(default_factory=dict)
+    """Values by their texts: what a phase has loaded or computed is not loaded again by the next."""
     named: int = 0
     """Values that have names already."""
+
+    def forget(self, depth: int, name: str = "") -> None:
+        """Forget values from inside of more than `depth` loops, and those made with the variable `name`."""
+        inside = [text for text, value in self.known.items() if value.depth > depth]
+        uses = [text for text in self.known if name and re.search(rf"\b{name}\b", text)]
+        for text in (*inside, *uses):
+            self.known.pop(text, None)
 
     def block_shape(self, dims: Dims) -> str:
         """`[XBLOCK, 1]`: the shape of a block that differs along `dims`."""
@@ -90,6 +101,16 @@ class TritonStatements(StatementWriter):
 
     def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
         return f"{name} = {text}"
+
+    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
+        """A name for `text`: the one that an earlier phase gave it, unless it reads what the kernel writes."""
+        found = self.frame.known.get(text) if name is None else None
+        if found is not None:
+            return replace(found, dtype=dtype)
+        value = super().define(text, dtype, dims, depth, name)
+        if name is None and not any(re.search(rf"\b{one}\b", text) for one in self.frame.writes):
+            self.frame.known[text] = value
+        return value
 
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
         return literal(value, dtype)
@@ -264,4 +285,3 @@ def _float_text(number: float) -> str:
         if torch.tensor(float(text), dtype=torch.float32).item() == number:
             break
     return text if any(sign in text for sign in ".e") else text + ".0"
-

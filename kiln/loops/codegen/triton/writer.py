@@ -110,11 +110,11 @@ class _KernelWriter:
 
     def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
         self.kernel, self.tiling = kernel, tiling
-        self.wide = is_wide(kernel)
         self.bounds = BoundAnalysis(self._ranges())
+        self.wide = is_wide(kernel, self.bounds)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
         storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
-        self.frame = Frame(tiling, storages, self.wide)
+        self.frame = Frame(tiling, storages, kernel.writes, self.wide)
         self.locals = {one.name: one for one in kernel.locals}
         counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
         counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
@@ -143,16 +143,19 @@ class _KernelWriter:
             return self._unit(self.counts[0][0], number)
         lines = [f"program = {number}"]
         below: Int = 1
-        for place, (symbol, count) in reversed(list(enumerate(self.counts))):
+        first = next((symbol for symbol, count in self.counts if count != 1), None)
+        for symbol, count in reversed(self.counts):
             text = "program" if below == 1 else f"program // {self.ints.operand(below)}"
-            lines += self._unit(symbol, f"{text} % {self.ints.operand(count)}" if place else text)
+            text = text if symbol is first else f"{text} % {self.ints.operand(count)}"
+            lines += self._unit(symbol, text if count != 1 else "0")
             below = below * count
         return lines
 
     def _unit(self, symbol: Symbol, number: str) -> list[str]:
         for place, dim in enumerate(self.tiling.dims):
             if dim.unit and dim.symbol is symbol:
-                return index_lines(dim, place, f"{number} * {dim.name}", self.frame, self.ints.text(dim.size))
+                start = f"{number} * {dim.name}" if number != "0" else ""
+                return index_lines(dim, place, start, self.frame, self.ints.text(dim.size))
         return [f"{symbol.name} = {number}"]
 
     def _whole(self) -> list[str]:
@@ -171,11 +174,12 @@ class _KernelWriter:
         written: set[str] = set()
         shared: list[PhaseWriter] = []
         for phase in self.kernel.phases:
-            writer = PhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
             is_shared = self._is_shared(phase)
             if shared and not is_shared:
                 lines += self._together(shared)
                 shared = []
+            self.frame.forget(1 if is_shared and shared else 0)
+            writer = PhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
             if written & {one.buffer for one in accesses(phase.body)}:
                 # What other threads of this program stored is seen behind a barrier.
                 if is_shared:
@@ -216,5 +220,3 @@ class _KernelWriter:
         loops.sort(key=lambda axis: self.tiling.shared is None or axis.symbol is not self.tiling.shared.symbol)
         loops += [axis for axis in phase.axes if axis.symbol in self.tiling.serial]
         return Nest(tuple(loops), self.bounds, tuple(blocks), values=self.tiling.values)
-
-

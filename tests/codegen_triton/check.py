@@ -1,0 +1,131 @@
+"""Kernels and schedules in Triton's interpreter against the loop interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+from kiln.loops.codegen.triton import TritonKernel, write_triton
+from kiln.loops.ir.interpret import Memory, number, run_extern, run_kernel, run_program
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.nodes import LoopProgram
+from kiln.loops.ir.parse import parse_kernel, parse_program
+from kiln.loops.ir.scheduled import Launch, ScheduledProgram
+from kiln.loops.ir.text import distinct_kernels
+from kiln.loops.ir.verify import verify_kernel, verify_program
+from kiln.loops.schedule.schedule import schedule
+from kiln.support.events import EventSink
+from kiln.support.target import cuda_gpu
+from kiln.symbolic import Symbol, evaluate
+from tests.codegen_triton.interpreter import Interpreter, Job
+from tests.schedule.check import arguments, random_tensor
+
+GPU = cuda_gpu((9, 0), 4)
+"""A small one, so that small problems fill it."""
+
+
+@final
+@dataclass
+class Runner:
+    """Runs kernels in the interpreter; `used` are those that it ran."""
+
+    interpreter: Interpreter
+    used: list[TritonKernel] = field(default_factory=list)
+
+    def run(self, kernel: KernelIR, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> int:
+        """One launch; its status."""
+        written = write_triton(kernel, GPU)
+        self.used.append(written)
+        values = tuple(evaluate(one, sizes) for one in kernel.ints)
+        names = {f"n{place}": value for place, value in enumerate(values)}
+        programs = 1
+        for count in written.grid:
+            programs *= evaluate(count, names)
+        return self.interpreter.run(Job(written.kernel, programs, tuple(tensors), values))
+
+    def launch(self, launch: Launch, memory: Memory) -> None:
+        sizes = {
+            one.name: number(value, memory.sizes)
+            for one, value in zip(launch.kernel.ints, launch.ints, strict=True)
+            if isinstance(one, Symbol)
+        }
+        inner = Memory(sizes={one: sizes[one.name] for one in launch.kernel.ints if isinstance(one, Symbol)})
+        tensors = [
+            inner.seen_as(memory.tensors[name], param.spec)
+            for param, name in zip(launch.kernel.params, launch.args, strict=True)
+        ]
+        if self.run(launch.kernel, tensors, sizes):
+            memory.status.report("a fault")
+
+    def program(self, program: ScheduledProgram, args: list[Any]) -> list[Any]:
+        """Outputs that are whole buffers."""
+        memory = Memory()
+        for given, value in zip(program.inputs, args, strict=True):
+            memory.bind(given, value)
+        for buffer, _ in program.constants:
+            memory.tensors[buffer.name] = random_tensor(buffer, {})
+        for place, step in enumerate(program.steps):
+            for made in program.allocations:
+                if made.before == place:
+                    memory.allocate(made.buffer)
+            if isinstance(step, Launch):
+                self.launch(step, memory)
+            else:
+                run_extern(step, memory)
+        return [memory.tensors[one.buffer] if one.buffer else None for one in program.outputs]
+
+
+def scheduled_for_gpu(text: str | LoopProgram) -> ScheduledProgram:
+    """The schedule of a program for a GPU, every kernel verified."""
+    program = parse_program(text) if isinstance(text, str) else text
+    verify_program(program)
+    made = schedule(program, GPU, EventSink())
+    for kernel in distinct_kernels(made):
+        verify_kernel(kernel)
+    return made
+
+
+def assert_same_values(
+    runner: Runner, text: str | LoopProgram, sizes: Mapping[str, int] | None = None, tolerance: float = 1e-5
+) -> ScheduledProgram:
+    """The kernels of a program give what its nodes compute."""
+    program = parse_program(text) if isinstance(text, str) else text
+    made = scheduled_for_gpu(program)
+    given = arguments(program, sizes or {})
+    again = [one.clone() if isinstance(one, torch.Tensor) and one._base is None else one for one in given]
+    expected, actual = run_program(program, given), runner.program(made, again)
+    for one, other in zip(expected, actual, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return made
+
+
+def check_kernel(
+    runner: Runner, text: str, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], tolerance: float = 2e-6
+) -> None:
+    """A kernel gives what the loop interpreter makes of it."""
+    kernel = parse_kernel(text)
+    verify_kernel(kernel)
+    check_parsed(runner, kernel, tensors, sizes, tolerance)
+
+
+def check_parsed(
+    runner: Runner, kernel: KernelIR, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], tolerance: float
+) -> None:
+
+    symbols = {one: sizes[one.name] for one in kernel.ints if isinstance(one, Symbol)}
+    memory = Memory({name: one.clone() for name, one in tensors.items()}, dict(symbols))
+    run_kernel(kernel, memory)
+    own = {name: one.clone(memory_format=torch.preserve_format) for name, one in tensors.items()}
+    status = runner.run(kernel, [own[one.name] for one in kernel.params], sizes)
+    assert (status != 0) == (memory.status.fault is not None), f"status {status}, {memory.status.fault}"
+    if status:
+        return
+    for name in kernel.writes:
+        torch.testing.assert_close(
+            own[name], memory.tensors[name], rtol=tolerance, atol=tolerance, equal_nan=True,
+            msg=lambda text: f"{text}\n{runner.used[-1].kernel.source}",
+        )  # fmt: skip

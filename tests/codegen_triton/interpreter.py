@@ -1,0 +1,113 @@
+"""Runs Triton kernels on CPU tensors: Triton's interpreter, in a process of its own.
+
+Triton decides when it is imported whether it interprets, so tests that compile and tests that interpret cannot share a
+process. CUDA's library of functions does not exist for the interpreter; torch's functions stand in for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from kiln.runtime.plan import Kernel
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One launch: `ints` in calling order, `programs` the size of its grid."""
+
+    kernel: Kernel
+    programs: int
+    tensors: tuple[torch.Tensor, ...]
+    ints: tuple[int, ...]
+
+
+class Interpreter:
+    """A worker process that is started when first used."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, job: Job) -> int:
+        """Run the kernel on the tensors of `job`, which are changed; the status it leaves."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start)
+        buffer = io.BytesIO()
+        torch.save(job.tensors, buffer)
+        results, status = self._pool.submit(
+            _run, job.kernel.symbol, job.kernel.source, dict(job.kernel.meta), job.programs, buffer.getvalue(), job.ints
+        ).result(timeout=300)
+        for tensor, changed in zip(job.tensors, torch.load(io.BytesIO(results)), strict=True):
+            tensor.copy_(changed)
+        return status
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+# ------------------------------------------------------------------------------------------------ in the worker
+
+
+def _start() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+
+
+def _run(
+    symbol: str, source: str, meta: Mapping[str, Any], programs: int, data: bytes, ints: Sequence[int]
+) -> tuple[bytes, int]:
+    tensors = torch.load(io.BytesIO(data))
+    status = torch.zeros(1, dtype=torch.int64)
+    arguments = [*tensors, *ints, *([status] if meta["status"] else [])]
+    if programs:
+        function = getattr(_module(symbol, source), symbol)
+        function[(programs,)](*arguments, **dict(meta["constants"]))
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue(), int(status)
+
+
+def _module(symbol: str, source: str) -> types.ModuleType:
+    """The source as a module: Triton reads functions from files."""
+    path = Path(tempfile.mkdtemp(prefix="kiln-triton-")) / f"{symbol}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(symbol, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "libdevice"):
+        module.libdevice = TorchFunctions()  # type: ignore[attr-defined]
+    return module
+
+
+class TorchFunctions:
+    """libdevice's functions, computed by torch."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., torch.Tensor] = getattr(torch, {"rint": "round"}.get(name, name))
+
+        def call(*operands: Any) -> Any:
+            from triton import language as tl  # only the worker may import it
+            from triton.runtime.interpreter import TensorHandle
+
+            tensors = [torch.from_numpy(one.handle.data.copy()) for one in operands]
+            result = function(*tensors).numpy()
+            dtype = operands[0].dtype
+            shape = list(result.shape)
+            kind = tl.block_type(dtype, shape) if any(one.type.is_block() for one in operands) else dtype
+            return tl.tensor(TensorHandle(result, dtype), kind)
+
+        return call
