@@ -17,6 +17,7 @@ import torch
 
 from kiln.graph.autograd import Partition, make_joint, partition
 from kiln.graph.autograd.partition import backward_for
+from kiln.graph.autograd.tangents import without_tangents
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
@@ -113,7 +114,10 @@ CONSTANT, REPLAYED = "constant/", "replayed/"
 @final
 @dataclass
 class Backward:
-    """Compiles the backward for the inputs that need it. What one process compiled, the next one finds on disk."""
+    """Compiles the backward for the inputs that need it and the tangents that there are.
+
+    What one process compiled, the next one finds on disk.
+    """
 
     make_graph: Callable[[], Graph]
     signature: Signature
@@ -123,25 +127,28 @@ class Backward:
     text: str = ""
     """The graph in writing; made where it is needed."""
 
-    def __call__(self, needed: tuple[bool, ...]) -> Executable:
+    def __call__(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
+        """`needed`: inputs that want a gradient; `given`: tangents that there are."""
         key = ""
         if self.context.options.cache:
             settings = compile_key(self.context.options, self.context.target)
-            key = content_key(settings, self.written(), repr(needed), *sorted(self.constants))
+            key = content_key(settings, self.written(), repr((needed, given)), *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
                 return load_plan(stored)
-        compiled = self.compile(needed)
+        compiled = self.compile(needed, given)
         if key:
             self.context.store.put("backward", key, compiled.bundle())
         return compiled.executor()
 
-    def compile(self, needed: tuple[bool, ...]) -> CompiledPlan:
-        graph = backward_for(self.make_graph(), self.grads, needed)
+    def compile(self, needed: Sequence[bool], given: Sequence[bool]) -> CompiledPlan:
+        whole, absent = without_tangents(self.make_graph(), given)
+        needed = [one and number not in absent for one, number in zip(needed, self.grads, strict=True)]
+        graph = backward_for(whole, self.grads, needed)
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
         context = replace(self.context, env=None)
         plan = backward_plan(graph_to_plan(graph, context, "backward"), self.signature, needed)
-        tangents = range(len(plan.inputs) - len(self.signature.tangents), len(plan.inputs))
+        tangents = range(len(plan.inputs) - sum(given), len(plan.inputs))
         return compile_plan(plan, self.constants, self.context, tangents)
 
     def written(self) -> str:
@@ -173,6 +180,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
         saved=tuple(saved_values(plan, signature, count)),
         mutated=plan.mutated,
         written=tuple((one.input, one.output) for one in signature.carried),
+        optional_tangents=True,
     )
 
 

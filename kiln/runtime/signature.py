@@ -9,7 +9,7 @@
 The forward returns the user's outputs, then the carried ones, then what is only saved. A carried output is the
 new content of an input whose in-place change has a history: the caller copies it into the input where autograd
 sees it (an input that is changed without a history is written by the plan). The backward takes the saved values,
-then one tangent per entry of `tangents`, each copied into its layout (zeros where there is none).
+then one tangent per entry of `tangents`, each copied into its layout (a backward for some of them takes only these).
 """
 
 from __future__ import annotations

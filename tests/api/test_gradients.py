@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,3 +32,77 @@ def test_one_tensor_is_the_gradient_of_several_inputs() -> None:
         return (((x + a) + (x + b)).tanh() * scale).sum()
 
     check(f, torch.randn(3, 4), torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4, requires_grad=True))
+
+
+def gradients(function: Any, inputs: Sequence[Tensor], pick: Callable[[Any], Tensor]) -> list[Tensor | None]:
+    for one in inputs:
+        one.grad = None
+    pick(function(*inputs)).backward()
+    return [one.grad for one in inputs]
+
+
+def two_results(x: Tensor, w: Tensor, pooler: Tensor) -> tuple[Tensor, Tensor]:
+    """As BERT: the second result has a parameter of its own."""
+    hidden = torch.tanh(x @ w)
+    return hidden, torch.sigmoid(hidden[:, 0] * pooler)
+
+
+def mixed(x: Tensor, w: Tensor, pooler: Tensor) -> tuple[Tensor, ...]:
+    """Gradients that meet elsewhere than in sums, and one that is the tangent itself."""
+    a, b = (x * w).chunk(2)
+    c = torch.cat([a * pooler, b])
+    return a, c.cumsum(0), x + pooler, w - c[:4]
+
+
+# fmt: off
+PICKS = {
+    "first":  lambda results: results[0].square().sum(),
+    "last":   lambda results: results[-1].square().sum(),
+    "both":   lambda results: results[0].sum() + results[-1].square().sum(),
+    "middle": lambda results: results[len(results) // 2].square().sum(),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("pick", PICKS)
+@pytest.mark.parametrize("function", [two_results, mixed])
+def test_results_that_the_loss_does_not_use_give_no_gradient(function: Any, pick: str) -> None:
+    """None as in eager, not zeros."""
+    inputs = [torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+    inputs.append(torch.randn(4, requires_grad=True))
+    if function is mixed:
+        inputs[2] = torch.randn(2, 4, requires_grad=True)[:1].detach().requires_grad_()
+    compiled = kiln.compile(function, fullgraph=True)
+    expected = gradients(function, inputs, PICKS[pick])
+    for got, wanted in zip(gradients(compiled, inputs, PICKS[pick]), expected, strict=True):
+        assert (got is None) == (wanted is None)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_infinite_values_of_unused_results_do_not_reach_gradients() -> None:
+    """Zeros in place of missing tangents would make NaN of them."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, torch.sqrt(x)
+
+    x = torch.zeros(3, requires_grad=True)
+    (gradient,) = gradients(kiln.compile(function, fullgraph=True), [x], lambda results: results[0].sum())
+    assert gradient is not None and gradient.tolist() == [2.0] * 3
+
+
+def test_no_tangent_at_all() -> None:
+    """A later node may run backward and give nothing."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return None
+
+    x = torch.randn(3, requires_grad=True)
+    y = kiln.compile(lambda x: torch.sin(x) * 2, fullgraph=True)(x)
+    Nothing.apply(y).sum().backward()
+    assert x.grad is None

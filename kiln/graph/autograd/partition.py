@@ -171,7 +171,7 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
         new = place[node] = with_inputs(node, tuple([place[one] for one in node.inputs]))
         made.append(new)
     num_saved = len(kept) + len(symbols)
-    outputs, copies = _gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
+    outputs, copies = gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
     graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward", joint.graph.facts)
     return graph, symbols
 
@@ -188,7 +188,7 @@ class _Names:
         return made
 
 
-def _gradient_outputs(
+def gradient_outputs(
     gradients: list[Node], inputs: list[Node], num_saved: int
 ) -> tuple[tuple[Output, ...], list[Node]]:
     """Gradients that share memory with a tangent or an earlier gradient say so; saved values are copied."""
