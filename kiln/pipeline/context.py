@@ -16,9 +16,13 @@ from kiln.symbolic import ShapeEnv
 @final
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """Options, the machine, where events and texts go, the on-disk cache, what is known of sizes."""
+    """Options, the machine, where events and texts go, the on-disk cache, what is known of sizes.
+
+    `host` is the CPU; `target` the machine that the graph at hand is compiled for, the host or a GPU.
+    """
 
     options: Options
+    host: Target
     target: Target
     events: EventSink
     dump: Dump

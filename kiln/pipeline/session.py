@@ -234,7 +234,8 @@ class Session:
 
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
-        return CompileContext(self.settings.options, self.settings.target, self.events, dump, self.store)
+        host = self.settings.target
+        return CompileContext(self.settings.options, host, host, self.events, dump, self.store)
 
     def _capture_once(self, dispatcher: Dispatcher, arguments: Arguments, *, is_compiling: bool) -> Captured:
         function = original_of(dispatcher)

@@ -9,22 +9,24 @@ reports to its events; it neither prints nor reads options of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
 from kiln.loops.codegen.cpp.writer import write_cpp
-from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.codegen.plan_writer import PrintedKernel, write_plan
+from kiln.loops.codegen.triton.writer import write_triton
+from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.targets import region_target, runs_on_gpu
 from kiln.runtime.plan import Plan
 from kiln.runtime.plan_text import plan_text
-from kiln.support.target import Target
 
 Executable = Callable[..., tuple[Any, ...]]
 """A compiled region: its inputs -> its outputs."""
@@ -40,8 +42,13 @@ class Stage:
     show: Callable[[Any], str]
 
 
-def write_cpp_plan(program: ScheduledProgram, target: Target) -> Plan:
-    return write_plan(program, lambda kernel, _: write_cpp(kernel, target))
+def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
+    """Each kernel in the language of the device whose memory it works on."""
+
+    def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
+        return write_triton(kernel, at.target, aligned) if runs_on_gpu(kernel) else write_cpp(kernel, at.host)
+
+    return write_plan(program, write, inputs_aligned=at.target.device == "cuda")
 
 
 # fmt: off
@@ -49,13 +56,14 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text),
     Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              scheduled_text),
-    Stage("plan",     lambda kernels, at: write_cpp_plan(kernels, at.target),               plan_text),
+    Stage("plan",     write_kernels,                                                        plan_text),
 )
 # fmt: on
 
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
     """Run all stages; `label` tells forward from backward in dumps."""
+    context = replace(context, target=region_target(graph, context.host))
     value: Any = graph
     prefix = f"{label}_" if label else ""
     context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
