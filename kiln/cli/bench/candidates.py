@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 
 import kiln.api as api
+from kiln.support.optional import load
 
 
 def _nothing() -> None:
@@ -35,6 +36,11 @@ def _import_peer() -> None:
         importlib.import_module(name)
 
 
+def _import_kiln() -> None:
+    if torch.cuda.is_available():
+        load("triton")
+
+
 def _kiln_facts(compiled: Any) -> dict[str, Any]:
     report = api.report_of(compiled)
     return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels}
@@ -48,5 +54,5 @@ def candidate(name: str, mode: str | None) -> Candidate:
 CANDIDATES: Mapping[str, Callable[[str | None], Candidate]] = {
     "eager": lambda mode: Candidate(lambda model: model),
     "torch.compile": lambda mode: Candidate(lambda model: torch.compile(model, mode=mode), _import_peer),
-    "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), facts=_kiln_facts),
+    "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), _import_kiln, _kiln_facts),
 }
