@@ -18,7 +18,7 @@ import kiln.native as native
 from kiln.api.arguments import check_callable, check_flag, read_options
 from kiln.api.module import MARK, compile_module
 from kiln.backends import find_backend
-from kiln.native._frames import Dispatcher
+from kiln.native._frames import Dispatcher, forget_codes
 from kiln.pipeline.session import KilnWarning, Session, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages
 from kiln.support.events import Event, EventSink
@@ -177,9 +177,11 @@ def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Rep
 
 
 def reset() -> None:
-    """Forget every compiled variant and everything observed; compiled callables compile again when called."""
-    for session in list(REPORTS):
+    """Forget every compiled variant, everything observed and the reports; what is called next compiles again."""
+    for session, report in list(REPORTS.items()):
         session.reset()
+        report.reset()
+    forget_codes()
 
 
 def disable(function: F) -> F:

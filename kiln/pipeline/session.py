@@ -207,6 +207,7 @@ class Session:
             rows = tree_rows(capture.guards, collect=capture.collect, function=function)
             tree = rows.tree()
         self.events.emit("guards", count=len(capture.guards))
+        self.sizes.fixed(capture.guards)
         failed = tree.explain(list(arguments.values()), function.__globals__, function.__closure__)
         if failed is not None:
             raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
@@ -265,6 +266,7 @@ class Session:
                 events=self.events,
                 make_resume=self.dispatcher,
                 dims=self.sizes.dims,
+                scalars=self.sizes.scalars(),
                 is_compiling=is_compiling,
                 make_exit=self._side_exit(dispatcher),
                 compile_check=lambda graph, constants: compile_check(graph, constants, context),

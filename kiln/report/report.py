@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 from kiln.support.events import Event
@@ -64,6 +64,12 @@ class Report:
         handler = HANDLERS.get(event.kind)
         if handler is not None:
             handler(self, event)
+
+    def reset(self) -> None:
+        """Forget everything but the name."""
+        fresh = Report(self.name)
+        for one in fields(self):
+            setattr(self, one.name, getattr(fresh, one.name))
 
     def text(self) -> str:
         """At most ten lines."""

@@ -125,7 +125,7 @@ def _marked(dim: int, marks: Marks) -> DimChoice | None:
     return None
 
 
-def _by_history(dynamic: Dynamic, now: int, before: Sequence[int]) -> DimChoice:
+def _by_history(dynamic: Dynamic, now: float, before: Sequence[float]) -> DimChoice:
     if dynamic == "never":
         return DimChoice(DimKind.STATIC, "dynamic is off")
     if dynamic == "always":
@@ -139,15 +139,15 @@ def _by_history(dynamic: Dynamic, now: int, before: Sequence[int]) -> DimChoice:
 @final
 @dataclass(frozen=True, slots=True)
 class ScalarPolicy:
-    """Chooses for an int that the caller passes or the program reads. Bools are never symbols.
+    """Chooses for a number that the caller passes or the program reads. Bools are never symbols.
 
-    An int that is a configuration (an attribute of a module, a default) stays static until it changes, also
+    A number that is a configuration (an attribute of a module, a default) stays static until it changes, also
     under "always", because it is used where only a number will do.
     """
 
     dynamic: Dynamic = "auto"
 
-    def choose(self, value: int, seen: Sequence[int] = (), *, is_argument: bool = True) -> DimChoice:
+    def choose(self, value: int | float, seen: Sequence[int | float] = (), *, is_argument: bool = True) -> DimChoice:
         """`seen` are the values of earlier calls at the same place."""
         if isinstance(value, bool):
             return DimChoice(DimKind.STATIC, "a truth")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -47,15 +47,36 @@ Truth = bool | Relation | AllOf | AnyOf
 
 
 @final
+@dataclass(eq=False, slots=True)
+class Given:
+    """A real number that the caller passes. `asked`: the program depends on its value, so that it is guarded."""
+
+    name: str
+    number: float
+    asked: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Real:
-    """`op` of `args`; `op` is a row of `REAL_OPS`."""
+    """`op` of `args`; `op` is a row of `REAL_OPS`. The argument of "given" is a `Given`."""
 
     op: str
-    args: tuple[Int | float | Real, ...]
+    args: tuple[Int | float | Real | Given, ...]
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(map(str, self.args))})"
+
+    def givens(self) -> Iterator[Given]:
+        """The numbers of the caller in it."""
+        for arg in self.args:
+            if isinstance(arg, Given):
+                yield arg
+            elif isinstance(arg, Real):
+                yield from arg.givens()
 
     def free_symbols(self) -> frozenset[Symbol]:
         parts = (arg.free_symbols() for arg in self.args if isinstance(arg, Expr | Real))
@@ -66,6 +87,7 @@ Value = Int | float | Truth | Real
 
 REAL_OPS: Mapping[str, Callable[..., float]] = {
     "float": float,
+    "given": float,
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -175,7 +197,7 @@ def real(op: str, *args: Int | float | Real) -> float | Real:
     return REAL_OPS[op](*args)
 
 
-def as_integer(value: Value) -> Int | None:
+def as_integer(value: Value | Given) -> Int | None:
     """The integer that `value` is for certain, as a float or not; None for any other."""
     if isinstance(value, Real):
         only = value.args[0]
@@ -185,18 +207,23 @@ def as_integer(value: Value) -> Int | None:
     return value if isinstance(value, int | Expr) else None
 
 
-def specialise_real(env: ShapeEnv, value: Int | float | Real, where: Location | None) -> float:
+def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Location | None) -> float:
     """The number of `value`; the sizes in it become part of the guards."""
     if isinstance(value, Expr):
         return env.specialise(value, where)
     if isinstance(value, Real):
         args = [specialise_real(env, arg, where) for arg in value.args]
         return REAL_OPS[value.op](*args)
+    if isinstance(value, Given):
+        value.asked = True
+        return value.number
     return value
 
 
-def hinted_real(env: ShapeEnv, value: Int | float | Real) -> float:
+def hinted_real(env: ShapeEnv, value: Int | float | Real | Given) -> float:
     """The number of `value` in this call, without a guard."""
+    if isinstance(value, Given):
+        return value.number
     if isinstance(value, Real):
         return REAL_OPS[value.op](*(hinted_real(env, arg) for arg in value.args))
     return env.hint(value) if isinstance(value, Expr) else value

@@ -29,7 +29,7 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.builtins import context, copying, functions, methods
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
-from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter
+from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
@@ -58,6 +58,7 @@ from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import namespace, shared_cell
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
+from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
@@ -115,6 +116,7 @@ class Callbacks:
     recorder_factory: Callable[[], Any]
     make_resume: Callable[[types.FunctionType], Callable[..., Any]]
     dims: Callable[[torch.Tensor, Source], Any]
+    scalars: Callable[[int | float, Source], bool] | None = None
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
     compile_check: CompileCheck = run_eagerly
 
@@ -129,6 +131,7 @@ HOOKS = Hooks(
     sealed=objects.wrap_object,
     make_generator=iterators.Generator,
     plain_setattr=module.module_setattr_is_plain,
+    number_input=tensor.number_input,
     native_getattr=module.module_getattr,
     native_get=descriptors.native_get,
 )
@@ -143,6 +146,7 @@ def capture_frame(
     events: EventSink | None = None,
     make_resume: Callable[[types.FunctionType], Callable[..., Any]] = lambda function: function,
     dims: Callable[[torch.Tensor, Source], Any] = lambda real, source: None,
+    scalars: Callable[[int | float, Source], bool] | None = None,
     is_compiling: bool = False,
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None,
     compile_check: CompileCheck = run_eagerly,
@@ -155,12 +159,13 @@ def capture_frame(
         recorder_factory: makes a fresh recorder for each attempt.
         make_resume: makes what stands for a resume function in the transformed code (a dispatcher).
         dims: which sizes of a new input become symbols.
+        scalars: which Python numbers become inputs; None: none.
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes what is called with the arguments where a speculation fails; None: do not speculate.
         compile_check: gets the graph of what was speculated on and its constants.
     """
     sink = events if events is not None else EventSink()
-    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, make_exit, compile_check)
+    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_check)
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__), collection_paused():
         for _ in range(MAX_RESTARTS):
@@ -204,6 +209,7 @@ def new_session(
 ) -> Session:
     session = Session(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
     session.dims = callbacks.dims
+    session.scalars = callbacks.scalars
     session.is_compiling = is_compiling
     session.speculate = callbacks.make_exit is not None
     session.stop_at = stops
@@ -323,7 +329,7 @@ def has_effects(recorder: Any) -> bool:
 
 def bound_sources(trace: Any, prologue: Prologue | None) -> list[Source]:
     """What the guards hand over: inputs of the region in order, then what only the prologue needs."""
-    collect = [record.source for record in trace.used_inputs if type(record.source) is not LocalSource]
+    collect = [record.source for record in trace.used_inputs if is_bound(record)]
     return collect + [one for one in (prologue.sources() if prologue else ()) if one not in collect]
 
 
@@ -331,14 +337,14 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
     """Call the region with its inputs and keep its outputs; `total` is the number of bindings."""
     records = region.trace.used_inputs
     head.const(region.callable)
-    if all(type(record.source) is LocalSource for record in records):
+    if not any(is_bound(record) for record in records):
         for record in records:
-            head.op("LOAD_FAST", record.source.name)
+            write_argument(head, record, writer)
         head.call(len(records))
     else:
         head.op("PUSH_NULL")
         head.op("SWAP", 2)
-        write_argument_list(head, records, total)
+        write_argument_list(head, records, total, writer)
         head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
     if not names:
@@ -349,21 +355,36 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
         head.op("STORE_FAST", name)
 
 
-def write_argument_list(head: Assembler, records: list[Any], total: int) -> None:
+def is_bound(record: Any) -> bool:
+    """Whether the guards hand it over: all but arguments of the function, and numbers that become tensors."""
+    return type(record.source) is not LocalSource and record.given is None
+
+
+def write_argument(head: Assembler, record: Any, writer: CodeWriter) -> None:
+    """Push an input that is not bound."""
+    if record.given is not None:
+        head.const(number_tensor)
+        emit_source(head, record.source, writer)
+        head.call(1)
+    else:
+        head.op("LOAD_FAST", record.source.name)
+
+
+def write_argument_list(head: Assembler, records: list[Any], total: int, writer: CodeWriter) -> None:
     """Arguments and bindings in the order of the inputs: runs of bindings are slices of their tuple."""
-    if len(records) == total and all(type(record.source) is not LocalSource for record in records):
+    if len(records) == total and all(is_bound(record) for record in records):
         head.op("LOAD_FAST", BINDINGS)
         return
     head.op("BUILD_LIST", 0)
     taken = index = 0
     while index < len(records):
-        if type(records[index].source) is LocalSource:
-            head.op("LOAD_FAST", records[index].source.name)
+        if not is_bound(records[index]):
+            write_argument(head, records[index], writer)
             head.op("LIST_APPEND", 1)
             index += 1
             continue
         start = index
-        while index < len(records) and type(records[index].source) is not LocalSource:
+        while index < len(records) and is_bound(records[index]):
             index += 1
         count = index - start
         head.op("LOAD_FAST", BINDINGS)

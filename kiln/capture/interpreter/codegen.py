@@ -10,9 +10,11 @@ Everything found by a source is loaded before the first effect, so an effect can
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, FreeVar
@@ -20,7 +22,8 @@ from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import Session, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.prims.spec import ScalarSpec
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
@@ -39,9 +42,14 @@ from kiln.runtime.guards.source import (
     MethodSelfSource,
     ModuleGlobalSource,
     MroSource,
+    OffsetSource,
+    SizeSource,
     Source,
+    StrideSource,
     TypeSource,
 )
+from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
+from kiln.symbolic.values import REAL_OPS, Given, Real
 
 BINDINGS = "_kiln_bindings"
 """The extra argument: objects at the sources `collect`, found while the guards were checked."""
@@ -63,6 +71,7 @@ class CodeWriter:
         self._kept: list[Value] = []
         self._building: set[int] = set()
         self._count = 0
+        self._places: dict[Any, Source] | None = None
 
     def temporary(self) -> str:
         self._count += 1
@@ -103,8 +112,52 @@ class CodeWriter:
         """Push an output of the region."""
         self.body.op("LOAD_FAST", self.output(value))
 
+    def number(self, value: Any) -> None:
+        """Push a number that depends on sizes and numbers of the caller: an expression over their sources."""
+        if self._places is None:
+            self._places = number_places(self.session.recorder.inputs)
+        if isinstance(value, Given | Symbol):
+            source = self._places.get(value)
+            if source is None:
+                raise UnsupportedValue(type="number", why=f"{value} depends on data of tensors")
+            self.body.op("LOAD_FAST", self.loaded(source))
+        elif isinstance(value, Real):
+            self._apply(REAL_OPS[value.op], value.args)
+        elif isinstance(value, FloorDiv | Mod):
+            target = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
+            self._apply(target, (value.dividend, value.divisor))
+        elif isinstance(value, Min | Max):
+            self._apply(min if isinstance(value, Min) else max, value.args)
+        elif isinstance(value, Expr):
+            self._sum(value)
+        else:
+            self.body.const(value)
+
+    def _apply(self, function: Callable[..., Any], args: Iterable[Any]) -> None:
+        operands = list(args)
+        self.body.const(function)
+        for one in operands:
+            self.number(one)
+        self.body.call(len(operands))
+
+    def _sum(self, value: Expr) -> None:
+        """The terms of a polynomial, `sum((a * b * 2, ...))`."""
+        self.body.const(sum)
+        for monomial, coefficient in value.terms:
+            self._product(monomial, coefficient)
+        self.body.op("BUILD_TUPLE", len(value.terms))
+        self.body.call(1)
+
+    def _product(self, monomial: Iterable[Any], coefficient: int) -> None:
+        factors = [*monomial, coefficient]
+        self.body.const(math.prod)
+        for one in factors:
+            self.number(one)
+        self.body.op("BUILD_TUPLE", len(factors))
+        self.body.call(1)
+
     def output(self, value: Any) -> str:
-        fake = value.fake if hasattr(value, "fake") else value.node
+        fake = value.fake
         name = self._output_names.get(id(fake))
         if name is None:
             name = self._output_names[id(fake)] = self.temporary()
@@ -129,7 +182,7 @@ class CodeWriter:
             return known
         if value.source is not None and not isinstance(value, Cell):
             return self.loaded(value.source)
-        if isinstance(value, (Tensor, Symbolic)):
+        if isinstance(value, Tensor):
             return self.output(value)
         self.emit(value)
         name = self.temporary()
@@ -171,6 +224,22 @@ class CodeWriter:
             self.emit(cell.content)
             self.body.op("COPY", 2)
             self.body.op("STORE_ATTR", "cell_contents")
+
+
+def number_places(records: Iterable[Any]) -> dict[Any, Source]:
+    """Where the numbers of a recording are found: scalar inputs, sizes and strides of tensors."""
+    places: dict[Any, Source] = {}
+    for record in records:
+        if record.given is not None:
+            places[record.given] = record.source
+        elif isinstance(record.spec, ScalarSpec):
+            places[record.spec.value] = record.source
+        else:
+            for dim, size in enumerate(record.spec.sizes):
+                places.setdefault(size, SizeSource(record.source, dim))
+            for dim, stride in enumerate(record.spec.strides):
+                places.setdefault(stride, StrideSource(record.source, dim))
+    return places
 
 
 SourceEmitter = Callable[[Assembler, Any, CodeWriter], None]
@@ -257,6 +326,22 @@ def _mro(a: Assembler, source: MroSource, writer: CodeWriter) -> None:
     a.op("BINARY_SUBSCR")
 
 
+def _extent(name: str) -> SourceEmitter:
+    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+        emit_source(a, source.base, writer)
+        a.op("LOAD_ATTR", name)
+        a.const(source.dim)
+        a.call(1)
+
+    return emit
+
+
+def _offset(a: Assembler, source: OffsetSource, writer: CodeWriter) -> None:
+    emit_source(a, source.base, writer)
+    a.op("LOAD_ATTR", "storage_offset")
+    a.call(0)
+
+
 EMITTERS: dict[type[Source], SourceEmitter] = {
     LocalSource: _local,
     GlobalSource: lambda a, source, writer: a.global_(source.name),
@@ -275,6 +360,9 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     GradSource: _part("grad"),
     KeysSource: _key,
     MroSource: _mro,
+    SizeSource: _extent("size"),
+    StrideSource: _extent("stride"),
+    OffsetSource: _offset,
     CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
 }
 """Every kind of source has a row; a test compares this with SOURCES."""

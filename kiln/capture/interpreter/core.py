@@ -57,6 +57,7 @@ class Codegen(Protocol):
     def call(self, count: int) -> None: ...
     def tensor(self, value: Value) -> None: ...
     def remember(self, value: Value) -> None: ...
+    def number(self, value: Any) -> None: ...
     def cell(self, value: Value) -> None: ...
     def constant(self, value: object) -> Value: ...
     def call_keywords(self, count: int, names: tuple[str, ...]) -> None: ...
@@ -210,6 +211,7 @@ class Hooks:
     make_generator: Callable[[Any, Args, Kwargs], Value]
     plain_setattr: Callable[[Value, str, Value | None], bool]
     """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
+    number_input: Callable[[Session, Any, Source], Value]
     native_getattr: Callable[[Session, Value, str, Any], Value | None]
     """A `__getattr__` that is modelled here (nn.Module's), None for others."""
     native_get: Callable[[Session, Value, str, Any], Value | None]
@@ -226,6 +228,8 @@ class Session:
     globals: dict[str, Any]
     dims: Callable[[Any, Source], Any] = lambda real, source: None
     """Which sizes of a new input become symbols (the recorder's `dims`)."""
+    scalars: Callable[[int | float, Source], bool] | None = None
+    """Which numbers become inputs of the region; None: no number that was seen has changed."""
     is_compiling: bool = False
     speculate: bool = False
     """Whether a test of values of integer inputs may be answered now and checked in front of the region."""

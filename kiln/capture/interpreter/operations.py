@@ -18,7 +18,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, tensor_truth
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 
 __all__ = [
@@ -80,9 +80,14 @@ def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> 
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         # `0 += tensor` makes a new tensor: only a tensor is changed in place.
         return s.record(function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
-    if isinstance(left, Sequence) or isinstance(right, Sequence):
-        return dispatch(s, function, left, right)
+    if not (is_number(left) and is_number(right)):
+        return binary(s, function, settled(s, left), settled(s, right))
     return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+
+
+def is_number(value: Value) -> bool:
+    """A symbolic number, or a plain one."""
+    return isinstance(value, Symbolic) or (value.is_constant and value.python_type() in (int, float, bool))
 
 
 def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Value:
@@ -108,10 +113,12 @@ def compare(s: Session, function: Function2, left: Value, right: Value) -> Value
     if left.is_constant and right.is_constant:
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
-        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
-            number = (Symbolic, Constant)
-            if not isinstance(left, (*number, Tensor)) or not isinstance(right, (*number, Tensor)):
-                return dispatch(s, function, left, right)
+        if (
+            not isinstance(left, Tensor)
+            and not isinstance(right, Tensor)
+            and not (is_number(left) and is_number(right))
+        ):
+            return compare(s, function, settled(s, left), settled(s, right))
         return torch_binary(s, function, left, right)
     if function in (operator.eq, operator.ne):
         known = equal_containers(s, left, right)

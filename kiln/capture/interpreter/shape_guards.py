@@ -27,10 +27,22 @@ def finish_guards(s: Session) -> list[Guard]:
         tensor_guard(s, value, specs[id(value.fake)], names)
     for value in s.state.get("inputs", ()):
         stride_guards(s, value, specs[id(value.fake)], names)
+    number_guards(s, names)
     for guard in s.recorder.env.guards:
         relation(s, str(guard.relation), names, guard.location)
     alias_guards(s)
     return s.guards.finish()
+
+
+def number_guards(s: Session, names: dict[str, Source]) -> None:
+    """Integers that are inputs fit 64 bits; a real number that the program asked for is guarded after all."""
+    for record in s.recorder.inputs:
+        if record.given is not None:
+            if record.given.asked:
+                s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
+        elif record.real is None:
+            names[record.spec.value.name] = record.source
+            relation(s, f"{record.spec.value.name} <= {(1 << 63) - 1}", names, None)
 
 
 def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:

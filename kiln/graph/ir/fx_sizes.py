@@ -30,7 +30,7 @@ class FxSizes:
     def __contains__(self, value: Expr) -> bool:
         return value in self._known
 
-    def learn(self, value: Expr, node: Any) -> None:
+    def learn(self, value: Expr | Real, node: Any) -> None:
         """`node` holds the number of `value`."""
         self._known.setdefault(value, node)
 

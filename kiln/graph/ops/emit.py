@@ -21,7 +21,7 @@ from kiln.graph.prims.meta import pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 from kiln.symbolic import Expr, Int
-from kiln.symbolic.values import Real
+from kiln.symbolic.values import Given, Real
 
 Number = int | float | bool | complex
 Operand = Node | Number
@@ -37,7 +37,7 @@ _ROWS = PRIMS.rows
 class Emit(Builder):
     """A growing list of nodes. `numerics` is "fast", "rounded" or "strict" (see the design)."""
 
-    __slots__ = ("_specialise", "numerics")
+    __slots__ = ("_specialise", "givens", "numerics")
 
     def __init__(
         self, oracle: SizeOracle, numerics: str = "fast", specialise: Callable[[Int], int] | None = None
@@ -45,6 +45,8 @@ class Emit(Builder):
         super().__init__(oracle)
         self.numerics = numerics
         self._specialise = specialise
+        self.givens: dict[Given, Node] = {}
+        """The inputs that hold the caller's real numbers."""
 
     def static(self, value: Int) -> int:
         """The number of a size in this call, which becomes a guard: for what no graph with symbols can express."""
@@ -64,7 +66,9 @@ class Emit(Builder):
         """A real number over sizes, computed in float64."""
         if not isinstance(value, Real):
             return self.number(value, torch.float64, device)
-        parts = [self._real(one, device) for one in value.args]
+        if value.op == "given":
+            return self.givens[value.args[0]]  # type: ignore[index]
+        parts = [self._real(one, device) for one in value.args]  # type: ignore[arg-type]
         return parts[0] if value.op == "float" else self.pointwise(_REAL_PRIMS[value.op], *parts)
 
     def pointwise(self, name: str, *operands: Operand) -> Node:

@@ -25,7 +25,9 @@ from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import Place, Storage, extent, fresh_place, root_of
 from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
+from kiln.symbolic.node import to_sym
 from kiln.symbolic.policy import DimChoice, DimKind
+from kiln.symbolic.values import Given, Real
 
 Dims = tuple[DimChoice, ...] | None
 
@@ -49,6 +51,11 @@ class InputRecord:
     is_parameter: bool = False
     origin: Any = None
     used: bool = False
+
+    @property
+    def given(self) -> Given | None:
+        """The real number that it is; the region gets it as a tensor of rank 0."""
+        return self.fake.node.value.args[0] if isinstance(self.fake, torch.SymFloat) else None
 
 
 @final
@@ -103,8 +110,21 @@ class InputTable:
         self.records.append(record)
         return record
 
+    def add_float(self, given: Given, name: str, source: Source) -> InputRecord:
+        """Register a real number: in the graph it is a tensor of rank 0."""
+        real = torch.scalar_tensor(given.number, dtype=torch.float64, device="cpu")
+        spec = spec_of_real(real)
+        node = self.mode.emit.givens[given] = self.node(name, spec)
+        symbols = self.mode.symbols
+        fake = to_sym(Real("given", (given,)), symbols.env, symbols.where)
+        record = InputRecord(name, source, fake, real, node, spec)
+        self.records.append(record)
+        return record
+
     def again(self, record: InputRecord) -> InputRecord:
         """Register the input of an earlier recording once more, under the same symbols."""
+        if (given := record.given) is not None:
+            return self.add_float(given, record.name, record.source)
         if isinstance(record.spec, ScalarSpec):
             assert record.spec.value is not None
             return self._scalar(record.spec.value, record.name, record.source)

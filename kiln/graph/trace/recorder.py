@@ -39,6 +39,7 @@ from kiln.runtime.replay import ambient_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
+from kiln.symbolic.values import Given
 
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -106,8 +107,10 @@ class Recorder:
             record = self._table.add(real, name, source, self._table.spec(real, dims))
         return record.fake  # type: ignore[no-any-return]
 
-    def add_scalar(self, value: int, name: str, source: Source) -> Any:
-        """An integer that may be another in the next call: a SymInt. Other numbers are constants so far."""
+    def add_scalar(self, value: int | float, name: str, source: Source) -> Any:
+        """A number that may be another in the next call: a SymInt or a SymFloat."""
+        if type(value) is float:
+            return self._table.add_float(Given(name, value), name, source).fake
         if type(value) is not int:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True

@@ -24,7 +24,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.runtime.replay import SETTERS
 from kiln.symbolic import Expr, Symbol
-from kiln.symbolic.values import Real
+from kiln.symbolic.values import Given, Real
 
 NUMBERS = (torch.SymInt, torch.SymFloat)
 
@@ -38,7 +38,7 @@ class _Builder:
         self.values: dict[int, Any] = {}
         self.sizes = FxSizes(self.graph)
 
-    def inputs(self, inputs: Sequence[tuple[str, Any]], used: set[int], wanted: set[Symbol]) -> None:
+    def inputs(self, inputs: Sequence[tuple[str, Any]], used: set[int], wanted: set[Symbol | Given]) -> None:
         """Placeholders of the inputs that are used, and where the wanted sizes are read."""
         given = {id(fake): [one for one in _given(fake) if one in wanted] for _, fake in inputs}
         missing = wanted - {one for number in used & given.keys() for one in given[number]}
@@ -48,6 +48,10 @@ class _Builder:
                 self.values[id(fake)] = self.graph.placeholder(name)
         for _, fake in inputs:
             node = self.values.get(id(fake))
+            if isinstance(fake, torch.SymFloat) and node is not None:
+                number = self.values[id(fake)] = self.graph.call_method("item", (node,))
+                self.sizes.learn(fake.node.value, number)
+                continue
             for one in given[id(fake)] if node is not None else ():
                 if one not in self.sizes:
                     self.sizes.learn(one, self.size(node, fake, one))
@@ -125,7 +129,10 @@ def torch_graph(
     leaves = _leaves([call.args for call in calls] + [list(call.kwargs.values()) for call in calls] + [list(outputs)])
     made = {id(leaf) for call in calls for leaf in _leaves(call.result)}
     numbers = [leaf.node.value for leaf in leaves if isinstance(leaf, NUMBERS) and id(leaf) not in made]
-    wanted = {one for value in numbers if isinstance(value, Expr | Real) for one in value.free_symbols()}
+    wanted: set[Symbol | Given] = set()
+    for value in numbers:
+        wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
+        wanted.update(value.givens() if isinstance(value, Real) else ())
     builder.inputs(inputs, {id(leaf) for leaf in leaves}, wanted)
     for call in calls:
         builder.call(call)
@@ -134,12 +141,14 @@ def torch_graph(
     return graph_module(builder.root, builder.graph)
 
 
-def _given(fake: Any) -> list[Symbol]:
-    """The symbols that can be read off an input."""
+def _given(fake: Any) -> list[Any]:
+    """The symbols that can be read off an input, or the real number that it is."""
     if isinstance(fake, FakeTensor):
         spec = fake.place.spec
         return [one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol)]
     value = fake.node.value if isinstance(fake, NUMBERS) else None
+    if isinstance(value, Real):
+        return list(value.givens())
     return [value] if isinstance(value, Symbol) else []
 
 

@@ -94,6 +94,14 @@ def wrap_constant(s: Session, real: Any, source: Source | None) -> Value:
     return Constant(real, source)
 
 
+@wraps(int, float)
+def wrap_number(s: Session, real: Any, source: Source | None) -> Value:
+    """One that changed since the last compile is an input of the region."""
+    if s.scalars is not None and source is not None and s.scalars(real, source):
+        return s.hooks.number_input(s, real, source)
+    return Constant(real, source)
+
+
 @wraps(enum.Enum, subclasses=True)
 def wrap_enum(s: Session, real: Any, source: Source | None) -> Value:
     return Constant(real, source)

@@ -28,6 +28,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.speculation import known_truth
+from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
@@ -274,14 +275,25 @@ class Symbolic(Value):
     def constant(self, s: Session) -> Any:
         return self.python_type()(self.node)
 
+    def emit(self, g: Codegen) -> None:
+        """Computed again from the sizes and numbers it depends on."""
+        value = self.node.node.value
+        if isinstance(self.node, torch.SymBool):
+            g.const(self.constant(g.session))
+        else:
+            g.number(value)
+
     def truth(self, s: Session) -> bool:
         return bool(self.node)
 
     def key(self, s: Session) -> Any:
         return self.constant(s)
 
-    def emit(self, g: Codegen) -> None:
-        g.tensor(self)
+
+def number_input(s: Session, real: int | float, source: Source) -> Value:
+    """A number of the caller that may be another at the next call."""
+    s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
+    return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
 
 
 def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
@@ -291,9 +303,17 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
     try:
         result = s.recorder.call(target, plain, named, stack=s.frame.locations())
     except Exception as error:
+        if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
+            # What takes plain numbers only: their values become part of the guards.
+            return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
         raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
     return from_torch(s, result)
+
+
+def settled(s: Session, value: Value) -> Value:
+    """A symbolic number as the number that it is in this call."""
+    return s.const(value.constant(s)) if isinstance(value, Symbolic) else value
 
 
 def from_torch(s: Session, result: Any) -> Value:

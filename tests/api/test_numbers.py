@@ -1,0 +1,141 @@
+"""Python numbers that change from call to call: inputs of the region, not constants of a new variant each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+
+def compiles(compiled: Any) -> int:
+    return kiln.report_of(compiled).compiles
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_float_that_changed_becomes_an_input(dtype: torch.dtype) -> None:
+    def scaled(x: Tensor, scale: float) -> Tensor:
+        return x * scale + (1.0 - scale) / 2
+
+    compiled, x = kiln.compile(scaled), torch.arange(6).to(dtype)
+    for scale in (0.5, 0.25, -3.0, 1e-3, 7.0):
+        got, expected = compiled(x, scale), scaled(x, scale)
+        assert got.dtype is expected.dtype
+        torch.testing.assert_close(got, expected)
+    assert compiles(compiled) == 2
+
+
+def test_an_int_that_changed_becomes_an_input() -> None:
+    compiled, x = kiln.compile(lambda x, n: x * n + x[: n + 1].sum()), torch.randn(20)
+    for n in (1, 3, 2, 9, 5, 0):
+        torch.testing.assert_close(compiled(x, n), x * n + x[: n + 1].sum())
+    assert compiles(compiled) == 2
+    torch.testing.assert_close(compiled(x, 4), x * 4 + x[:5].sum())
+
+
+def test_dynamic_makes_an_input_at_once() -> None:
+    compiled, x = kiln.compile(lambda x, a, n: x * a + n, dynamic=True), torch.randn(3)
+    for a, n in ((0.5, 1), (2.5, 7), (-1.0, 2)):
+        torch.testing.assert_close(compiled(x, a, n), x * a + n)
+    assert compiles(compiled) == 1
+
+
+def test_numbers_of_a_module_and_of_keyword_arguments() -> None:
+    class Scale(torch.nn.Module):
+        scale = 1.0
+
+        def forward(self, x: Tensor, **factors: float) -> Tensor:
+            return x * self.scale + factors["by"]
+
+    model, x = Scale(), torch.randn(3)
+    compiled = kiln.compile(model)
+    for number in (1.0, 2.0, 3.5, 4.5, 5.0):
+        model.scale = number
+        torch.testing.assert_close(compiled(x, by=number * 2), x * number + number * 2)
+    assert compiles(compiled) <= 3
+
+
+def test_a_branch_on_a_float_is_guarded() -> None:
+    def branch(x: Tensor, a: float) -> Tensor:
+        return x * a if a > 1.0 else x - a
+
+    compiled, x = kiln.compile(branch), torch.randn(3)
+    for a in (0.5, 2.0, 0.25, 3.0, 0.5, 1.0):
+        torch.testing.assert_close(compiled(x, a), branch(x, a))
+
+
+def test_signed_zero_nan_and_infinity() -> None:
+    compiled, x = kiln.compile(lambda x, a: x * a), torch.ones(2)
+    for a in (1.0, 0.5, -0.0, 0.0, math.inf, math.nan, -math.inf):
+        got, expected = compiled(x, a), x * a
+        assert torch.equal(torch.signbit(got), torch.signbit(expected))
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_a_float_in_a_training_step() -> None:
+    compiled = kiln.compile(lambda x, w, a: ((x * w).sin() * a).sum())
+    for a in (0.5, 1.5, 2.5, -1.0):
+        x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+        loss = compiled(x, w, a)
+        (got,) = torch.autograd.grad(loss, w)
+        (expected,) = torch.autograd.grad(((x * w).sin() * a).sum(), w)
+        torch.testing.assert_close(got, expected)
+    assert compiles(compiled) == 2
+
+
+def test_numbers_as_results_and_across_a_break() -> None:
+    def program(x: Tensor, a: float, n: int) -> Any:
+        y = x * a
+        if y.sum() > 0:
+            y = y + n
+        return y, a * 2 + x.shape[0], n * x.shape[0] + 1, a
+
+    compiled = kiln.compile(program)
+    for size, a, n in ((3, 0.5, 1), (4, 1.5, 2), (5, 2.5, 3), (6, 3.5, 4)):
+        x = torch.randn(size)
+        got, expected = compiled(x, a, n), program(x, a, n)
+        torch.testing.assert_close(got[0], expected[0])
+        assert got[1:] == expected[1:] and [type(one) for one in got[1:]] == [float, int, float]
+
+
+def test_what_takes_only_numbers_gets_them() -> None:
+    def program(x: Tensor, p: float, n: int) -> Any:
+        text = f"{p:.2f} {n}" + "ab" * n
+        return torch.nn.functional.leaky_relu(x, p) + x.sum(n % 2), [n] * n, text, round(p, 1), {n: p}, divmod(n, 2)
+
+    compiled = kiln.compile(program)
+    x = torch.randn(3, 3)
+    for p, n in ((0.5, 1), (0.25, 2), (0.75, 3)):
+        got, expected = compiled(x, p, n), program(x, p, n)
+        torch.testing.assert_close(got[0], expected[0])
+        assert got[1:] == expected[1:]
+
+
+def test_a_users_backend_gets_a_tensor_and_its_item() -> None:
+    graphs: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(" ".join(str(node.target) for node in module.graph.nodes if node.op != "call_function"))
+        return module.forward
+
+    compiled, x = kiln.compile(lambda x, a: x * (a + 1), backend=backend), torch.randn(3)
+    for a in (0.5, 1.5, 2.5):
+        torch.testing.assert_close(compiled(x, a), x * (a + 1))
+    assert graphs == ["x output", "x a item output"]
+
+
+def test_reset_forgets() -> None:
+    compiled, x = kiln.compile(lambda x, a: x * a), torch.randn(3)
+    for a in (0.5, 1.5, 2.5):
+        compiled(x, a)
+    kiln.reset()
+    report = kiln.report_of(compiled)
+    assert (report.compiles, report.regions, report.seconds) == (0, 0, {})
+    compiled(x, 0.5)
+    assert compiles(compiled) == 1
+    compiled(x, 1.5)
+    assert compiles(compiled) == 2
