@@ -2,6 +2,7 @@
 #include <Python.h>
 
 #include "executor/executor_object.h"
+#include "executor/graphs.h"
 #include "executor/memory_pool.h"
 #include "executor/python.h"
 #include "executor/region_object.h"
@@ -40,7 +41,8 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__executor() {
   if (!kiln::find_tensor_field()) return nullptr;
   PyObject* module = PyModule_Create(&definition);
-  if (module && (!kiln::add_executor_type(module) || !kiln::add_region_type(module))) {
+  if (module && (!kiln::add_executor_type(module) || !kiln::add_region_type(module) ||
+                 !kiln::add_replay_type(module))) {
     Py_CLEAR(module);
   }
   return module;

@@ -51,3 +51,43 @@ def release_memory() -> int:
 
 def held_memory() -> tuple[int, int]:
     """Bytes of large buffers that plans have handed out, and bytes kept for the next calls."""
+
+@final
+class Replay:
+    """Calls of a recorded graph; made by `kiln.runtime.cuda_graphs.recording`.
+
+    `given`: the arguments it was recorded for; `used`: what it ran on, the same objects or buffers that are copied
+    into; `results`: what it returned; `constants`: tensors that results may be; `mutated`: arguments it writes.
+    """
+
+    def __new__(
+        cls,
+        given: tuple[Any, ...],
+        used: tuple[Any, ...],
+        results: tuple[Any, ...],
+        constants: tuple[torch.Tensor, ...],
+        mutated: tuple[int, ...],
+        standalone: bool,
+        /,
+    ) -> Replay: ...
+    def check(self, args: tuple[Any, ...], /) -> int:
+        """0: the arguments fit and no result is held; 1: one is held; 2: arguments moved; 3: others than recorded."""
+
+    def moved(self, args: tuple[Any, ...], /) -> list[int]:
+        """Numbers of the arguments that are used in place and stand elsewhere than recorded."""
+
+    def sources(self, args: tuple[Any, ...], /) -> list[torch.Tensor]:
+        """Flat tensors over the arguments that are copied, without a history."""
+
+    def held(self) -> list[tuple[int, torch.Tensor]]:
+        """Number and bytes of each memory whose last results somebody holds."""
+
+    def held_bytes(self) -> int: ...
+    def move(self, memory: int, fresh: torch.Tensor, /) -> None:
+        """The storage that is held over `memory` takes the memory of `fresh`, which has its contents."""
+
+    def hand_out(self, args: tuple[Any, ...], /) -> tuple[Any, ...]:
+        """The results of the replay that was just issued."""
+
+def is_lent(value: object, /) -> bool:
+    """Whether `value` is a tensor in the memory of a recorded graph."""

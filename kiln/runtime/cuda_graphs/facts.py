@@ -1,0 +1,163 @@
+"""What a plan says about recording it: whether it can be, and what a recording has to look after.
+
+    graph_facts(plan).refusal        "reads a value on the host"; "" where the plan can be recorded
+    seeded_plan(plan)                the plan as it is recorded, where it draws random seeds:
+
+        %3 = seed cuda:0 + 4096      =>      %3 = constant 2        (an int64[2] on the device, filled before a replay)
+        return %5                            return %5, 4096        (how far the generator's offset moves)
+
+Everything is read off the plan beforehand; what only shows while recording (an operator of a third party that waits
+for the device) ends the recording, see `graphed.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+
+from kiln.runtime.plan import (
+    Branch,
+    BufferSpec,
+    CallAten,
+    Check,
+    Constant,
+    HostRead,
+    Launch,
+    Plan,
+    PlanOutput,
+    RandomSeed,
+    Ref,
+    Step,
+)
+from kiln.runtime.verify_plan import refs_in, slot_specs
+
+COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
+"""Namespaces of operators that talk to other processes."""
+
+WAITING = frozenset((
+    "_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero", "item", "masked_select", "nonzero",
+    "nonzero_numpy", "repeat_interleave", "unique_consecutive", "unique_dim", "unique_dim_consecutive",
+))  # fmt: skip
+"""ATen operators that wait for the device to learn a size or a value."""
+
+INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"))
+"""Operators that wait for the device where an index is a mask."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """`device`: where the plan runs. `mutated`: inputs that it writes to. `seeds`: how many random seeds it draws."""
+
+    name: str
+    device: str
+    refusal: str = ""
+    mutated: tuple[int, ...] = ()
+    seeds: int = 0
+
+
+def graph_facts(plan: Plan) -> GraphFacts:
+    """Read off the plan what a recording has to know."""
+    device = device_of(plan)
+    refusal = next(refusals(plan, device), "")
+    seeds = sum(isinstance(step, RandomSeed) for step in plan.steps)
+    return GraphFacts(plan.name, str(device), refusal, plan.mutated, seeds)
+
+
+def device_of(plan: Plan) -> torch.device:
+    """The device of the plan's tensors, the first that is no CPU."""
+    devices = [spec.device for spec in slot_specs(plan).values()]
+    return next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
+
+
+def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
+    """Why the plan cannot be recorded, one reason after the other."""
+    if not any(isinstance(step, Launch | CallAten) for step in plan.steps):
+        yield "it launches nothing"
+    for binding in plan.symbols:
+        if binding.kind in ("offset", "unbacked"):
+            yield f"size {binding.name} is {SYMBOL_FROM[binding.kind]}"
+    specs = slot_specs(plan)
+    for spec in specs.values():
+        if spec.device.type != device.type or spec.device.index not in (None, device.index, 0):
+            yield f"a tensor is on {spec.device}, others are on {device}"
+    language = "cpp" if device.type == "cpu" else "triton"
+    for kernel in plan.kernels:
+        if kernel.language != language:
+            yield f"kernel {kernel.symbol} runs on the host"
+    for step in plan.steps:
+        yield from STEP_REFUSALS.get(type(step), no_refusal)(step, specs)
+
+
+SYMBOL_FROM = {"offset": "the offset of an argument", "unbacked": "known from data only"}
+
+
+def no_refusal(step: Any, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+    yield from ()
+
+
+def _reads_host(step: Any, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+    yield f"{type(step).__name__} reads a value on the host"
+
+
+def _check(step: Check, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+    if step.condition is not None:
+        yield "a check reads its condition on the host"
+
+
+def _call(step: CallAten, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+    namespace, _, rest = step.target.partition(".")
+    name = rest.partition(".")[0]
+    if namespace in COLLECTIVES:
+        yield f"{step.target} is a collective"
+    if namespace == "aten" and name in WAITING:
+        yield f"{step.target} waits for the device"
+    if namespace == "aten" and name in INDEXING:
+        masks = (specs[slot] for slot in refs_in(step.args) if slot in specs)
+        if any(spec.dtype in (torch.bool, torch.uint8) for spec in list(masks)[1:]):
+            yield f"{step.target} with a mask waits for the device"
+
+
+STEP_REFUSALS: Mapping[type, Callable[[Any, Mapping[int, BufferSpec]], Iterator[str]]] = {
+    HostRead: _reads_host,
+    Branch: _reads_host,
+    Check: _check,
+    CallAten: _call,
+}
+"""Kind of step -> why it keeps a plan from being recorded."""
+
+
+def seeded_plan(plan: Plan) -> Plan:
+    """The plan with its seeds as constants number `len(plan.constants)` and up; their increments are returned last."""
+    returned = {output.slot for output in plan.outputs}
+    steps: list[Step] = []
+    increments: list[PlanOutput] = []
+    slots = plan.num_slots
+    for step in plan.steps:
+        if not isinstance(step, RandomSeed):
+            steps.append(step)
+            continue
+        place = len(plan.constants) + len(increments)
+        increments.append(PlanOutput(value=step.increment))
+        if step.out not in returned:
+            steps.append(Constant(step.out, place))
+            continue
+        # A seed that is returned (for the backward) is this call's: the constant changes with the next one.
+        own = BufferSpec(torch.int64, (2,), (1,), 0, step.device)
+        steps.append(Constant(slots, place))
+        steps.append(CallAten("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
+        slots += 1
+    keys = tuple(f"seed/{number}" for number in range(len(increments)))
+    return replace(
+        plan,
+        steps=tuple(steps),
+        outputs=(*plan.outputs, *increments),
+        constants=(*plan.constants, *keys),
+        num_slots=slots,
+    )
+
+
+__all__ = ["GraphFacts", "graph_facts", "seeded_plan"]

@@ -1,0 +1,88 @@
+"""The CUDA graphs of one compiled function: wraps executors, tells the report, forgets all graphs on `clear`.
+
+    graphs = CudaGraphs(events)
+    run = graphs.wrap(plain, make_seeded, facts, constants, standalone=True)
+
+`run` is `plain` itself where the plan cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+from weakref import WeakSet
+
+import torch
+
+from kiln.runtime.cuda_graphs.device import CudaGraphDevice, GraphDevice
+from kiln.runtime.cuda_graphs.facts import GraphFacts
+from kiln.runtime.cuda_graphs.graphed import GraphedPlan
+from kiln.runtime.cuda_graphs.recording import Function, Recordable, plainly
+from kiln.runtime.cuda_graphs.seeds import SeedRows
+from kiln.support.events import EventSink
+
+MakeDevice = Callable[[torch.device], GraphDevice | None]
+
+
+def cuda_device(device: torch.device) -> GraphDevice | None:
+    """None where the device has no graphs."""
+    return CudaGraphDevice(device) if device.type == "cuda" else None
+
+
+@final
+class CudaGraphs:
+    """Makes and knows the graphs of one compiled function. `make_device` is told by tests."""
+
+    def __init__(self, events: EventSink, make_device: MakeDevice = cuda_device) -> None:
+        self.events = events
+        self.make_device = make_device
+        self._devices: dict[torch.device, GraphDevice | None] = {}
+        self._plans: WeakSet[GraphedPlan] = WeakSet()
+
+    def wrap(
+        self,
+        plain: Function,
+        make_seeded: Callable[[Sequence[torch.Tensor]], Function],
+        facts: GraphFacts,
+        constants: Sequence[torch.Tensor],
+        *,
+        standalone: bool,
+    ) -> Callable[..., Any]:
+        """`plain` with graphs. `make_seeded` makes the executor of the seeded plan, for all its constants."""
+        if facts.refusal:
+            self.refused(facts.name, facts.refusal)
+            return plain
+        place = torch.device(facts.device)
+        device = self._device(place)
+        if device is None:
+            self.refused(facts.name, f"{place.type} has no graphs")
+            return plain
+        run, seeds = plain, None
+        if facts.seeds:
+            with plainly():
+                seeds = SeedRows(device.device, facts.seeds)
+            run = make_seeded([*constants, *seeds.tensors])
+        made = GraphedPlan(plain, Recordable(run, facts, tuple(constants), seeds, standalone), device, self)
+        self._plans.add(made)
+        return made
+
+    def _device(self, place: torch.device) -> GraphDevice | None:
+        if place not in self._devices:
+            self._devices[place] = self.make_device(place)
+        return self._devices[place]
+
+    def clear(self) -> None:
+        """Forget all graphs and give their memory back; what is called again is recorded again."""
+        for plan in list(self._plans):
+            plan.clear()
+
+    # GraphLog
+
+    def recorded(self, name: str, pool_bytes: int) -> None:
+        self.events.emit("graph_recorded", plan=name, count=1, bytes=pool_bytes)
+
+    def dropped(self, name: str, pool_bytes: int) -> None:
+        self.events.emit("graph_dropped", plan=name, count=-1, bytes=-pool_bytes)
+
+    def refused(self, name: str, reason: str) -> None:
+        self.events.emit("graph_refused", plan=name, reason=reason)

@@ -1,0 +1,153 @@
+"""One recorded graph of one plan, for arguments of one layout.
+
+    recording = Recording.make(plan, device, args, copied={0})
+    recording.state.check(args)         FITS: same layouts, addresses of arguments used in place, no result is held
+    outs = recording.run(args)          copies argument 0 in, replays, hands out tensors over the graph's memory
+    recording.save_held()               results that the caller still holds get memory of their own, in place
+
+Arguments are used in place (their addresses are part of the graph, compared in every call) or copied into buffers
+that the graph reads. A result is lent: its memory is the graph's until somebody needs it twice. What `save_held`
+moves is the memory of the *storage*, so that views, detached and saved tensors of a held result go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from kiln.native._executor import Replay
+from kiln.runtime.cuda_graphs.device import Graph, GraphDevice
+from kiln.runtime.cuda_graphs.facts import GraphFacts
+from kiln.runtime.cuda_graphs.seeds import SeedRows
+
+# Verdicts of `Replay.check`, csrc/executor/graphs.cpp
+FITS, HELD, MOVED, OTHER = range(4)
+
+Function = Callable[..., Sequence[Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Recordable:
+    """What is recorded: an executor (with its seeds as constants), and what its plan says.
+
+    `standalone`: its results go to the caller as they are, so results that are views of arguments are views for
+    autograd, too; else a region rebuilds them.
+    """
+
+    run: Function
+    facts: GraphFacts
+    constants: tuple[torch.Tensor, ...]
+    seeds: SeedRows | None
+    standalone: bool
+
+
+@final
+class Recording:
+    """A graph, the buffers that it reads, and the state of its results."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: GraphDevice,
+        state: Replay,
+        buffers: Sequence[torch.Tensor],
+        copied: frozenset[int],
+        written_back: Sequence[int],
+    ) -> None:
+        self.graph = graph
+        self.device = device
+        self.state = state
+        self.buffers = list(buffers)
+        self.copied = copied
+        self.written_back = list(written_back)
+        self.seeds: SeedRows | None = None
+        self.increments: tuple[int, ...] = ()
+        self.used = 0
+        """When it was replayed last, in calls of the plan."""
+
+    @staticmethod
+    def make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
+        """Record the plan for `args`. Nothing is computed yet: `run` does it. Raises what `GraphDevice.record` does."""
+        with plainly():
+            return Recording._make(what, device, args, copied)
+
+    @staticmethod
+    def _make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
+        flats = {place: flat_buffer(args[place]) for place in sorted(copied)}
+        used = tuple(over(flats[n], arg) if n in flats else arg for n, arg in enumerate(args))
+        for place, flat in flats.items():
+            flat.copy_(flat_view(args[place]))
+        graph, results = device.record(lambda: what.run(*used), what.facts.name)
+        results = tuple(results)
+        count = len(results) - what.facts.seeds
+        constants = (*what.constants, *(what.seeds.tensors if what.seeds else ()))
+        state = Replay(args, used, results[:count], constants, what.facts.mutated, what.standalone)
+        places = list(flats)
+        written_back = [places.index(place) for place in what.facts.mutated if place in flats]
+        made = Recording(graph, device, state, list(flats.values()), frozenset(flats), written_back)
+        made.seeds, made.increments = what.seeds, results[count:]
+        return made
+
+    def run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results for arguments that fit."""
+        self.device.enter()
+        if self.buffers:
+            sources = self.state.sources(args)
+            torch._foreach_copy_(self.buffers, sources)
+        if self.seeds is not None:
+            self.seeds.refresh(self.increments)
+        self.graph.replay()
+        for number in self.written_back:
+            sources[number].copy_(self.buffers[number])
+        return self.state.hand_out(args)
+
+    def save_held(self) -> int:
+        """Give results that somebody holds memory of their own; how many bytes that was."""
+        held = self.state.held()
+        if not held:
+            return 0
+        self.device.enter()
+        old = [memory for _, memory in held]
+        fresh = [torch.empty_like(memory) for memory in old]
+        torch._foreach_copy_(fresh, old)
+        for (index, _), memory in zip(held, fresh, strict=True):
+            self.state.move(index, memory)
+        return sum(memory.numel() for memory in old)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Tensors that live longer than the call know neither its inference mode nor its graph."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def span_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, gaps included; a dimension that repeats its elements has them once."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    return span_of(tensor) * tensor.element_size()
+
+
+def flat_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of this layout."""
+    return torch.empty(span_of(tensor), dtype=tensor.dtype, device=tensor.device)
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory from the first element to the last."""
+    return tensor.detach().as_strided((span_of(tensor),), (1,))
+
+
+def over(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`flat` in the layout of `tensor`."""
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
