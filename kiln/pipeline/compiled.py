@@ -7,7 +7,7 @@ run = load_plan(compiled.bundle())        # in another one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +15,8 @@ import torch
 
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
+from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
+from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries, compile_kernels
 from kiln.runtime.loader import load_bundle, save_bundle
@@ -33,11 +35,19 @@ class CompiledPlan:
     constants: Mapping[str, torch.Tensor]
     adapt: Collection[int] = ()
 
-    def executor(self) -> Executable:
-        """The native executor."""
-        return make_executor(
-            self.plan, self.libraries, [self.constants[key] for key in self.plan.constants], self.adapt
-        )
+    def executor(self, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
+        """The native executor; with `graphs`, replayed as CUDA graphs where that is right. `standalone`: its results
+        go to the caller as they are.
+        """
+        constants = [self.constants[key] for key in self.plan.constants]
+        plain = make_executor(self.plan, self.libraries, constants, self.adapt)
+        if graphs is None:
+            return plain
+
+        def make_seeded(all_constants: Sequence[torch.Tensor]) -> Executable:
+            return make_executor(seeded_plan(self.plan), self.libraries, all_constants, self.adapt)
+
+        return graphs.wrap(plain, make_seeded, graph_facts(self.plan), constants, standalone=standalone)
 
     def bundle(self) -> bytes:
         """The file that `load_plan` reads."""
@@ -55,6 +65,9 @@ def compile_plan(
     return CompiledPlan(plan, libraries, constants, adapt)
 
 
-def load_plan(data: bytes) -> Executable:
-    """The executor of a bundle. Raises KilnError."""
-    return load_bundle(data).executor(NAME)
+def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
+    """The executor of a bundle, as `CompiledPlan.executor`. Raises KilnError."""
+    loaded = load_bundle(data)
+    if graphs is None:
+        return loaded.executor(NAME)
+    return loaded.graphed(NAME, graphs, standalone=standalone)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.runtime.cache.store import Store
+from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
@@ -28,3 +29,4 @@ class CompileContext:
     dump: Dump
     store: Store
     env: ShapeEnv | None = None
+    graphs: CudaGraphs | None = None

@@ -64,7 +64,7 @@ def differentiable_region(
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context)
     spec = region_spec(plan, signature)
     with context.events.stage("load"):
-        run = join_halves(forward.executor(), backward, spec, again)
+        run = join_halves(forward.executor(context.graphs, standalone=False), backward, spec, again)
 
     def write() -> bytes:
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
@@ -83,8 +83,9 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
         if name.startswith(CONSTANT)
     }
     backward = Backward(lambda: parse_graph(text), signature, grads, constants, context, text)
+    forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
     spec: RegionSpec = decode_plan(bytes(sections["spec"]))
-    return join_halves(load_plan(bytes(sections["forward"])), backward, spec, read_replay(sections))
+    return join_halves(forward, backward, spec, read_replay(sections))
 
 
 def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again: ReplayData) -> Executable:
@@ -136,11 +137,11 @@ class Backward:
             key = content_key(settings, gpu_name(), self.written(), repr((needed, given)), *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
-                return load_plan(stored)
+                return load_plan(stored, self.context.graphs, standalone=False)
         compiled = self.compile(needed, given)
         if key:
             self.context.store.put("backward", key, compiled.bundle())
-        return compiled.executor()
+        return compiled.executor(self.context.graphs, standalone=False)
 
     def compile(self, needed: Sequence[bool], given: Sequence[bool]) -> CompiledPlan:
         whole, absent = without_tangents(self.make_graph(), given)

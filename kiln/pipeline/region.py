@@ -26,7 +26,7 @@ def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) ->
         return compile_differentiable(recorder, trace, context)
     compiled = compile_plan(graph_to_plan(trace.graph, context), trace.constants, context)
     with context.events.stage("load"):
-        run = compiled.executor()
+        run = compiled.executor(context.graphs)
     return CompiledRegion(run, lambda: pack({"plan": compiled.bundle()}))
 
 
@@ -34,5 +34,5 @@ def load_region(data: bytes, context: CompileContext) -> Executable:
     """The region that was written. Raises KilnError."""
     sections = unpack(data)
     if "plan" in sections:
-        return load_plan(bytes(sections["plan"]))
+        return load_plan(bytes(sections["plan"]), context.graphs)
     return load_differentiable(sections, context)

@@ -34,6 +34,7 @@ from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.warm import VariantStore
 from kiln.runtime.cache.store import Store, default_folder
+from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.tree import tree_rows
 from kiln.runtime.variant import Fact, Makers, Variant
 from kiln.support.dump import Dump
@@ -107,6 +108,7 @@ class Session:
         self.events = events
         self.store = Store(settings.options.cache_dir or default_folder())
         self.sizes = SizeHistory(settings.options.dynamic)
+        self.graphs = CudaGraphs(events) if settings.options.cuda_graphs else None
         self.stored: VariantStore | None = None
         """Variants on disk; a user's backend gives callables that cannot be written."""
         if settings.options.cache and settings.backend is None:
@@ -140,6 +142,8 @@ class Session:
         with self._lock:
             self.sizes = SizeHistory(self.settings.options.dynamic)
             self._warned.clear()
+            if self.graphs is not None:
+                self.graphs.clear()
             for dispatcher in list(self._dispatchers):
                 dispatcher.set_entries([])
 
@@ -236,7 +240,9 @@ class Session:
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
         host = self.settings.target
-        return CompileContext(self.settings.options, host, host, self.events, dump, self.store)
+        return CompileContext(
+            self.settings.options, host, host, self.events, dump, self.store, graphs=self.graphs
+        )
 
     def _capture_once(self, dispatcher: Dispatcher, arguments: Arguments, *, is_compiling: bool) -> Captured:
         function = original_of(dispatcher)

@@ -52,6 +52,11 @@ class Report:
     bytes_read: int = 0
     bytes_written: int = 0
     guards: int = 0
+    graphs: int = 0
+    """CUDA graphs that are kept, and `graph_bytes` of their memory pools."""
+    graph_bytes: int = 0
+    ungraphed: dict[str, str] = field(default_factory=dict)
+    """Plans that run without a graph, or get no more of them, and why."""
     unsaved: list[str] = field(default_factory=list)
     """Why variants could not be kept on disk."""
     notes: list[str] = field(default_factory=list)
@@ -83,6 +88,7 @@ class Report:
             f"kernels: {self.kernels} ({self.launches} launches, {self.library_calls} library calls), "
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
         ]
+        lines += self._graph_lines()
         breaks = [f"break {one.code} {one.where}: {one.reason}" for one in self.breaks]
         rest = [*self.notes, *(f"{line} (x{n})" if n > 1 else line for line, n in Counter(breaks).items())]
         room = MAX_LINES - len(lines)
@@ -96,6 +102,14 @@ class Report:
         parts = [f"{name} {value:.3f}" for name, value in ordered[:SHOWN_STAGES]]
         rest = sum(value for _, value in ordered[SHOWN_STAGES:])
         return f"seconds: {', '.join(parts)}, other {rest:.3f}; total {self.total_seconds:.3f}"
+
+    def _graph_lines(self) -> list[str]:
+        """Where CUDA graphs are wanted: how many there are, and why not more."""
+        if not self.graphs and not self.ungraphed:
+            return []
+        reasons = Counter(self.ungraphed.values())
+        plain = "; ".join(f"{count} plain: {reason}" for reason, count in reasons.items())
+        return [f"CUDA graphs: {self.graphs}, {self.graph_bytes / 1e6:.1f} MB" + (f"; {plain}" if plain else "")]
 
     def to_json(self) -> str:
         """The report with all breaks, under `schema` number 1."""
@@ -134,6 +148,15 @@ def _unsaved(report: Report, event: Event) -> None:
     report.unsaved.append(f"{event.data['code']} {event.data['reason']}")
 
 
+def _graph(report: Report, event: Event) -> None:
+    report.graphs += int(str(event.data["count"]))
+    report.graph_bytes += int(str(event.data["bytes"]))
+
+
+def _ungraphed(report: Report, event: Event) -> None:
+    report.ungraphed[str(event.data["plan"])] = str(event.data["reason"])
+
+
 def _note(report: Report, event: Event) -> None:
     report.notes.append(str(event.data["text"]))
 
@@ -152,6 +175,9 @@ HANDLERS = {
     "library_calls": _count("library_calls"),
     "guards": _count("guards"),
     "traffic": _traffic,
+    "graph_recorded": _graph,
+    "graph_dropped": _graph,
+    "graph_refused": _ungraphed,
     "note": _note,
 }
 """Event kind -> what it adds to the report."""

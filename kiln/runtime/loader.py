@@ -15,7 +15,8 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +26,8 @@ from kiln.native._executor import Executor
 from kiln.runtime.autograd import RegionSpec
 from kiln.runtime.cache.bundle import pack, unpack
 from kiln.runtime.cache.store import content_key
+from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
+from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.dtypes import DTYPE_OF_NAME, NAME_OF
 from kiln.runtime.executor import Explain, load_executor
 from kiln.runtime.libraries import Libraries, instruction_sets
@@ -63,7 +66,11 @@ def save_bundle(
             sections[f"plan/{name}"] = encode_plan(plan)
         sections[f"program/{name}"] = encode_program(plan, (adapt or {}).get(name, ()))
         inputs = [one.name for one in plan.inputs]
+        facts = graph_facts(plan)
+        if facts.seeds and not facts.refusal:
+            sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), (adapt or {}).get(name, ()))
         entries[name] = {"plan": plan.name, "inputs": inputs, "constants": list(plan.constants)}
+        entries[name]["graph"] = asdict(facts)
     for name, spec in (specs or {}).items():
         sections[f"region/{name}"] = encode_plan(spec)
     files = {path: path.read_bytes() for path in libraries.files()}
@@ -107,12 +114,26 @@ class LoadedBundle:
         return sorted(self.entries)
 
     def executor(self, name: str) -> Executor:
-        entry = self.entries[name]
-        constants = [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in entry["constants"]]
-        program = bytes(self.sections[f"program/{name}"])
-        return load_executor(
-            program, self.libraries, constants, Explain(entry["plan"], entry["inputs"], self.libraries)
+        return self._load("program", name, self._constants(name))
+
+    def graphed(self, name: str, graphs: CudaGraphs, *, standalone: bool) -> Callable[..., Any]:
+        """The executor, replayed as CUDA graphs where that is right."""
+        constants = self._constants(name)
+        written = self.entries[name]["graph"]
+        facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"])})
+        plain = self._load("program", name, constants)
+        return graphs.wrap(
+            plain, lambda every: self._load("seeded", name, every), facts, constants, standalone=standalone
         )
+
+    def _constants(self, name: str) -> list[torch.Tensor]:
+        return [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in self.entries[name]["constants"]]
+
+    def _load(self, kind: str, name: str, constants: Sequence[torch.Tensor]) -> Executor:
+        entry = self.entries[name]
+        program = bytes(self.sections[f"{kind}/{name}"])
+        explain = Explain(entry["plan"], entry["inputs"], self.libraries)
+        return load_executor(program, self.libraries, constants, explain)
 
     def plan(self, name: str) -> Plan:
         """For reading, and for the Python executor."""

@@ -1,7 +1,7 @@
 """Recording on a device: the few calls of torch's public CUDA graph API, behind an interface that tests can fill.
 
     device = CudaGraphDevice(torch.device("cuda:0"))
-    graph, results = device.record(lambda: run(x))      nothing is computed yet; `results` stand in the graph's pool
+    graph, results = device.record(run, (x,), "net")    nothing is computed yet; `results` stand in the graph's pool
     graph.replay()                                      now they are
 
 Each recording has a pool of its own, so the one thing that writes to its memory is its replay. Replays on a device
@@ -21,6 +21,7 @@ import torch
 from kiln.support.errors import KilnError
 
 Results = Sequence[Any]
+Run = Callable[..., Results]
 
 
 class RecordingFailed(KilnError, RuntimeError):
@@ -46,8 +47,11 @@ class GraphDevice(Protocol):
     def is_recording(self) -> bool:
         """Whether the caller's stream is being recorded already, by whomever."""
 
-    def record(self, run: Callable[[], Results], name: str) -> tuple[Graph, Results]:
-        """What `run` launches, as a graph, and what it returned. Raises RecordingFailed, and coded errors of `run`."""
+    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+        """What `run(*args)` launches, as a graph that reads the arguments where they stand, and what it returned.
+
+        Raises RecordingFailed, and coded errors of `run`.
+        """
 
     def enter(self) -> None:
         """Called before what belongs to a replay is launched."""
@@ -86,17 +90,17 @@ class CudaGraphDevice:
             current.wait_stream(self.last)
         self.last, self._last_raw = current, raw
 
-    def record(self, run: Callable[[], Results], name: str) -> tuple[Graph, Results]:
+    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
         try:
-            return self._record(run, name)
+            return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()  # what torch keeps for later allocations cannot be given back while recording
         try:
-            return self._record(run, name)
+            return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError as problem:
             raise RecordingFailed(plan=name, problem=f"out of memory: {first_line(problem)}") from problem
 
-    def _record(self, run: Callable[[], Results], name: str) -> tuple[Graph, Results]:
+    def _record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self.device)
         with torch.cuda.device(self.device), torch.cuda.stream(self.side):
@@ -107,7 +111,7 @@ class CudaGraphDevice:
             gc.disable()  # objects of others that die while recording may wait for the device
             try:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                results = run()
+                results = run(*args)
                 graph.capture_end()
             except BaseException as problem:
                 self._abandon(graph, pool)

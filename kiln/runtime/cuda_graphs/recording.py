@@ -82,7 +82,7 @@ class Recording:
         used = tuple(over(flats[n], arg) if n in flats else arg for n, arg in enumerate(args))
         for place, flat in flats.items():
             flat.copy_(flat_view(args[place]))
-        graph, results = device.record(lambda: what.run(*used), what.facts.name)
+        graph, results = device.record(what.run, used, what.facts.name)
         results = tuple(results)
         count = len(results) - what.facts.seeds
         constants = (*what.constants, *(what.seeds.tensors if what.seeds else ()))

@@ -1,0 +1,104 @@
+"""What a plan says about recording it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
+from kiln.runtime.cuda_graphs.seeds import SeedRows
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.plan import (
+    BufferSpec,
+    CallAten,
+    Check,
+    HostRead,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    RandomSeed,
+    Ref,
+    Step,
+    SymbolBinding,
+)
+from tests.runtime.samples import spec
+
+CUDA = torch.device("cuda", 0)
+
+
+def on_cuda(planned: BufferSpec) -> BufferSpec:
+    return replace(planned, device=CUDA)
+
+
+def plan(*steps: Step, symbols: tuple[SymbolBinding, ...] = ()) -> Plan:
+    call = CallAten("aten.tanh.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
+    inputs = (PlanInput("x", on_cuda(spec(4))),)
+    return Plan("net", inputs, symbols, (call, *steps), (PlanOutput(slot=1),), (), num_slots=8)
+
+
+def call(target: str, *args: object, out: BufferSpec | None = None) -> CallAten:
+    return CallAten(target, args, (), (2,), (out or on_cuda(spec(4)),))
+
+
+def test_a_plan_of_kernels_and_library_calls_can_be_recorded() -> None:
+    facts = graph_facts(plan())
+    assert (facts.refusal, facts.device, facts.seeds) == ("", "cuda:0", 0)
+
+
+MASK = CallAten("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=torch.bool)),))
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ((HostRead("u0", 1, "int"),), "on the host"),
+        ((Check(None, 1, "no"),), "on the host"),
+        ((call("aten._to_copy.default", Ref(1), out=spec(4)),), "a tensor is on cpu"),
+        ((call("aten.nonzero.default", Ref(1)),), "waits for the device"),
+        ((MASK, call("aten.index_put.default", Ref(0), (Ref(3),), Ref(1))), "mask waits"),
+        ((call("_c10d_functional.all_reduce.default", Ref(1), "sum", ""),), "collective"),
+    ],
+)
+def test_what_cannot_be_recorded(steps: tuple[Step, ...], reason: str) -> None:
+    assert reason in graph_facts(plan(*steps)).refusal
+
+
+def test_sizes_from_offsets_and_data_cannot_be_recorded() -> None:
+    assert "offset" in graph_facts(plan(symbols=(SymbolBinding("s0", "offset", 0),))).refusal
+    assert "data" in graph_facts(plan(symbols=(SymbolBinding("u0", "unbacked", -1),))).refusal
+
+
+def test_a_plan_that_launches_nothing_is_not_recorded() -> None:
+    nothing = Plan("net", (PlanInput("x", on_cuda(spec(4))),), (), (), (PlanOutput(slot=0),), (), 1)
+    assert graph_facts(nothing).refusal == "it launches nothing"
+
+
+def test_seeds_become_constants_and_returned_ones_are_kept() -> None:
+    drawing = Plan(
+        "net",
+        (PlanInput("x", spec(4)),),
+        (),
+        (
+            RandomSeed(1, torch.device("cpu"), 4),
+            RandomSeed(2, torch.device("cpu"), 8),
+            CallAten("aten.clone.default", (Ref(1),), (), (3,), (spec(2, dtype=torch.int64),)),
+        ),
+        (PlanOutput(slot=2), PlanOutput(slot=3)),
+        (),
+        num_slots=4,
+    )
+    facts = graph_facts(drawing)
+    rows = SeedRows(torch.device("cpu"), facts.seeds)
+    run = make_executor(seeded_plan(drawing), Libraries({}, ()), rows.tensors)
+    torch.manual_seed(1)
+    plain = make_executor(drawing, Libraries({}, ()))(torch.ones(4))
+    torch.manual_seed(1)
+    rows.refresh((4, 8))
+    second, first, *increments = run(torch.ones(4))
+    assert increments == [4, 8]
+    assert torch.equal(second, plain[0]) and torch.equal(first, plain[1])
+    rows.refresh((4, 8))
+    assert torch.equal(second, plain[0]), "a returned seed is this call's"
