@@ -34,10 +34,11 @@ from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.loader import decode_tensor, encode_tensor
+from kiln.runtime.memory import with_donations
 from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
 from kiln.runtime.replay import Replay
 from kiln.runtime.serialize import decode_plan, encode_plan
-from kiln.runtime.signature import Signature
+from kiln.runtime.signature import SavedTensor, Signature
 from kiln.symbolic import symbol
 
 
@@ -206,6 +207,13 @@ def saved_values(plan: Plan, signature: Signature, count: int) -> Sequence[Saved
 def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool]) -> Plan:
     """One gradient per input of the forward: None where it is not needed or there is none."""
     places = [place for place in signature.gradients if needed[place]]
+    first_extra = signature.num_outputs + len(signature.carried)
+    own = [
+        number
+        for number, one in enumerate(signature.saved)
+        if isinstance(one, SavedTensor) and one.of == "output" and one.index >= first_extra
+    ]
+    plan = with_donations(plan, own)
     outputs = [PlanOutput()] * signature.num_inputs
     for place, gradient in zip(places, plan.outputs, strict=True):
         # One tensor may be the gradient of several inputs: the plan counts the gradients that there are.

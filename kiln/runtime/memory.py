@@ -11,10 +11,13 @@ buffers by their lives (first step, last step) when sizes are known; two whose l
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.runtime.plan import Allocate, Free, Launch, Plan, Slot, Step, View
+import torch
+
+from kiln.runtime.plan import Allocate, BufferSpec, Free, Launch, Plan, Slot, Step, View
 from kiln.runtime.verify_plan import slots_read, slots_written
 
 
@@ -62,6 +65,7 @@ def plan_memory(plan: Plan) -> MemoryPlan:
 def _needs_tensor(plan: Plan) -> set[Slot]:
     """Slots with a use that wants a tensor object, or that leave the plan."""
     found = {output.slot for output in plan.outputs if output.slot is not None}
+    found.update(step.out for step in plan.steps if isinstance(step, Allocate) and step.reuse in plan.donated)
     for step in plan.steps:
         if not isinstance(step, Launch | View | Free | Allocate):
             found.update(slots_read(step))
@@ -99,3 +103,71 @@ def with_frees(plan: Plan) -> Plan:
         if ending[place]:
             steps.append(Free(tuple(ending[place])))
     return replace(plan, steps=tuple(steps))
+
+
+SMALLEST_DONATED = 32 * 1024
+"""Bytes below which looking whether the memory is free costs more than it saves."""
+
+
+def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
+    """The plan with large buffers in the memory of inputs that are dead by then.
+
+        launch k_1(%0, %2)                            launch k_1(%0, %2)
+        %3 = allocate f32[128, 256]            =>     %3 = allocate f32[128, 256] in memory of %0
+
+    `owned`: inputs that may belong to nobody else. Whether one does is asked at each call: with retain_graph=True, or
+    where a hook keeps the tensor, the buffer gets memory of its own.
+    """
+    last, views = _ends(plan)
+    waiting = {slot: size for slot in owned if (size := _num_bytes(plan.inputs[slot].spec)) >= SMALLEST_DONATED}
+    kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
+    waiting = {slot: size for slot, size in waiting.items() if not kept.intersection((slot, *views[slot]))}
+    freed = {slot for step in plan.steps if isinstance(step, Free) for slot in step.slots}
+    steps: list[Step] = []
+    donated: list[Slot] = []
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Allocate) and step.reuse is None:
+            size, device = _num_bytes(step.spec), step.spec.device
+            dead = (one for one in waiting if last[one] < place and one not in freed)
+            fitting = [one for one in dead if waiting[one] >= size and _device_of(plan, one) == device]
+            if fitting and size >= SMALLEST_DONATED:
+                found = min(fitting, key=waiting.__getitem__)
+                del waiting[found]
+                donated.append(found)
+                gone = tuple(view for view in views[found] if view not in freed)
+                steps += [Free(gone)] if gone else []
+                step = replace(step, reuse=found)
+        steps.append(step)
+    return replace(plan, steps=tuple(steps), donated=(*plan.donated, *donated)) if donated else plan
+
+
+def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
+    """Of each input, the last step that uses it or a view of it, and these views."""
+    owner: dict[Slot, Slot] = {slot: slot for slot in range(len(plan.inputs))}
+    last: dict[Slot, int] = dict.fromkeys(owner, -1)
+    views: defaultdict[Slot, list[Slot]] = defaultdict(list)
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, View) and step.base in owner:
+            owner[step.out] = owner[step.base]
+            views[owner[step.base]].append(step.out)
+        for slot in (*slots_read(step), *slots_written(step)):
+            if slot in owner:
+                last[owner[slot]] = place
+    return last, views
+
+
+def _num_bytes(spec: BufferSpec | None) -> int:
+    """Of a contiguous tensor at the start of its memory; 0 for others, and where sizes are symbols."""
+    if spec is None or spec.offset != 0:
+        return 0
+    size = 1
+    for length, stride in zip(reversed(spec.sizes), reversed(spec.strides), strict=True):
+        if not isinstance(length, int) or (length != 1 and stride != size):
+            return 0
+        size *= length
+    return size * spec.dtype.itemsize
+
+
+def _device_of(plan: Plan, slot: Slot) -> torch.device | None:
+    spec = plan.inputs[slot].spec
+    return None if spec is None else spec.device

@@ -1,0 +1,76 @@
+"""Memory of a plan: what dead inputs give their memory to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+import kiln
+from kiln.runtime.memory import plan_memory, with_donations
+from kiln.runtime.plan import Allocate, CallAten, Launch, Plan, PlanInput, PlanOutput, Ref, View
+from kiln.runtime.plan_text import plan_text
+from kiln.runtime.verify_plan import verify_plan
+from tests.runtime.samples import SCALE, spec
+
+
+def backward() -> Plan:
+    """Two saved tensors, one of them seen through a view, and a tangent; a buffer that only kernels touch."""
+    size = spec(128, 128)
+    return Plan(
+        "backward",
+        (PlanInput("saved", size), PlanInput("other", size), PlanInput("tangent", size)),
+        (),
+        (
+            View(3, 0, spec(16384)),
+            CallAten("aten.mul.Tensor", (Ref(2), Ref(1)), (), (4,), (size,)),
+            CallAten("aten.neg.default", (Ref(3),), (), (5,), (spec(16384),)),
+            Allocate(6, size),
+            Launch("k_scale", (4, 6), (0,), (2.0,), 4),
+            Allocate(7, size),
+            Launch("k_scale", (6, 7), (0,), (2.0,), 4),
+            CallAten("aten.neg.default", (Ref(1),), (), (8,), (size,)),
+        ),
+        (PlanOutput(slot=5), PlanOutput(slot=7), PlanOutput(slot=8)),
+        (SCALE,),
+        num_slots=9,
+    )
+
+
+def test_buffers_take_the_memory_of_dead_inputs() -> None:
+    plan = backward()
+    assert [one.slot for one in plan_memory(plan).buffers] == [6]
+    given = with_donations(plan, (0, 1))
+    verify_plan(given)
+    assert given.donated == (0,) and "%6 = allocate f32[128, 128] in memory of %0" in plan_text(given)
+    assert "free %3" in plan_text(given)  # the view goes first
+    assert plan_memory(given).buffers == ()
+    assert with_donations(plan, ()) == plan
+
+
+def test_what_leaves_the_plan_is_not_given_away() -> None:
+    plan = backward()
+    returned = replace(plan, outputs=(*plan.outputs, PlanOutput(alias_input=0)))
+    assert with_donations(returned, (0, 1)).donated == ()
+    small = replace(plan, inputs=(PlanInput("saved", spec(4)), *plan.inputs[1:]))
+    assert with_donations(small, (0,)).donated == ()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_gradients_with_and_without_the_graph_retained() -> None:
+    model = nn.Sequential(Block(), Block())
+    parameters, x = list(model.parameters()), torch.randn(512, 64)
+    wanted = torch.autograd.grad(model(x).square().mean(), parameters)
+    loss = kiln.compile(model, fullgraph=True)(x).square().mean()
+    for retain in (True, True, False):
+        for ours, theirs in zip(torch.autograd.grad(loss, parameters, retain_graph=retain), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)
