@@ -13,6 +13,7 @@ absence of every other key.
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import islice
 from typing import final
 
 from kiln.runtime.guards.guard import Guard, GuardKind
@@ -62,6 +63,10 @@ class GuardCollector:
 
     def __len__(self) -> int:
         return len(self._guards)
+
+    def first(self, count: int) -> list[Guard]:
+        """The guards that were asked first."""
+        return list(islice(self._guards.values(), count))
 
     def finish(self) -> list[Guard]:
         """The guards that say something which no other says."""

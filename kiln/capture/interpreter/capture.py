@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, arguments_of
+from kiln.capture.interpreter.blocks.repeat import call_module
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
     Raised,
@@ -134,6 +135,7 @@ HOOKS = Hooks(
     number_input=tensor.number_input,
     native_getattr=module.module_getattr,
     native_get=descriptors.native_get,
+    call_module=call_module,
 )
 
 

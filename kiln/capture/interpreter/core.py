@@ -216,6 +216,8 @@ class Hooks:
     """A `__getattr__` that is modelled here (nn.Module's), None for others."""
     native_get: Callable[[Session, Value, str, Any], Value | None]
     """A descriptor of CPython that is modelled here, None for others."""
+    call_module: Callable[[Session, Any, Args, Kwargs], Value]
+    """Call an nn.Module: interpret it, or repeat what an equal one did (`blocks/`)."""
 
 
 @dataclass(eq=False)
@@ -246,8 +248,14 @@ class Session:
     """In order of the first change of each thing."""
     state: dict[Any, Any] = field(default_factory=dict)
     """Torch's modes that the program changed, and caches of kinds of values."""
-    _objects: dict[int, Value] = field(default_factory=dict)
-    _aliases: dict[int, list[Source]] = field(default_factory=dict)
+    unguarded: int = 0
+    """How often the program asked for what no guard covers: values of tensors, context variables."""
+    blocks: dict[type, Any] = field(default_factory=dict)
+    """Class of modules -> what calls of such did (`blocks/`)."""
+    objects: dict[int, Value] = field(default_factory=dict)
+    """Mutable objects from outside, in the order in which they were first reached, by `id`."""
+    other_paths: list[tuple[Value, Source]] = field(default_factory=list)
+    """Objects that were reached on another path than their own, with that path."""
     _wrappers: dict[type, Wrapper] = field(default_factory=lambda: dict(WRAPPERS))
     _lookups: dict[tuple[type, str], tuple[type, Any] | None] = field(default_factory=dict)
     _class_attrs: dict[tuple[type, str], Value] = field(default_factory=dict)
@@ -277,20 +285,23 @@ class Session:
 
     def same_object(self, real: Any, source: Source | None, make: Callable[[], Value]) -> Value:
         """One value per mutable object; other paths to it are guarded to lead to the same object."""
-        known = self._objects.get(id(real))
+        known = self.objects.get(id(real))
         if known is None:
-            known = self._objects[id(real)] = make()
-        elif source is not None and known.source is not None and source is not known.source:
-            self._aliases.setdefault(id(real), []).append(source)
+            known = self.objects[id(real)] = make()
+        elif source is not None and known.source is not None and source != known.source:
+            self.other_paths.append((known, source))
         return known
 
     def aliases(self) -> list[tuple[Value, list[Source]]]:
         """Objects that were reached on several paths, with the other paths."""
-        return [(self._objects[number], sources) for number, sources in self._aliases.items()]
+        found: dict[int, tuple[Value, list[Source]]] = {}
+        for value, source in self.other_paths:
+            found.setdefault(id(value), (value, []))[1].append(source)
+        return list(found.values())
 
     def shared_objects(self) -> Iterable[Value]:
         """All objects that were found, each once."""
-        return self._objects.values()
+        return self.objects.values()
 
     def const(self, value: Any) -> Value:
         return self.hooks.make_constant(value, None)

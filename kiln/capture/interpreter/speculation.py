@@ -81,6 +81,7 @@ def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
     """The truth value of a tensor: known from constants, or speculated on; None where it is neither."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
+    s.unguarded += 1
     known = s.recorder.known_value(fake)
     if known is not None:
         return bool(known)

@@ -67,6 +67,7 @@ class InputTable:
         self.records: list[InputRecord] = []
         self._memory = SharedMemory()
         self._by_real: dict[int, InputRecord] = {}
+        self._by_fake: dict[int, InputRecord] = {}
 
     def __iter__(self) -> Iterator[InputRecord]:
         return iter(self.records)
@@ -96,8 +97,12 @@ class InputTable:
             fake._is_param = True
         record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, parameter, origin)
         self.records.append(record)
-        self._by_real[id(real)] = record
+        self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record
+
+    def record_of(self, fake: torch.Tensor) -> InputRecord | None:
+        """The input that `fake` stands for."""
+        return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
         """Register an integer as a symbol."""

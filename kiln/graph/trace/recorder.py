@@ -25,7 +25,7 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
+from kiln.graph.trace.inputs import Dims, InputRecord, InputTable, refuse_strange
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -208,8 +208,16 @@ class Recorder:
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor of an input or a constant."""
-        inputs = ((record.real, record.fake) for record in self.inputs)
-        return next((real for real, one in (*inputs, *self._baked) if one is fake), None)
+        record = self._table.record_of(fake)
+        if record is not None:
+            return record.real
+        return next((real for real, one in self._baked if one is fake), None)
+
+    def input_of(self, fake: torch.Tensor) -> InputRecord:
+        """The record of the input that `fake` stands for."""
+        record = self._table.record_of(fake)
+        assert record is not None, "not an input"
+        return record
 
     # The end.
 

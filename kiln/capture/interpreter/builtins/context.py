@@ -63,13 +63,14 @@ def current(s: Session, variable: Any) -> Token | None:
     return effect.token if effect is not None else None
 
 
-def variable_of(args: Args) -> Any:
+def variable_of(s: Session, args: Args) -> Any:
+    s.unguarded += 1
     return args[0].real()
 
 
 @handles(contextvars.ContextVar.set)
 def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    variable = variable_of(args)
+    variable = variable_of(s, args)
     token = Token(variable, args[1], current(s, variable))
     s.effects[("context", id(variable))] = ContextEffect(token)
     return token
@@ -77,7 +78,7 @@ def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(contextvars.ContextVar.get)
 def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    variable = variable_of(args)
+    variable = variable_of(s, args)
     token = current(s, variable)
     if token is None:
         raise UnsupportedCall(function="ContextVar.get", why="its value from before the frame cannot be guarded")
@@ -86,7 +87,7 @@ def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(contextvars.ContextVar.reset)
 def reset(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    variable, token = variable_of(args), args[1]
+    variable, token = variable_of(s, args), args[1]
     if isinstance(token.real(), contextvars.Token) and current(s, variable) is None:
         # A token from before the frame (a resume function): nobody looks at the result, so it is done at the end.
         s.effects[("context reset", id(token))] = CallEffect(Builtin(contextvars.ContextVar.reset), (args[0], token))

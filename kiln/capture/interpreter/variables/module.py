@@ -107,11 +107,16 @@ class Module(Object):
     inlines = True
 
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        found = s.lookup(self.cls, "__call__")
-        if found is not None and found[1] is CALL:
-            guard_protocol(s, self, "__call__")
-            return call_module(s, [self, *args], kwargs)
-        return s.call_special(self, "__call__", args, kwargs)
+        return s.hooks.call_module(s, self, args, kwargs)
+
+
+def interpret_call(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value:
+    """`module(*args, **kwargs)`, opcode by opcode."""
+    found = s.lookup(module.cls, "__call__")
+    if found is not None and found[1] is CALL:
+        guard_protocol(s, module, "__call__")
+        return call_module(s, [module, *args], kwargs)
+    return s.call_special(module, "__call__", args, kwargs)
 
 
 @wraps(torch.nn.Module, subclasses=True)

@@ -213,6 +213,7 @@ def tensor_truth(s: Session, value: Tensor, statement: str) -> bool:
 
 def tensor_value(s: Session, value: Tensor, name: str) -> Value:
     """`tensor.item()` and its kin where the value is known while tracing; a truth value may be speculated on."""
+    s.unguarded += 1
     if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
         truth = known_truth(s, value.fake)
         if truth is not None:

@@ -1,0 +1,103 @@
+"""Values of a recorded call and those that take their places in another one.
+
+    layers.0(x0, mask)     x0: f32[1, 128, 768] made in the frame, mask: an input
+    layers.1(x1, mask)     x1 stands for x0, mask for itself
+
+Two arguments pair where the interpreter could not tell them apart: tensors of equal metadata, equal constants, tuples
+of such, and anything else that is one and the same. What is one value in one call is one in the other.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from kiln.capture.interpreter.blocks.recording import FakeState, fake_state
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
+from kiln.graph.trace.replay import Successors
+from kiln.runtime.guards.constant import same_constant
+
+UNCHANGING = (Builtin, PythonModule, Class)
+
+
+@final
+class Pairing:
+    """`fakes` maps the tensors of the recorded call; `asked` are constants that the new call has to guard."""
+
+    def __init__(self, tensors: dict[int, FakeState]) -> None:
+        self.fakes = Successors()
+        self.asked: list[Value] = []
+        self._tensors = tensors
+        self._forward: dict[int, int] = {}
+        self._backward: dict[int, int] = {}
+
+    def pair(self, old: Value, new: Value) -> bool:
+        """Whether `new` may stand for `old`."""
+        if type(old) is not type(new):
+            return False
+        if isinstance(old, Tensor):
+            assert isinstance(new, Tensor)
+            return self._pair_tensors(old, new)
+        if isinstance(old, Constant):
+            return self._pair_constants(old, new)
+        if isinstance(old, Tuple) and old.source is None:
+            assert isinstance(new, Tuple)
+            return self._pair_tuples(old, new)
+        if isinstance(old, Symbolic):
+            assert isinstance(new, Symbolic)
+            return old.node.node.value is new.node.node.value
+        if old is not new:
+            return False
+        # Something that was made in the frame may have been changed in the meantime.
+        return old.source is not None or isinstance(old, UNCHANGING) or is_plain_function(old)
+
+    def _pair_tensors(self, old: Tensor, new: Tensor) -> bool:
+        if old is not new and not (old.original is None and new.original is None):
+            return False
+        if self._tensors.get(id(old.fake)) != fake_state(new.fake):
+            return False
+        return self.pair_fakes(old, new)
+
+    def pair_fakes(self, old: Tensor, new: Tensor) -> bool:
+        """Note that `new` stands for `old`; False where one of them has another partner."""
+        one, other = id(old.fake), id(new.fake)
+        if self._forward.setdefault(one, other) != other or self._backward.setdefault(other, one) != one:
+            return False
+        self.fakes.add(old.fake, new.fake)
+        return True
+
+    def _pair_constants(self, old: Constant, new: Value) -> bool:
+        assert isinstance(new, Constant)
+        if old is new:
+            return True
+        if not same_constant(old.value, new.value):
+            return False
+        if new.source is not None and new.source != old.source:
+            self.asked.append(new)
+        return True
+
+    def _pair_tuples(self, old: Tuple, new: Tuple) -> bool:
+        mine, theirs = old._items, new._items
+        if new.source is not None or mine is None or theirs is None:
+            return False
+        same_kind = old.cls is new.cls and len(mine) == len(theirs)
+        return same_kind and all(self.pair(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    def result(self, s: Session, value: Value) -> Value:
+        """What stands for the result of the recorded call; see `is_fixed_result`."""
+        if isinstance(value, Tensor):
+            fake = self.fakes.of(value.fake)
+            return value if fake is value.fake else from_torch(s, fake)
+        if isinstance(value, Tuple):
+            return Tuple([self.result(s, item) for item in value._items or ()], value.cls)
+        return value
+
+
+def is_plain_function(value: Value) -> bool:
+    """A function from outside: its code, defaults and cells were there before the frame ran."""
+    return isinstance(value, Function) and value.original is not None

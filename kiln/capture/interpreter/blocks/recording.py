@@ -1,0 +1,116 @@
+"""What one call of a module did: places in the session's lists before and after it.
+
+    layers.0(x, mask)    guards 140..382, objects 61..150, torch calls 9..34, result Tensor
+
+Keeping this costs a few numbers per call; only a call of another module of the class makes a template of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor
+
+WRITES = frozenset(("contents", "attribute", "global", "cell"))
+"""Effects on what existed before the frame: from then on real objects do not tell what the program would see."""
+WORTH = 48
+"""A call of fewer opcodes is as soon interpreted as repeated."""
+
+FakeState = tuple[Any, bool, bool, bool]
+
+
+def fake_state(fake: Any) -> FakeState:
+    """What a program can see of a tensor without asking for its values."""
+    return fake.place.spec, fake.requires_grad, fake.is_leaf, fake.is_input
+
+
+def writes_outside(s: Session) -> bool:
+    return any(key[0] in WRITES for key in s.effects)
+
+
+def lasting_effects(s: Session) -> dict[Any, Any]:
+    """Without context variables: a call that asks for one is not repeated."""
+    return {key: effect for key, effect in s.effects.items() if key[0] != "context"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Lengths of what a session only appends to."""
+
+    guards: int
+    objects: int
+    aliases: int
+    calls: int
+    frames: int
+    unguarded: int
+    speculations: int
+    distinct: int
+
+    @staticmethod
+    def of(s: Session) -> Marks:
+        return Marks(
+            len(s.guards), len(s.objects), len(s.other_paths), len(s.recorder.calls), s.frames, s.unguarded,
+            len(s.speculations), len(s.distinct),
+        )  # fmt: skip
+
+
+@final
+@dataclass(slots=True)
+class Recording:
+    """A call that ended well. `tensors` says what its arguments were when it began."""
+
+    module: Object
+    args: Args
+    kwargs: Kwargs
+    tensors: dict[int, FakeState]
+    effects: dict[Any, Any]
+    start: Marks
+    steps: int
+    depth: int
+    """How many lines of the stack are the caller's."""
+    end: Marks = field(init=False)
+    result: Value = field(init=False)
+    template: Any = None
+    misses: int = 0
+
+    @staticmethod
+    def begin(s: Session, module: Object, args: Args, kwargs: Kwargs) -> Recording:
+        tensors: dict[int, FakeState] = {}
+        for value in (*args, *kwargs.values()):
+            note_tensors(value, tensors)
+        return Recording(
+            module, args, kwargs, tensors, lasting_effects(s), Marks.of(s), s.steps, len(s.frame.locations())
+        )
+
+    def ended(self, s: Session, result: Value) -> bool:
+        """Whether the call can be repeated as far as the session tells, and is worth it."""
+        self.end, self.result = Marks.of(s), result
+        start, end = self.start, self.end
+        return (
+            s.steps - self.steps >= WORTH
+            and end.unguarded == start.unguarded
+            and end.speculations == start.speculations
+            and end.distinct == start.distinct
+            and self.effects == lasting_effects(s)
+            and is_fixed_result(result)
+        )
+
+
+def note_tensors(value: Value, tensors: dict[int, FakeState]) -> None:
+    if isinstance(value, Tensor):
+        tensors[id(value.fake)] = fake_state(value.fake)
+    elif isinstance(value, Tuple) and value._items is not None:
+        for item in value._items:
+            note_tensors(item, tensors)
+
+
+def is_fixed_result(value: Value) -> bool:
+    """Tensors, constants and tuples of such: nobody changes them later."""
+    if isinstance(value, Tuple):
+        return value.source is None and value._items is not None and all(is_fixed_result(one) for one in value._items)
+    return isinstance(value, Tensor) or (value.is_constant and value.source is None)

@@ -1,0 +1,185 @@
+"""Calling a module: where an equal one was called before, what that call did is done again for this one.
+
+    for layer in self.layers:      layer 0 is interpreted
+        x = layer(x, mask)         layers 1 to 47: guards with other paths, inputs, torch calls on other fakes
+
+A class keeps its last recordings. A call is repeated only if its arguments pair with the recorded ones, the module
+passes the template's guards, and nothing was changed meanwhile. Else it is interpreted, and recorded in its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from kiln.capture.interpreter.blocks.pairing import Pairing
+from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects, writes_outside
+from kiln.capture.interpreter.blocks.template import (
+    NotRepeatable,
+    Template,
+    calls_of,
+    is_counterpart,
+    make_template,
+)
+from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value
+from kiln.capture.interpreter.variables.module import Module, interpret_call
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.place import Place
+from kiln.runtime.guards.source import FIELDS, Source
+from kiln.support.errors import InternalFault
+
+KEPT = 4
+"""Recordings per class: blocks of several kinds may alternate."""
+PATIENCE = 6
+"""A class whose calls differed so often without one repetition is no longer recorded."""
+
+
+@final
+@dataclass(slots=True)
+class Family:
+    """Calls of modules of one class, the latest last."""
+
+    recordings: list[Recording] = field(default_factory=list)
+    misses: int = 0
+
+    @property
+    def hopeless(self) -> bool:
+        return self.misses >= PATIENCE
+
+
+def call_module(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value:
+    """`module(*args, **kwargs)`."""
+    if module.source is None or module.original is MISSING or writes_outside(s):
+        return interpret_call(s, module, args, kwargs)
+    family = s.blocks.get(module.cls)
+    if family is None:
+        family = s.blocks[module.cls] = Family()
+    if family.hopeless:
+        return interpret_call(s, module, args, kwargs)
+    for recording in reversed(family.recordings):
+        result = repeated(s, recording, module, args, kwargs)
+        if result is not None:
+            family.misses = 0
+            return result
+    family.misses += bool(family.recordings)
+    recording = Recording.begin(s, module, args, kwargs)
+    result = interpret_call(s, module, args, kwargs)
+    if recording.ended(s, result):
+        family.recordings = [*family.recordings[1 - KEPT :], recording]
+    return result
+
+
+def repeated(s: Session, recording: Recording, module: Module, args: Args, kwargs: Kwargs) -> Value | None:
+    """The result where the recorded call can be repeated for `module`."""
+    if recording.module is module or recording.effects != lasting_effects(s):
+        return None
+    pairing = pair_arguments(recording, args, kwargs)
+    if pairing is None:
+        return None
+    template = template_of(s, recording)
+    if template is None:
+        return None
+    reals = template.find(module.original)
+    if reals is None or not is_new(s, template, module, reals):
+        return None
+    if not adopt(s, template, module, reals, pairing):
+        return None
+    for value in pairing.asked:
+        value.constant(s)
+    run_again(s, recording, pairing)
+    s.frames += recording.end.frames - recording.start.frames
+    return pairing.result(s, recording.result)
+
+
+def pair_arguments(recording: Recording, args: Args, kwargs: Kwargs) -> Pairing | None:
+    if len(args) != len(recording.args) or list(kwargs) != list(recording.kwargs):
+        return None
+    pairing = Pairing(recording.tensors)
+    old, new = (*recording.args, *recording.kwargs.values()), (*args, *kwargs.values())
+    return pairing if all(pairing.pair(a, b) for a, b in zip(old, new, strict=True)) else None
+
+
+def template_of(s: Session, recording: Recording) -> Template | None:
+    if recording.template is None:
+        try:
+            recording.template = make_template(s, recording)
+        except NotRepeatable:
+            recording.template = False
+    return recording.template or None
+
+
+def is_new(s: Session, template: Template, module: Module, reals: list[Any]) -> bool:
+    """Whether the objects of this module are as distinct, and as shared with others, as those of the recorded one."""
+    count = len(template.objects)
+    here: dict[int, Any] = {0: module.original}
+    seen: set[int] = set()
+    for (number, value), real in zip(template.objects, reals, strict=False):
+        if id(real) in seen or not is_counterpart(value, real):
+            return False
+        known = s.objects.get(id(real))
+        if known is not None and (isinstance(value, Tensor) or not leads(template, number, module, known.source)):
+            return False
+        seen.add(id(real))
+        here[number] = real
+    for (_, inside, value), real in zip(template.aliases, reals[count:], strict=True):
+        expected = here.get(inside, MISSING) if inside is not None else value.original  # type: ignore[attr-defined]
+        if real is not expected:
+            return False
+    return True
+
+
+def leads(template: Template, number: int, module: Module, source: Source | None) -> bool:
+    """Whether `source` is path `number` from `module`."""
+    while number and source is not None:
+        base, _, step = template.paths.steps[number - 1]
+        if type(source) is not type(step):
+            return False
+        if any(getattr(source, name) != getattr(step, name) for name in FIELDS[type(step)] if name != "base"):
+            return False
+        number, source = base, source.parent
+    return source is module.source or (source is not None and source == module.source)
+
+
+def adopt(s: Session, template: Template, module: Module, reals: list[Any], pairing: Pairing) -> bool:
+    """Guards and objects of this module as if it had been interpreted; False where an input turns out different."""
+    assert module.source is not None
+    paths = template.paths.based(module.source)
+    for number, guard in template.guards:
+        s.guards.add(paths[number], guard.kind, guard.expected, guard.location, guard.reason)
+    fitting = True
+    count = len(template.objects)
+    for (number, old), real in zip(template.objects, reals, strict=False):
+        if id(real) in s.objects:
+            continue
+        new = s.wrap(real, paths[number])
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            fitting &= same_input(s, old, new) and pairing.pair_fakes(old, new)
+    if not fitting:
+        return False
+    for (number, _, _), real in zip(template.aliases, reals[count:], strict=True):
+        s.wrap(real, paths[number])
+    return True
+
+
+def same_input(s: Session, old: Tensor, new: Tensor) -> bool:
+    """An input of the same sizes, in memory of its own."""
+    place: Place = new.fake.place  # type: ignore[attr-defined]
+    same_spec = s.recorder.input_of(old.fake).spec == s.recorder.input_of(new.fake).spec
+    return bool(same_spec and place.step is None and not place.storage.tangled)
+
+
+def run_again(s: Session, recording: Recording, pairing: Pairing) -> None:
+    """The torch calls of the recorded call on the tensors of this one."""
+    stack = s.frame.locations()
+    for call in calls_of(s, recording):
+        args, kwargs = pairing.fakes.of(call.args), pairing.fakes.of(call.kwargs)
+        result = s.recorder.call(call.target, args, kwargs, stack=(*stack, *call.stack[recording.depth :]))
+        if not alike(call.result, result):
+            raise InternalFault(stage="capture", problem=f"{call.name} gave another result when it was repeated")
+        pairing.fakes.add(call.result, result)
+
+
+def alike(old: Any, new: Any) -> bool:
+    if isinstance(old, list | tuple):
+        return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
+    return old is None if new is None else bool(old.place.spec == new.place.spec)
