@@ -95,7 +95,7 @@ class Recording:
             s.steps - self.steps >= WORTH
             and end.unguarded == start.unguarded
             and end.speculations == start.speculations
-            and end.distinct == start.distinct
+            and not any(one.source and other.source for one, other in s.distinct[start.distinct :])
             and self.effects == lasting_effects(s)
             and is_fixed_result(result)
         )
