@@ -18,10 +18,14 @@ from typing import Any, Protocol, final
 
 import torch
 
+from kiln.runtime.errors import STATUS_ERRORS, UnknownStatus
 from kiln.support.errors import KilnError
 
 Results = Sequence[Any]
 Run = Callable[..., Results]
+
+PASSED_ON = (*STATUS_ERRORS.values(), UnknownStatus, torch.cuda.OutOfMemoryError)
+"""What earlier kernels reported is the program's error; whatever else goes wrong while recording is the recording's."""
 
 
 class RecordingFailed(KilnError, RuntimeError):
@@ -50,7 +54,7 @@ class GraphDevice(Protocol):
     def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
         """What `run(*args)` launches, as a graph that reads the arguments where they stand, and what it returned.
 
-        Raises RecordingFailed, and coded errors of `run`.
+        Raises RecordingFailed, and what earlier kernels reported.
         """
 
     def enter(self) -> None:
@@ -115,7 +119,7 @@ class CudaGraphDevice:
                 graph.capture_end()
             except BaseException as problem:
                 self._abandon(graph, pool)
-                if isinstance(problem, KilnError | torch.cuda.OutOfMemoryError) or not isinstance(problem, Exception):
+                if isinstance(problem, PASSED_ON) or not isinstance(problem, Exception):
                     raise
                 raise RecordingFailed(plan=name, problem=first_line(problem)) from problem
             finally:
@@ -131,12 +135,13 @@ class CudaGraphDevice:
         torch.mm(small, small)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """End a capture that failed. Where torch cannot, its allocator is told that the pool gets nothing more."""
+        """End a capture that failed. Where torch cannot, its allocator is told that the pool is not used any more."""
         try:
             graph.capture_end()
         except RuntimeError:
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self.device.index, pool)
+            for give_up in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+                with contextlib.suppress(RuntimeError):
+                    give_up(self.device.index, pool)
         with contextlib.suppress(RuntimeError):
             graph.reset()
 

@@ -101,11 +101,21 @@ class GraphedPlan:
         if self.device.is_recording():
             return self.plain(*args)
         self.calls += 1
+        held, moved = [], []
         for recording in self.recordings:
-            if recording.state.check(args) == FITS:
+            verdict = recording.state.check(args)
+            if verdict == FITS:
                 recording.used = self.calls
                 return recording.run(args)
-        return self._miss(args)
+            if verdict == HELD:
+                held.append(recording)
+            elif verdict == MOVED:
+                moved.append(recording)
+        if held:
+            return self._with_held(held, args)
+        if self.stopped:
+            return self.plain(*args)
+        return self._with_moved(moved, args) if moved else self._unseen(args)
 
     def _claim(self) -> bool:
         """The first thread that calls has the recordings: between threads, nothing says when results are read."""
@@ -128,29 +138,19 @@ class GraphedPlan:
 
     # ------------------------------------------------------------------------------------- calls that nothing fits
 
-    def _miss(self, args: tuple[Any, ...]) -> Any:
-        verdicts = [(recording, recording.state.check(args)) for recording in self.recordings]
-        held = [recording for recording, verdict in verdicts if verdict == HELD]
-        if held:
-            return self._with_held(held, args)
-        moved = [recording for recording, verdict in verdicts if verdict == MOVED]
-        if self.stopped:
-            return self.plain(*args)
-        return self._with_moved(moved, args) if moved else self._unseen(args)
-
     def _with_held(self, held: list[Recording], args: tuple[Any, ...]) -> Any:
-        """The caller holds results of every recording that fits."""
-        oldest = min(held, key=lambda one: one.used)
+        """The caller holds results of every recording that fits.
+
+        An argument may be what is saved. It is no argument in place: those stood before the graph's memory was made.
+        """
+        oldest = held[0] if len(held) == 1 else min(held, key=lambda one: one.used)
         held_bytes = oldest.state.held_bytes()
-        worth_it = held_bytes >= TWIN_BYTES and oldest.graph.bytes <= TWIN_SHARE * held_bytes
-        if worth_it and len(held) < TWINS and not self.stopped:
-            twin = self._record(args, oldest.copied)
+        if held_bytes >= TWIN_BYTES and oldest.graph.bytes <= TWIN_SHARE * held_bytes:
+            twin = self._record(args, oldest.copied) if len(held) < TWINS and not self.stopped else None
             if twin is not None:
                 return twin.run(args)
         oldest.save_held()
         oldest.used = self.calls
-        if oldest.state.check(args) != FITS:  # an argument was what has been saved
-            return self.plain(*args)
         return oldest.run(args)
 
     def _with_moved(self, moved: list[Recording], args: tuple[Any, ...]) -> Any:
@@ -209,8 +209,8 @@ class GraphedPlan:
         self.attempts += 1
         try:
             made = Recording.make(self.what, self.device, args, copied)
-        except RecordingFailed as problem:
-            self._stop(problem.reason)
+        except (RecordingFailed, torch.cuda.OutOfMemoryError) as problem:
+            self._stop(problem.reason if isinstance(problem, RecordingFailed) else "no memory for its arguments")
             return None
         if len(self.recordings) >= KEPT:
             self._drop(min(self.recordings, key=lambda one: one.used))

@@ -106,18 +106,15 @@ class Recording:
             sources[number].copy_(self.buffers[number])
         return self.state.hand_out(args)
 
-    def save_held(self) -> int:
-        """Give results that somebody holds memory of their own; how many bytes that was."""
+    def save_held(self) -> None:
+        """Give results that somebody holds memory of their own."""
         held = self.state.held()
-        if not held:
-            return 0
         self.device.enter()
         old = [memory for _, memory in held]
         fresh = [torch.empty_like(memory) for memory in old]
         torch._foreach_copy_(fresh, old)
         for (index, _), memory in zip(held, fresh, strict=True):
             self.state.move(index, memory)
-        return sum(memory.numel() for memory in old)
 
 
 @contextmanager
