@@ -15,18 +15,22 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
+from kiln.graph.passes.blocks import short_graph
 from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import PrintedKernel, write_plan
 from kiln.loops.codegen.triton.writer import write_triton
 from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
 from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.loops.ir.text import program_text, scheduled_text
 from kiln.loops.lowering import lower
-from kiln.loops.schedule.schedule import schedule
+from kiln.loops.schedule.schedule import schedule, traffic
+from kiln.pipeline.blocks import Repeated, with_all_blocks
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.targets import region_target, runs_on_gpu
-from kiln.runtime.plan import Plan
+from kiln.runtime.plan import CallAten, Launch, Plan
 from kiln.runtime.plan_text import plan_text
+from kiln.support.events import EventSink
 
 Executable = Callable[..., tuple[Any, ...]]
 """A compiled region: its inputs -> its outputs."""
@@ -62,15 +66,56 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
-    """Run all stages; `label` tells forward from backward in dumps."""
+    """Run all stages; `label` tells forward from backward in dumps. Equal blocks go through the stages once."""
+    if context.dump.folder is None:
+        plan = blocks_to_plan(graph, context)
+        if plan is not None:
+            return plan
+    whole: Plan = run_stages(graph, context, label)[-1]
+    return whole
+
+
+def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[Any]:
+    """The program after each stage, the plan last."""
     context = replace(context, target=region_target(graph, context.host))
-    value: Any = graph
+    made: list[Any] = [graph]
     prefix = f"{label}_" if label else ""
     context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
     for stage in GRAPH_TO_PLAN:
         with context.events.stage(stage.name):
-            value = stage.run(value, context)
-        made = value
-        context.dump.write(f"{prefix}{stage.name}", lambda stage=stage, made=made: stage.show(made))  # type: ignore[misc]
-    assert isinstance(value, Plan)
-    return value
+            made.append(stage.run(made[-1], context))
+        context.dump.write(f"{prefix}{stage.name}", lambda stage=stage: stage.show(made[-1]))  # type: ignore[misc]
+    return made
+
+
+def blocks_to_plan(graph: Graph, context: CompileContext) -> Plan | None:
+    """The plan of a graph with many equal blocks, of which the stages see a few; None where that cannot be."""
+    with context.events.stage("blocks"):
+        short = short_graph(graph)
+    if short is None:
+        return None
+    # What the stages say of the few blocks is told when it is known to hold.
+    quiet = EventSink()
+    *_, scheduled, plan = run_stages(short.graph, replace(context, events=quiet))
+    with context.events.stage("blocks"):
+        repeated = with_all_blocks(plan, short)
+    for event in quiet.events:
+        if repeated is not None or event.kind == "stage":
+            context.events.record(event)
+    if repeated is None:
+        return None
+    _report_repeated(repeated, plan, scheduled, context)
+    return repeated.plan
+
+
+def _report_repeated(repeated: Repeated, plan: Plan, scheduled: ScheduledProgram, context: CompileContext) -> None:
+    """Launches, calls and traffic of the blocks that no stage saw."""
+    steps, times, events = plan.steps, repeated.times, context.events
+    before = sum(isinstance(step, Launch) for step in steps[: repeated.first])
+    count = sum(isinstance(step, Launch) for step in steps[repeated.first : repeated.end])
+    calls = sum(isinstance(step, CallAten) for step in steps[repeated.first : repeated.end])
+    launches = [step for step in scheduled.steps if isinstance(step, ScheduledLaunch)][before : before + count]
+    read, written = traffic(launches)
+    events.emit("launches", count=times * count)
+    events.emit("library_calls", count=times * calls)
+    events.emit("traffic", read=read * times, written=written * times)

@@ -75,7 +75,7 @@ class EventSink:
     def emit(self, kind: str, **data: object) -> None:
         """Record an event of the current stage."""
         names = self._stages.names
-        self._record(Event(kind, names[-1] if names else "", time.time(), data))
+        self.record(Event(kind, names[-1] if names else "", time.time(), data))
 
     @contextmanager
     def stage(self, name: str, **data: object) -> Iterator[None]:
@@ -94,9 +94,10 @@ class EventSink:
             seconds = time.perf_counter() - start
             own = seconds - stages.inner.pop()
             stages.inner[-1] += seconds
-            self._record(Event("stage", name, time.time(), data, seconds, own))
+            self.record(Event("stage", name, time.time(), data, seconds, own))
 
-    def _record(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
+        """Take over an event, of another sink too."""
         with self._lock:
             self.events.append(event)
             for listener in self._listeners:

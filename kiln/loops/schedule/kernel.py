@@ -10,7 +10,7 @@ from kiln.loops.ir.kernel import Phase
 from kiln.loops.ir.nodes import Buffer, Pointwise
 from kiln.loops.schedule.build import KernelBuilder
 from kiln.loops.schedule.fuse import Fused
-from kiln.loops.schedule.graph import Dependencies
+from kiln.loops.schedule.graph import Dependencies, memory_of
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.keys import group_key
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
@@ -40,7 +40,7 @@ def group_launch(
         launch = table.remember(key, names, table.launch(call), call.over)
     over = dict(table.taken_over(key, names))
     for result, argument in over.items():
-        buffers[result] = replace(buffers[result], base=argument)
+        buffers[result] = replace(buffers[result], base=memory_of(argument, buffers))
     return Placed(launch, tuple(over))
 
 
