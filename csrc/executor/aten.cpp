@@ -327,16 +327,24 @@ std::shared_ptr<const AtenCall> resolve(const CallSpec& spec) {
   return std::make_shared<BoxedCall>(*handle, spec);
 }
 
-TensorPtr empty_strided(const Layout& layout, const int64_t* ints) {
-  if (layout.device_type == 0) return empty_cpu(layout, ints);
+namespace {
+
+const auto& empty_op() {
   static const auto op = operator_of<at::Tensor(
       c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<c10::ScalarType>,
       std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>)>(
       "aten::empty_strided", "");
+  return op;
+}
+
+}  // namespace
+
+TensorPtr empty_strided(const Layout& layout, const int64_t* ints) {
+  if (layout.device_type == 0) return empty_cpu(layout, ints);
   c10::Device device(static_cast<c10::DeviceType>(layout.device_type), layout.device_index);
-  at::Tensor made = op.call(c10::fromIntArrayRefSlow(sizes_of(layout, ints)),
-                            c10::fromIntArrayRefSlow(strides_of(layout, ints)), layout.dtype,
-                            std::nullopt, device, std::nullopt);
+  at::Tensor made = empty_op().call(c10::fromIntArrayRefSlow(sizes_of(layout, ints)),
+                                    c10::fromIntArrayRefSlow(strides_of(layout, ints)),
+                                    layout.dtype, std::nullopt, device, std::nullopt);
   return made.unsafeReleaseIntrusivePtr();
 }
 
@@ -345,6 +353,21 @@ void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source) {
       operator_of<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>("aten::copy_", "");
   at::Tensor to = wrap(target);
   op.call(to, wrap(source), false);
+}
+
+// All that lies between the first and the last element is copied, so that elements which share
+// memory still do.
+TensorPtr copy_of_span(c10::Allocator& allocator, const c10::TensorImpl& source) {
+  int64_t span = source.numel() ? 1 : 0;
+  for (int64_t dim = 0; span && dim < source.dim(); dim++) {
+    span += (source.size(dim) - 1) * source.stride(dim);
+  }
+  auto bytes = static_cast<size_t>(span) * source.itemsize();
+  TensorPtr copy =
+      empty_from(allocator, source.dtype(), bytes, source.sizes(), source.strides(), 0);
+  copy_into(*view_of(*copy, {span}, {1}, 0),
+            *view_of(source, {span}, {1}, source.storage_offset()));
+  return copy;
 }
 
 TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -372,28 +395,29 @@ int64_t read_int(const c10::TensorImpl& tensor) { return element(tensor).toLong(
 double read_float(const c10::TensorImpl& tensor) { return element(tensor).toDouble(); }
 bool read_bool(const c10::TensorImpl& tensor) { return element(tensor).toBool(); }
 
-TensorPtr draw_seed(int32_t device_type, int32_t device_index, int64_t increment) {
-  auto made = at::detail::empty_cpu({2}, c10::ScalarType::Long, false, std::nullopt);
-  auto* numbers = made.mutable_data_ptr<int64_t>();
-  numbers[1] = 0;
+std::pair<int64_t, int64_t> draw_seed(int32_t device_type, int32_t device_index,
+                                      int64_t increment) {
   if (device_type == 0) {
     static const auto op =
         operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>("aten::random_", "");
     auto drawn = at::detail::empty_cpu({}, c10::ScalarType::Long, false, std::nullopt);
     at::Tensor target(drawn);
     op.call(target, std::nullopt);
-    numbers[0] = *drawn.const_data_ptr<int64_t>();
-  } else {
-    auto index = static_cast<c10::DeviceIndex>(device_index);
-    c10::Device device(static_cast<c10::DeviceType>(device_type), index);
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    uint64_t offset = generator.get_offset();
-    numbers[0] = static_cast<int64_t>(generator.current_seed());
-    numbers[1] = static_cast<int64_t>(offset);
-    generator.set_offset(offset + static_cast<uint64_t>((increment + 3) / 4 * 4));
+    return {*drawn.const_data_ptr<int64_t>(), 0};
   }
-  return made.unsafeReleaseIntrusivePtr();
+  c10::Device device(static_cast<c10::DeviceType>(device_type),
+                     static_cast<c10::DeviceIndex>(device_index));
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  uint64_t offset = generator.get_offset();
+  generator.set_offset(offset + static_cast<uint64_t>((increment + 3) / 4 * 4));
+  return {static_cast<int64_t>(generator.current_seed()), static_cast<int64_t>(offset)};
+}
+
+c10::Allocator* allocator_of(c10::Device device) {
+  at::Tensor made = empty_op().call(c10::SymIntArrayRef(), c10::SymIntArrayRef(),
+                                    c10::ScalarType::Byte, std::nullopt, device, std::nullopt);
+  return made.storage().allocator();
 }
 
 void parallel_range(int64_t units, int64_t grain, RangeFunction function, const void* context) {

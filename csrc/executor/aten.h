@@ -2,7 +2,11 @@
 // them.
 #pragma once
 
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+
 #include <memory>
+#include <utility>
 
 #include "executor/program.h"
 #include "executor/value.h"
@@ -29,14 +33,19 @@ std::shared_ptr<const AtenCall> resolve(const CallSpec& spec);
 
 TensorPtr empty_strided(const Layout& layout, const int64_t* ints);
 void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source);
+// A copy with the same strides, whose first element starts the memory.
+TensorPtr copy_of_span(c10::Allocator& allocator, const c10::TensorImpl& source);
 // Through the whole dispatcher: autograd sees the view where it is on.
 TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                   int64_t offset);
 int64_t read_int(const c10::TensorImpl& tensor);
 double read_float(const c10::TensorImpl& tensor);
 bool read_bool(const c10::TensorImpl& tensor);
-// int64[2] (seed, offset), drawn as kiln.runtime.random.draw_seed does.
-TensorPtr draw_seed(int32_t device_type, int32_t device_index, int64_t increment);
+// (seed, offset), drawn as kiln.runtime.random.draw_seed does. An index of -1 is the current
+// device.
+std::pair<int64_t, int64_t> draw_seed(int32_t device_type, int32_t device_index, int64_t increment);
+// What torch allocates from on the device; nullptr where its tensors do not tell.
+c10::Allocator* allocator_of(c10::Device device);
 
 using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);
 // at::parallel_for: on torch's own threads.

@@ -1,13 +1,60 @@
 #include "executor/device.h"
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <array>
 #include <atomic>
+#include <bit>
+#include <limits>
+
+#include "executor/program.h"
 
 namespace kiln {
 
 namespace {
 
 std::array<std::atomic<DeviceRuntime*>, 32> runtimes{};
+
+[[noreturn]] void does_not_fit(const KernelImage& image, int64_t value) {
+  throw PlanError(ErrorKind::kDevice, static_cast<int64_t>(DeviceProblem::kFailed),
+                  image.symbol + ": " + std::to_string(value) +
+                      " does not fit into the type that the kernel was compiled for");
+}
+
+template <typename T>
+uint64_t narrowed(const KernelImage& image, int64_t value) {
+  if (value < std::numeric_limits<T>::min() || value > std::numeric_limits<T>::max()) {
+    does_not_fit(image, value);
+  }
+  return static_cast<uint64_t>(value);
+}
+
+uint64_t int_word(const KernelImage& image, ParameterType type, int64_t value) {
+  switch (type) {
+    case ParameterType::kInt8:
+      return narrowed<int8_t>(image, value);
+    case ParameterType::kInt16:
+      return narrowed<int16_t>(image, value);
+    case ParameterType::kInt32:
+      return narrowed<int32_t>(image, value);
+    default:
+      return static_cast<uint64_t>(value);
+  }
+}
+
+uint64_t float_word(ParameterType type, double value) {
+  switch (type) {
+    case ParameterType::kFloat16:
+      return c10::Half(static_cast<float>(value)).x;
+    case ParameterType::kBFloat16:
+      return c10::BFloat16(static_cast<float>(value)).x;
+    case ParameterType::kFloat32:
+      return std::bit_cast<uint32_t>(static_cast<float>(value));
+    default:
+      return std::bit_cast<uint64_t>(value);
+  }
+}
 
 }  // namespace
 
@@ -17,6 +64,41 @@ DeviceRuntime* device_runtime(int8_t device_type) {
 
 void register_device_runtime(int8_t device_type, DeviceRuntime* runtime) {
   runtimes.at(static_cast<size_t>(device_type)).store(runtime);
+}
+
+int32_t parameter_size(ParameterType type) {
+  switch (type) {
+    case ParameterType::kInt8:
+      return 1;
+    case ParameterType::kInt16:
+    case ParameterType::kFloat16:
+    case ParameterType::kBFloat16:
+      return 2;
+    case ParameterType::kInt32:
+    case ParameterType::kFloat32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+// The driver reads as many bytes as the kernel's parameter has: of a word that holds a smaller
+// number, the first ones.
+static_assert(std::endian::native == std::endian::little);
+
+void Parameters::pack(const DeviceLaunch& launch, void* status, void* scratch) {
+  const KernelImage& image = launch.kernel->image;
+  const ParameterType* type = image.parameters.data();
+  const ParameterType* end = type + image.parameters.size() - (image.status ? 1 : 0);
+  count_ = 0;
+  for (int32_t n = 0; n < launch.num_tensors; n++, type++) {
+    put(reinterpret_cast<uint64_t>(launch.tensors[n]));
+  }
+  for (int32_t n = 0; n < launch.num_ints; n++, type++) put(int_word(image, *type, launch.ints[n]));
+  for (int32_t n = 0; type != end; n++, type++) put(float_word(*type, launch.floats[n]));
+  if (image.status) put(reinterpret_cast<uint64_t>(status));
+  if (image.trailing > 0) put(reinterpret_cast<uint64_t>(scratch));
+  for (int32_t n = 1; n < image.trailing; n++) put(0);
 }
 
 }  // namespace kiln

@@ -1,10 +1,11 @@
-// The Python face of a plan: `Executor(program, addresses, constants, explain)` is a callable
-// without a Python frame.
+// The Python face of a plan: `Executor(program, addresses, constants, explain, images)` is a
+// callable without a Python frame.
 #include "executor/executor_object.h"
 
 #include <structmember.h>
 
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -118,6 +119,17 @@ bool link(Program& program, PyObject* addresses) {
   return true;
 }
 
+bool read_parameters(const char* letters, KernelImage& image) {
+  for (const char* at = letters; *at; at++) {
+    if (!std::strchr("pbhiqegfd", *at)) {
+      PyErr_Format(PyExc_ValueError, "no type of parameters is called %c", *at);
+      return false;
+    }
+    image.parameters.push_back(static_cast<ParameterType>(*at));
+  }
+  return true;
+}
+
 bool read_constants(PyObject* given, std::vector<TensorPtr>& constants) {
   PyObject* items = PySequence_Fast(given, "constants must be a sequence of tensors");
   if (!items) return false;
@@ -133,11 +145,12 @@ bool read_constants(PyObject* given, std::vector<TensorPtr>& constants) {
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"program", "addresses", "constants", "explain", nullptr};
+  static const char* names[] = {"program", "addresses", "constants", "explain", "images", nullptr};
   Py_buffer bytes;
-  PyObject *addresses, *constants, *explain;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*O!OO", const_cast<char**>(names), &bytes,
-                                   &PyDict_Type, &addresses, &constants, &explain)) {
+  PyObject *addresses, *constants, *explain, *given_images = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*O!OO|O!", const_cast<char**>(names), &bytes,
+                                   &PyDict_Type, &addresses, &constants, &explain, &PyDict_Type,
+                                   &given_images)) {
     return nullptr;
   }
   PyObject* self = nullptr;
@@ -145,8 +158,10 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     auto program =
         decode_program(static_cast<const char*>(bytes.buf), static_cast<size_t>(bytes.len));
     std::vector<TensorPtr> tensors;
-    if (link(*program, addresses) && read_constants(constants, tensors)) {
-      auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors));
+    KernelImages images;
+    if (link(*program, addresses) && read_constants(constants, tensors) &&
+        (!given_images || read_images(given_images, images))) {
+      auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors), images);
       self = type->tp_alloc(type, 0);
       if (self) {
         auto* object = reinterpret_cast<ExecutorObject*>(self);
@@ -202,7 +217,7 @@ PyTypeObject executor_type = {
     .tp_vectorcall_offset = offsetof(ExecutorObject, call),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Executor(program, addresses, constants, explain): runs a plan.",
+    .tp_doc = "Executor(program, addresses, constants, explain, images): runs a plan.",
     .tp_traverse = traverse,
     .tp_clear = clear,
     .tp_getset = properties,
@@ -210,6 +225,33 @@ PyTypeObject executor_type = {
 };
 
 }  // namespace
+
+// Symbol to (entry, letters, status, trailing, threads, shared, scratch, capability, code).
+bool read_images(PyObject* given, KernelImages& images) {
+  PyObject *symbol, *fields;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(given, &place, &symbol, &fields)) {
+    KernelImage image;
+    const char *entry, *letters;
+    PyObject* code;
+    int status;
+    long long shared, scratch;
+    const char* name = PyUnicode_AsUTF8(symbol);
+    if (!name || !PyArg_ParseTuple(fields, "sspiiLLiS", &entry, &letters, &status, &image.trailing,
+                                   &image.threads, &shared, &scratch, &image.capability, &code)) {
+      return false;
+    }
+    image.symbol = name;
+    image.entry = entry;
+    image.status = status != 0;
+    image.shared = shared;
+    image.scratch = scratch;
+    image.code.assign(PyBytes_AS_STRING(code), static_cast<size_t>(PyBytes_GET_SIZE(code)));
+    if (!read_parameters(letters, image)) return false;
+    images.emplace(name, std::move(image));
+  }
+  return true;
+}
 
 void raise_plan_error(PyObject* explain, const PlanError& error) {
   PyObject* made = PyObject_CallFunction(explain, "iLss", static_cast<int>(error.kind),

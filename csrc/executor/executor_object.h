@@ -17,6 +17,10 @@ std::shared_ptr<const Executor> executor_of(PyObject* object);
 // Borrowed; of an Executor.
 PyObject* explain_of(PyObject* object);
 
+// Kernels of a device from Python's dict of `kiln.runtime.cubins.Cubin.image()`; false: a Python
+// error is set.
+bool read_images(PyObject* given, KernelImages& images);
+
 // Sets the Python error that `explain` makes of the plan's error.
 void raise_plan_error(PyObject* explain, const PlanError& error);
 

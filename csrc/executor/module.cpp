@@ -1,9 +1,11 @@
 // The module kiln.native._executor.
 #include <Python.h>
 
+#include "executor/cuda_runtime.h"
 #include "executor/executor_object.h"
 #include "executor/graphs.h"
 #include "executor/memory_pool.h"
+#include "executor/null_runtime.h"
 #include "executor/python.h"
 #include "executor/region_object.h"
 
@@ -17,10 +19,67 @@ PyObject* held_memory(PyObject*, PyObject*) {
                        static_cast<long long>(bytes.kept));
 }
 
+PyObject* text(const std::string& made) {
+  return PyUnicode_FromStringAndSize(made.data(), static_cast<Py_ssize_t>(made.size()));
+}
+
+PyObject* cuda_problem(PyObject*, PyObject*) { return text(kiln::install_cuda_runtime()); }
+
+PyObject* current_stream(PyObject*, PyObject* index) {
+  long number = PyLong_AsLong(index);
+  if (number == -1 && PyErr_Occurred()) return nullptr;
+  try {
+    return PyLong_FromVoidPtr(kiln::current_cuda_stream(static_cast<int8_t>(number)));
+  } catch (...) {
+    kiln::set_python_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* driver_launch_cost(PyObject*, PyObject* args) {
+  PyObject* given;
+  int count;
+  kiln::KernelImages images;
+  if (!PyArg_ParseTuple(args, "O!i", &PyDict_Type, &given, &count)) return nullptr;
+  if (!kiln::read_images(given, images)) return nullptr;
+  if (images.empty() || count <= 0) return PyErr_Format(PyExc_ValueError, "nothing to launch");
+  try {
+    return PyFloat_FromDouble(kiln::driver_launch_cost(images.begin()->second, count));
+  } catch (...) {
+    kiln::set_python_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* use_null_device(PyObject*, PyObject* used) {
+  int answer = PyObject_IsTrue(used);
+  if (answer < 0) return nullptr;
+  kiln::use_null_device(answer != 0);
+  Py_RETURN_NONE;
+}
+
+PyObject* take_null_log(PyObject*, PyObject*) { return text(kiln::take_null_log()); }
+
+PyObject* set_null_status(PyObject*, PyObject* code) {
+  long long number = PyLong_AsLongLong(code);
+  if (number == -1 && PyErr_Occurred()) return nullptr;
+  kiln::set_null_status(number);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"release_memory", release_memory, METH_NOARGS,
      "Free the memory kept for the next calls; returns its bytes."},
     {"held_memory", held_memory, METH_NOARGS, "Bytes (in use, kept) of the memory pool."},
+    {"cuda_problem", cuda_problem, METH_NOARGS,
+     "Opens the CUDA driver; why it cannot be used, or an empty string."},
+    {"current_stream", current_stream, METH_O, "Raw CUDA stream that torch has selected."},
+    {"driver_launch_cost", driver_launch_cost, METH_VARARGS,
+     "Microseconds of the driver's own call per launch of one image, launched so many times."},
+    {"use_null_device", use_null_device, METH_O, "CUDA kernels of new executors are only noted."},
+    {"take_null_log", take_null_log, METH_NOARGS,
+     "What the null device noted since the last call."},
+    {"set_null_status", set_null_status, METH_O, "As if a kernel had reported the code."},
     {nullptr, nullptr, 0, nullptr},
 };
 

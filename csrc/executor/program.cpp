@@ -11,7 +11,7 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kMagic = 0x4E4C494B;
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 
 [[noreturn]] void refuse(const std::string& problem) {
   throw PlanError(ErrorKind::kProgram, 0, problem);
@@ -141,6 +141,8 @@ void read_launch(Reader& in, Program& program, Step& step) {
   one.scratch = in.small();
   one.grid = in.small();
   one.grid_rank = in.small();
+  one.num_ints = in.small();
+  one.device = static_cast<int8_t>(in.small());
   step.a = static_cast<int32_t>(program.launches.size());
   program.launches.push_back(std::move(one));
 }

@@ -15,7 +15,9 @@
 
 namespace kiln {
 
+class DeviceKernel;
 class DeviceRuntime;
+struct KernelImage;
 
 using Slot = int32_t;
 using Register = int32_t;
@@ -109,9 +111,8 @@ struct Binding {
 
 struct KernelEntry {
   std::string symbol;
-  bool on_device;
-  DeviceRuntime* device = nullptr;  // what launches it, where that is not the CPU
-  std::vector<uint8_t> written;     // per tensor parameter
+  bool on_device;                // not a C++ function
+  std::vector<uint8_t> written;  // per tensor parameter
   KernelFunction function = nullptr;
 };
 
@@ -134,6 +135,9 @@ struct Launch {
   std::vector<Slot> tensors;
   Register ints, floats, units, grain, scratch, grid;
   int32_t grid_rank;
+  int32_t num_ints;
+  int8_t device;                         // index, or -1 for the current one
+  std::shared_ptr<DeviceKernel> loaded;  // of a kernel that is no C++ function
 };
 
 struct Argument {
@@ -189,7 +193,11 @@ struct Program {
   std::vector<std::vector<Slot>> frees;
   std::vector<Branch> branches;
   std::vector<Output> outputs;
-  bool has_views = false;  // does an output have to be rebuilt?
+  bool has_views = false;              // does an output have to be rebuilt?
+  DeviceRuntime* runtime = nullptr;    // of the device of kernels that are no C++ functions
+  std::vector<int8_t> status_devices;  // where such kernels report
+  std::vector<Slot> aligned_inputs;    // what such kernels may read 16 bytes at a time
+  bool noted = false;                  // does the runtime write down the steps?
   std::vector<int64_t> ints;
   std::vector<double> floats;
   std::vector<std::vector<Operation>> segments;

@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "executor/aten.h"
@@ -18,6 +19,8 @@ constexpr c10::DispatchKeySet kBelowAutograd =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 constexpr size_t kScratchKept = size_t{1} << 20;
 constexpr int64_t kAlignment = 64;
+constexpr int8_t kCpu = 0;
+constexpr uintptr_t kVector = 16;  // bytes that a device kernel may read at once
 
 // 64-byte aligned memory of this thread, kept between launches unless it is large.
 class Scratch {
@@ -94,6 +97,16 @@ class Run {
     return *value.tensor();
   }
 
+  // The device with that index, or with -1 the one that is current in this thread.
+  DeviceScope& device(int8_t index) {
+    if (!device_) device_ = program_.runtime->scope();
+    device_->enter(index);
+    return *device_;
+  }
+  void check_status();
+  void align_inputs();
+  void restore_inputs();
+
   void read_scalar(const Input& input, const Value& value, size_t number);
   void bind(const Binding& binding);
   void check_input(const Input& input, Value& value, size_t number) const;
@@ -104,9 +117,10 @@ class Run {
   void view(const Step& step);
   void raw_view(const Step& step);
   void launch(const Step& step);
+  void random_seed(const Step& step);
   void host_read(const Step& step);
   void check_relation(const Step& step) const;
-  void check_tensor(const Step& step) const;
+  void check_tensor(const Step& step);
   void free(const Step& step);
   void branch(const Step& step);
   void output(const Output& one, Value* outputs, Value& result);
@@ -121,6 +135,8 @@ class Run {
   bool donate_;
   PlanScope scope_;
   c10::DataPtr arena_;
+  std::unique_ptr<DeviceScope> device_;
+  std::vector<std::pair<Slot, Value>> unaligned_;  // inputs that stand in their slots as copies
   int64_t status_ = 0;
 };
 
@@ -175,7 +191,8 @@ void Run::check_input(const Input& input, Value& value, size_t number) const {
   const c10::TensorImpl& given = *value.tensor();
   uint64_t keys = given.key_set().raw_repr();
   // Key sets tell device, layout and what makes memory opaque: seen once, they need no second look.
-  if (keys == frame_.known_keys[number] && has_layout(given, planned, ints_)) return;
+  bool same_device = planned.device_index < 0 || given.device().index() == planned.device_index;
+  if (keys == frame_.known_keys[number] && same_device && has_layout(given, planned, ints_)) return;
   if (fits(given, planned, ints_)) {
     frame_.known_keys[number] = keys;
     return;
@@ -205,8 +222,44 @@ void Run::enter() {
   }
 }
 
+// What device kernels of this call, as far as the host has waited for them, or of earlier ones met.
+void Run::check_status() {
+  for (int8_t index : program_.status_devices) {
+    if (int64_t status = device(index).take_status()) {
+      PlanError error(ErrorKind::kStatus, status, "");
+      error.origin = "a kernel of an earlier step or call";
+      throw error;
+    }
+  }
+}
+
+// Device kernels take the start of every input to be aligned; one that is not comes as a copy.
+void Run::align_inputs() {
+  for (Slot slot : program_.aligned_inputs) {
+    const c10::TensorImpl& given = *slots_[slot].tensor();
+    if (reinterpret_cast<uintptr_t>(given.data()) % kVector == 0) continue;
+    auto index = static_cast<int8_t>(given.device().index());
+    TensorPtr copy = copy_of_span(device(index).allocator(), given);
+    unaligned_.emplace_back(slot, std::move(slots_[slot]));
+    slots_[slot].set_tensor(std::move(copy));
+  }
+}
+
+void Run::restore_inputs() {
+  const std::vector<Slot>& mutated = program_.mutated;
+  for (auto& [slot, original] : unaligned_) {
+    if (std::find(mutated.begin(), mutated.end(), slot) != mutated.end()) {
+      copy_into(*original.tensor(), tensor(slot));
+    }
+    slots_[slot] = std::move(original);
+  }
+  unaligned_.clear();
+}
+
 void Run::steps() {
+  check_status();
   c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
+  align_inputs();
   const Step* at = program_.steps.data();
   const Step* end = at + program_.steps.size();
   try {
@@ -215,6 +268,7 @@ void Run::steps() {
     if (error.origin.empty()) error.origin = text(at->origin);
     throw;
   }
+  restore_inputs();
   for (Slot slot : program_.mutated) {
     if (slots_[slot].is_tensor() && !slots_[slot].tensor()->is_inference()) {
       slots_[slot].tensor()->bump_version();
@@ -223,6 +277,8 @@ void Run::steps() {
 }
 
 void Run::step(const Step& step) {
+  if (program_.noted) [[unlikely]]
+    program_.runtime->note(program_, step);
   switch (step.kind) {
     case StepKind::kAllocate:
       return allocate(step);
@@ -250,7 +306,7 @@ void Run::step(const Step& step) {
     case StepKind::kCheckTensor:
       return check_tensor(step);
     case StepKind::kRandomSeed:
-      return slots_[step.a].set_tensor(draw_seed(step.b, step.c, ints_[step.d]));
+      return random_seed(step);
     case StepKind::kFree:
       return free(step);
     case StepKind::kBranch:
@@ -261,8 +317,10 @@ void Run::step(const Step& step) {
 // a = allocate b
 void Run::allocate(const Step& step) {
   const Layout& planned = layout(step.b);
-  slots_[step.a].set_tensor(planned.device_type == 0 ? empty_cpu(planned, ints_)
-                                                     : empty_strided(planned, ints_));
+  slots_[step.a].set_tensor(
+      planned.device_type == kCpu || !program_.runtime
+          ? empty_strided(planned, ints_)
+          : empty_from(device(planned.device_index).allocator(), planned, ints_));
 }
 
 // a = allocate b in the memory of c
@@ -318,11 +376,11 @@ void Run::launch(const Step& step) {
       tensors[n] = kernel.written[n] ? given.mutable_data() : const_cast<void*>(given.data());
     }
   }
-  if (kernel.device) {
-    kernel.device->launch({&kernel, tensors, static_cast<int32_t>(one.tensors.size()),
-                           ints_ + one.ints, floats_ + one.floats, ints_ + one.grid, one.grid_rank,
-                           &status_});
-    return;
+  if (one.loaded) {
+    return device(one.device)
+        .launch({one.loaded.get(), tensors, static_cast<int32_t>(one.tensors.size()),
+                 ints_ + one.ints, one.num_ints, floats_ + one.floats, ints_ + one.grid,
+                 one.grid_rank});
   }
   int64_t units = ints_[one.units];
   if (units <= 0) return;
@@ -340,6 +398,25 @@ void Run::launch(const Step& step) {
   if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
 }
 
+// a = (seed, offset) for d numbers, from the generator of device b:c, on that device
+void Run::random_seed(const Step& step) {
+  auto [seed, offset] = draw_seed(step.b, step.c, ints_[step.d]);
+  static const auto dtype = caffe2::TypeMeta::Make<int64_t>();
+  static constexpr int64_t kSizes[] = {2}, kStrides[] = {1};
+  bool on_device = step.b != kCpu && program_.runtime;
+  c10::Allocator& allocator =
+      on_device ? device(static_cast<int8_t>(step.c)).allocator() : *c10::GetCPUAllocator();
+  TensorPtr made = empty_from(allocator, dtype, 16, kSizes, kStrides, 0);
+  if (on_device) {
+    device_->store_pair(made->mutable_data(), seed, offset);
+  } else {
+    auto* numbers = static_cast<int64_t*>(made->mutable_data());
+    numbers[0] = seed;
+    numbers[1] = offset;
+  }
+  slots_[step.a].set_tensor(std::move(made));
+}
+
 // number c of kind b = element of a; then segment d is computed
 void Run::host_read(const Step& step) {
   const c10::TensorImpl& source = tensor(step.a);
@@ -353,6 +430,7 @@ void Run::host_read(const Step& step) {
     default:
       ints_[step.c] = read_int(source);
   }
+  check_status();
   compute(program_.segments[static_cast<size_t>(step.d)], ints_, floats_);
 }
 
@@ -366,8 +444,10 @@ void Run::check_relation(const Step& step) const {
   if (!holds) throw PlanError(ErrorKind::kCheck, 0, text(step.c));
 }
 
-void Run::check_tensor(const Step& step) const {
-  if (!read_bool(tensor(step.a))) throw PlanError(ErrorKind::kCheck, 0, text(step.b));
+void Run::check_tensor(const Step& step) {
+  bool holds = read_bool(tensor(step.a));
+  check_status();
+  if (!holds) throw PlanError(ErrorKind::kCheck, 0, text(step.b));
 }
 
 void Run::free(const Step& step) {
@@ -377,6 +457,7 @@ void Run::free(const Step& step) {
 void Run::branch(const Step& step) {
   const Branch& one = program_.branches[static_cast<size_t>(step.a)];
   bool taken = read_bool(tensor(step.b));
+  check_status();
   const Program& inner = taken ? *one.if_true : *one.if_false;
   auto place = static_cast<size_t>(step.a) * 2 + (taken ? 0 : 1);
   if (frame_.branches.size() <= place) frame_.branches.resize(program_.branches.size() * 2);
@@ -440,22 +521,6 @@ void Run::results(Value* outputs) {
   }
 }
 
-// Triton kernels are CUDA's.
-constexpr int8_t kCuda = 1;
-
-void connect(Program& program) {
-  for (KernelEntry& kernel : program.kernels) {
-    if (!kernel.on_device) continue;
-    kernel.device = device_runtime(kCuda);
-    if (!kernel.device) throw PlanError(ErrorKind::kDevice, kCuda, kernel.symbol);
-  }
-  for (const CallSpec& call : program.calls) program.resolved.push_back(resolve(call));
-  for (Branch& branch : program.branches) {
-    connect(*branch.if_true);
-    connect(*branch.if_false);
-  }
-}
-
 }  // namespace
 
 Frame::Frame(const Program& program)
@@ -467,10 +532,11 @@ Frame::Frame(const Program& program)
   known_keys.resize(program.inputs.size());
 }
 
-Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants)
+Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants,
+                   const KernelImages& images)
     : program_(std::move(program)), constants_(std::move(constants)) {
   install_memory_pool();
-  connect(*program_);
+  connect(*program_, images);
 }
 
 Executor::~Executor() { delete idle_.load(); }

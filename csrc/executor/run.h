@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "executor/arena.h"
+#include "executor/connect.h"
 #include "executor/program.h"
 #include "executor/value.h"
 
@@ -33,8 +34,9 @@ void rebuild_views(const Program& program, const Value* inputs, Value* outputs);
 
 class Executor {
  public:
-  // `constants` in the order of the plan. Throws PlanError.
-  Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants);
+  // `constants` in the order of the plan; `images` of its device kernels. Throws PlanError.
+  Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants,
+           const KernelImages& images);
   ~Executor();
 
   const Program& program() const { return *program_; }

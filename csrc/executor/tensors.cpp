@@ -64,16 +64,26 @@ c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints) {
   return {ints + layout.strides, static_cast<size_t>(layout.rank)};
 }
 
-TensorPtr empty_cpu(const Layout& layout, const int64_t* ints) {
-  c10::Allocator* allocator = c10::GetCPUAllocator();
-  size_t bytes = static_cast<size_t>(std::max<int64_t>(ints[layout.bytes], 0));
+TensorPtr empty_from(c10::Allocator& allocator, caffe2::TypeMeta dtype, size_t bytes,
+                     c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       allocator->allocate(bytes), allocator, true);
+                                                       allocator.allocate(bytes), &allocator, true);
+  auto key = storage->device_type() == c10::DeviceType::CPU ? c10::DispatchKey::CPU
+                                                            : c10::DispatchKey::CUDA;
   auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), layout.meta);
-  made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints),
-                              ints[layout.offset]);
+      std::move(storage), c10::DispatchKeySet(key), dtype);
+  made->set_sizes_and_strides(sizes, strides, offset);
   return made;
+}
+
+TensorPtr empty_from(c10::Allocator& allocator, const Layout& layout, const int64_t* ints) {
+  size_t bytes = static_cast<size_t>(std::max<int64_t>(ints[layout.bytes], 0));
+  return empty_from(allocator, layout.meta, bytes, sizes_of(layout, ints), strides_of(layout, ints),
+                    ints[layout.offset]);
+}
+
+TensorPtr empty_cpu(const Layout& layout, const int64_t* ints) {
+  return empty_from(*c10::GetCPUAllocator(), layout, ints);
 }
 
 TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const int64_t* ints,

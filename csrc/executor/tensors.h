@@ -1,6 +1,8 @@
 // Tensors by layout: made, compared, viewed. Needs c10 only.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include "executor/program.h"
 #include "executor/value.h"
 
@@ -9,6 +11,10 @@ namespace kiln {
 c10::IntArrayRef sizes_of(const Layout& layout, const int64_t* ints);
 c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints);
 
+// Fresh memory of the allocator: of the CPU, or of CUDA's current device.
+TensorPtr empty_from(c10::Allocator& allocator, caffe2::TypeMeta dtype, size_t bytes,
+                     c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+TensorPtr empty_from(c10::Allocator& allocator, const Layout& layout, const int64_t* ints);
 // Fresh CPU memory in the layout.
 TensorPtr empty_cpu(const Layout& layout, const int64_t* ints);
 

@@ -10,6 +10,7 @@ class Executor:
     """A decoded plan, ready to be called with the plan's arguments.
 
     `addresses` maps kernel symbols to functions; `explain(kind, value, origin, detail)` makes the exception.
+    `images` holds the kernels of a device: `kiln.runtime.cubins.Cubin.image()` by symbol.
     """
 
     def __init__(
@@ -18,6 +19,7 @@ class Executor:
         addresses: Mapping[str, int],
         constants: Sequence[torch.Tensor],
         explain: Callable[[int, int, str, str], BaseException],
+        images: Mapping[str, tuple[str, str, bool, int, int, int, int, int, bytes]] = ...,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...
     @property
@@ -91,3 +93,23 @@ class Replay:
 
 def is_lent(value: object, /) -> bool:
     """Whether `value` is a tensor in the memory of a recorded graph."""
+
+def cuda_problem() -> str:
+    """Open the CUDA driver; why kernels cannot be launched, or an empty string."""
+
+def current_stream(index: int) -> int:
+    """The raw CUDA stream that torch has selected in this thread on a device."""
+
+def driver_launch_cost(
+    images: Mapping[str, tuple[str, str, bool, int, int, int, int, int, bytes]], count: int
+) -> float:
+    """Microseconds that the driver's own call takes per launch of the one kernel in `images`."""
+
+def use_null_device(used: bool) -> None:
+    """Executors made from now on only note their CUDA kernels; their CUDA tensors are CPU tensors."""
+
+def take_null_log() -> str:
+    """What the null device noted since the last call, one line per event."""
+
+def set_null_status(code: int) -> None:
+    """As if a kernel on the null device had reported `code`."""

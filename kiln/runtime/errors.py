@@ -56,8 +56,38 @@ class InvalidProgram(KilnError, ValueError):
 
 class NoDeviceRuntime(KilnError, RuntimeError):
     code = "KILN4010"
-    what = "kernel {kernel} cannot be launched"
-    why = "the driver of its device is not open in this process"
+    what = "kernel {kernel} cannot be launched: there is no CUDA device to launch it on"
+    why = "{reason}"
+    try_ = (
+        "check with `nvidia-smi` that the driver is installed and with `torch.cuda.is_available()` that torch uses it",
+    )
+
+
+class KernelDoesNotFit(KilnError, RuntimeError):
+    code = "KILN4011"
+    what = "the compiled code of kernel {kernel} does not fit this machine"
+    why = "{reason}"
+    try_ = ("install a driver as new as the CUDA version of this torch", "compile again on this machine")
+
+
+class KernelTooLarge(KilnError, RuntimeError):
+    code = "KILN4012"
+    what = "kernel {kernel} needs more than the device has"
+    why = "{reason}"
+    try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
+
+
+class LaunchFailed(KilnError, RuntimeError):
+    code = "KILN4013"
+    what = "kernel {kernel} was not launched"
+    why = "{reason}"
+    try_ = ("CUDA_LAUNCH_BLOCKING=1 shows which kernel left an error that is reported late",)
+
+
+DEVICE_ERRORS: tuple[type[KilnError], ...] = (
+    NoDeviceRuntime, NoDeviceRuntime, KernelDoesNotFit, KernelTooLarge, LaunchFailed,
+)  # fmt: skip
+"""By DeviceProblem of csrc/executor/device.h."""
 
 
 STATUS_ERRORS: dict[int, type[KilnError]] = {1: IndexOutOfRange, 2: IntegerDivisionByZero}

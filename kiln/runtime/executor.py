@@ -16,10 +16,10 @@ import torch
 
 from kiln.native._executor import Executor
 from kiln.runtime.errors import (
+    DEVICE_ERRORS,
     CheckFailed,
     InputMismatch,
     InvalidProgram,
-    NoDeviceRuntime,
     UnknownOperator,
     status_error,
 )
@@ -56,7 +56,7 @@ def load_executor(
     program: bytes, libraries: Libraries, constants: Sequence[torch.Tensor], explain: Explain
 ) -> Executor:
     """An executor of encoded plans; needs no `Plan`."""
-    return Executor(program, libraries.addresses(), list(constants), explain)
+    return Executor(program, libraries.addresses(), list(constants), explain, libraries.images())
 
 
 @final
@@ -84,5 +84,6 @@ class Explain:
             target, _, problem = detail.partition(": ")
             return UnknownOperator(target=target, problem=problem)
         if kind == DEVICE:
-            return NoDeviceRuntime(kernel=detail)
+            kernel, _, reason = detail.partition(": ")
+            return DEVICE_ERRORS[value](kernel=kernel, reason=reason)
         return InvalidProgram(plan=self.plan, problem=detail)

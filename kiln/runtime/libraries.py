@@ -1,4 +1,4 @@
-"""C++ kernels: from source to functions in this process.
+"""Kernels: C++ from source to functions in this process; Triton's, see `cubins.py`, are compiled meanwhile.
 
     started = start_compile(kernels, store, events)      # g++ runs meanwhile
     libraries = started.wait()
@@ -20,13 +20,16 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cubins import Cubin, CubinCompilation, start_cubins
 from kiln.runtime.plan import Kernel
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
@@ -108,10 +111,16 @@ class Library:
 
 
 class Libraries:
-    """Loaded libraries: kernel symbol to function. They stay loaded while this object or a function of it lives."""
+    """Loaded libraries: kernel symbol to function; and the kernels of a GPU, which executors load.
 
-    def __init__(self, paths: dict[str, Path], kernels: Iterable[Kernel]) -> None:
+    Libraries stay loaded while this object or a function of it lives, GPU kernels while the process runs.
+    """
+
+    def __init__(
+        self, paths: dict[str, Path], kernels: Iterable[Kernel], cubins: Mapping[str, Cubin] | None = None
+    ) -> None:
         self.paths = paths
+        self.cubins: Mapping[str, Cubin] = cubins or {}
         self._scratch = {kernel.symbol: kernel.scratch_bytes for kernel in kernels}
         opened = {path: Library(path) for path in dict.fromkeys(paths.values())}
         self._libraries = {symbol: opened[path] for symbol, path in paths.items()}
@@ -136,6 +145,10 @@ class Libraries:
 
     def addresses(self) -> dict[str, int]:
         return dict(self._addresses)
+
+    def images(self) -> dict[str, tuple[str, str, bool, int, int, int, int, int, bytes]]:
+        """Kernels of a GPU, for the native executor."""
+        return {symbol: cubin.image() for symbol, cubin in self.cubins.items()}
 
     def scratch_bytes(self, symbol: str) -> int:
         """Static part of the scratch memory of a call."""
@@ -168,11 +181,12 @@ class Compilation:
     events: EventSink
     toolchain: Toolchain | None
     known: dict[str, Path]
+    cubins: CubinCompilation
     units: list[Unit] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
     def wait(self) -> Libraries:
-        """Raises KernelsDoNotCompile with the compiler's message."""
+        """Raises KernelsDoNotCompile with the compiler's message, TritonRefused, NoTriton."""
         paths = dict(self.known)
         kept: list[Path] = []
         try:
@@ -180,6 +194,7 @@ class Compilation:
                 path = self.finish(unit)
                 paths.update((kernel.symbol, path) for kernel in unit.kernels)
                 kept += [unit.folder] if path == unit.output else []
+            cubins = self.cubins.wait()
         finally:
             self.stop(kept)
         seconds = time.perf_counter() - self.started
@@ -187,7 +202,7 @@ class Compilation:
         self.events.emit(
             "compiled_kernels", compiled=compiled, cached=len(self.known), units=len(self.units), seconds=seconds
         )
-        libraries = Libraries(paths, self.kernels)
+        libraries = Libraries(paths, self.kernels, cubins)
         for folder in kept:
             weakref.finalize(libraries, shutil.rmtree, folder, ignore_errors=True)
         return libraries
@@ -210,6 +225,7 @@ class Compilation:
 
     def stop(self, kept: Sequence[Path] = ()) -> None:
         """End what still runs and remove the working folders but `kept`."""
+        self.cubins.stop()
         for unit in self.units:
             if unit.process.poll() is None:
                 unit.process.kill()
@@ -219,19 +235,33 @@ class Compilation:
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], cache: Store, events: EventSink, workers: int = 0, march: str = "native"
+    kernels: Sequence[Kernel],
+    cache: Store,
+    events: EventSink,
+    workers: int = 0,
+    march: str = "native",
+    capability: tuple[int, int] | None = None,
 ) -> Libraries:
-    """All C++ kernels of a plan as loaded functions; compiles those that the cache does not have."""
-    return start_compile(kernels, cache, events, workers, march).wait()
+    """All kernels of a plan as loaded functions and cubins; compiles those that the cache does not have."""
+    return start_compile(kernels, cache, events, workers, march, capability).wait()
 
 
 def start_compile(
-    kernels: Sequence[Kernel], cache: Store, events: EventSink, workers: int = 0, march: str = "native"
+    kernels: Sequence[Kernel],
+    cache: Store,
+    events: EventSink,
+    workers: int = 0,
+    march: str = "native",
+    capability: tuple[int, int] | None = None,
 ) -> Compilation:
-    """Look the kernels up and start g++ for the missing ones; `workers` 0: one per core."""
+    """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
+
+    `capability` of the GPU that Triton compiles for; None: that of torch's current device.
+    """
+    cubins = start_cubins(kernels, cache, events, capability or current_capability(kernels), workers)
     distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
     if not distinct:
-        return Compilation(distinct, cache, events, None, {})
+        return Compilation(distinct, cache, events, None, {}, cubins)
     compiler = toolchain(march)
     if compiler is None:
         raise NoCompiler(count=len(distinct))
@@ -242,10 +272,16 @@ def start_compile(
         if path is not None:
             known[kernel.symbol] = path
     missing = [kernel for kernel in distinct if kernel.symbol not in known]
-    work = Compilation(distinct, cache, events, compiler, known)
+    work = Compilation(distinct, cache, events, compiler, known, cubins)
     for group in balanced_groups(missing, workers or os.cpu_count() or 1):
         work.units.append(start_unit(group, compiler))
     return work
+
+
+def current_capability(kernels: Sequence[Kernel]) -> tuple[int, int] | None:
+    """That of torch's CUDA device, where there is one and a kernel needs it."""
+    needed = any(kernel.language == "triton" for kernel in kernels)
+    return torch.cuda.get_device_capability() if needed and torch.cuda.is_available() else None
 
 
 def kernel_key(kernel: Kernel, compiler: Toolchain) -> str:

@@ -26,6 +26,7 @@ from kiln.native._executor import Executor
 from kiln.runtime.autograd import RegionSpec
 from kiln.runtime.cache.bundle import pack, unpack
 from kiln.runtime.cache.store import content_key
+from kiln.runtime.cubins import Cubin
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.dtypes import DTYPE_OF_NAME, NAME_OF
@@ -36,7 +37,7 @@ from kiln.runtime.program import encode_program
 from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.support.errors import KilnError
 
-VERSION = 1
+VERSION = 2
 
 
 class WrongMachine(KilnError, RuntimeError):
@@ -76,11 +77,13 @@ def save_bundle(
     files = {path: path.read_bytes() for path in libraries.files()}
     names = {path: content_key(data) for path, data in files.items()}
     sections.update((f"library/{names[path]}", data) for path, data in files.items())
+    sections.update((f"cubin/{symbol}", cubin.encode()) for symbol, cubin in libraries.cubins.items())
     sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
     manifest = {
         "version": VERSION,
         "entries": entries,
         "kernels": {symbol: names[path] for symbol, path in sorted(libraries.paths.items())},
+        "cubins": sorted(libraries.cubins),
         "needs": sorted(instruction_sets()) if files else [],
     }
     sections["manifest"] = json.dumps(manifest, sort_keys=True).encode()
@@ -106,7 +109,9 @@ class LoadedBundle:
         self.entries: Mapping[str, Any] = manifest["entries"]
         wanted = sorted(set(manifest["kernels"].values()))
         paths = {key: loadable_file(bytes(sections[f"library/{key}"])) for key in wanted}
-        self.libraries = Libraries({symbol: paths[key] for symbol, key in manifest["kernels"].items()}, ())
+        functions = {symbol: paths[key] for symbol, key in manifest["kernels"].items()}
+        cubins = {symbol: Cubin.decode(bytes(sections[f"cubin/{symbol}"])) for symbol in manifest["cubins"]}
+        self.libraries = Libraries(functions, (), cubins)
         for path in paths.values():
             weakref.finalize(self.libraries, remove_file, path)
 
@@ -162,11 +167,12 @@ def remove_file(path: Path) -> None:
 
 
 def encode_tensor(tensor: torch.Tensor) -> bytes:
-    """Dtype, sizes and strides as JSON, then the elements of its memory from first to last."""
-    tensor = tensor.detach().cpu()
+    """Dtype, sizes, strides and device as JSON, then the elements of its memory from first to last."""
     head = {"dtype": NAME_OF[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
+    if tensor.device.type != "cpu":
+        head["device"] = str(tensor.device)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((span if tensor.numel() else 0,), (1,)).contiguous()
+    flat = tensor.detach().as_strided((span if tensor.numel() else 0,), (1,)).contiguous().cpu()
     text = json.dumps(head).encode()
     return len(text).to_bytes(4, "little") + text + bytes(flat.view(torch.uint8).numpy().data)
 
@@ -177,7 +183,7 @@ def decode_tensor(data: bytes) -> torch.Tensor:
     dtype = DTYPE_OF_NAME[head["dtype"]]
     body = bytearray(data[4 + length :])
     flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
-    return flat.clone().as_strided(head["sizes"], head["strides"])
+    return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])
 
 
 def tensor_key(tensor: torch.Tensor) -> str:

@@ -43,7 +43,7 @@ from kiln.runtime.verify_plan import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, symbol
 
 MAGIC = 0x4E4C494B  # "KILN"
-FORMAT = 1
+FORMAT = 2
 NONE = -1
 
 # fmt: off
@@ -96,6 +96,11 @@ def float_word(value: float) -> int:
     """The bits of a double as a signed word."""
     word: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return word
+
+
+def device_words(device: torch.device) -> list[int]:
+    """Type and index; no index is that of the device which is current when the plan runs."""
+    return [DEVICE_TYPES[device.type], NONE if device.index is None else device.index]
 
 
 class ProgramEncoder:
@@ -158,9 +163,8 @@ class ProgramEncoder:
         """The number of the layout: dtype, device, rank, registers of sizes, strides, offset and bytes."""
         if spec not in self.layouts:
             self.layouts[spec] = len(self.layouts)
-            device = [DEVICE_TYPES[spec.device.type], NONE if spec.device.index is None else spec.device.index]
             self.layout_words += [
-                NUMBER_OF[spec.dtype], *device,
+                NUMBER_OF[spec.dtype], *device_words(spec.device),
                 len(spec.sizes), self.registers.vector(spec.sizes), self.registers.vector(spec.strides),
                 self.registers.scalar(spec.offset), self.registers.scalar(storage_elements(spec) * spec.dtype.itemsize),
             ]  # fmt: skip
@@ -205,7 +209,7 @@ class ProgramEncoder:
         if isinstance(value, tuple | list):
             return self.list_argument(value)
         if isinstance(value, torch.device):
-            return [ARG_DEVICE, DEVICE_TYPES[value.type], NONE if value.index is None else value.index]
+            return [ARG_DEVICE, *device_words(value)]
         for kind, encode in ARGUMENT_WORDS:
             if isinstance(value, kind):
                 return encode(self, value)
@@ -229,6 +233,11 @@ class ProgramEncoder:
             kind, register = self.scalar_slots[value.slot]
             return ("float" if kind == "float" else "int"), register
         return ("int", self.registers.scalar(value)) if isinstance(value, Expr) else ("constant", float(value))
+
+    def device_of(self, step: Launch) -> int:
+        """Index of the device that the kernel runs on: that of its tensors, those on the CPU left out."""
+        specs = [self.specs[slot] for slot in step.tensors if slot in self.specs]
+        return next((device_words(spec.device)[1] for spec in specs if spec.device.type != "cpu"), NONE)
 
     def planned_offset(self, slot: Slot, dtype: torch.dtype) -> Int:
         """Where slot's tensor begins, in elements of `dtype`."""
@@ -284,7 +293,7 @@ def _launch(at: ProgramEncoder, step: Launch) -> list[int]:
     words = [LAUNCH, number, len(step.tensors), *step.tensors]
     words += [at.registers.vector(step.ints), at.registers.float_vector(floats)]
     words += [at.registers.scalar(value) for value in (step.units, step.grain, scratch)]
-    return [*words, at.registers.vector(step.grid), len(step.grid)]
+    return [*words, at.registers.vector(step.grid), len(step.grid), len(step.ints), at.device_of(step)]
 
 
 def _call(at: ProgramEncoder, step: CallAten) -> list[int]:
@@ -341,7 +350,7 @@ STEP_WORDS: Mapping[type, Callable[[ProgramEncoder, Any], list[int]]] = {
     Constant:   lambda at, step: [CONSTANT, step.out, step.index],
     HostRead:   _host_read,
     Check:      _check,
-    RandomSeed: lambda at, step: [RANDOM_SEED, step.out, DEVICE_TYPES[step.device.type], step.device.index or 0,
+    RandomSeed: lambda at, step: [RANDOM_SEED, step.out, *device_words(step.device),
                                   at.registers.scalar(step.increment)],
     Free:       lambda at, step: [FREE, *at.counted([step.slots])],
     Branch:     _branch,

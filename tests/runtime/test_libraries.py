@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kiln.runtime.cache.store import Store, content_key
-from kiln.runtime.errors import NoDeviceRuntime
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import KernelsDoNotCompile, Libraries, MissingKernel, balanced_groups, compile_kernels
 from kiln.runtime.python_executor import PythonExecutor
@@ -99,14 +98,6 @@ def test_kernels_may_call_libm_and_libgcc(tmp_path: Path) -> None:
     body = "auto o = (float*)t[0]; o[0] = __builtin_erff((float)f[0]); o[1] = (float)(__int128)f[0];"
     libraries = compile_kernels([kernel("k_libm", body, "w", floats=1)], Store(tmp_path), EventSink())
     assert libraries.address("k_libm")
-
-
-def test_triton_kernels_are_not_compiled_here(tmp_path: Path) -> None:
-    triton = replace(ADD, language="triton")
-    assert compile_kernels([triton], Store(tmp_path), EventSink()).files() == []
-    plan = replace(add_norm(), kernels=(triton,))
-    with pytest.raises(NoDeviceRuntime, match="KILN4010"):
-        make_executor(plan, compile_kernels([triton], Store(tmp_path), EventSink()))
 
 
 def test_kernels_run_on_torchs_threads(libraries: Libraries) -> None:

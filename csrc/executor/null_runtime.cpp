@@ -1,0 +1,172 @@
+#include "executor/null_runtime.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "executor/device.h"
+#include "executor/program.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int8_t kCuda = 1;
+
+std::mutex mutex;
+std::string lines;
+int64_t status_slot = 0;
+const Launch* launched = nullptr;  // the step that was noted last
+
+void write_line(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex);
+  lines += text + "\n";
+}
+
+std::string slot_text(Slot slot) { return "%" + std::to_string(slot); }
+
+std::string bytes_text(const void* at, int32_t size) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (int32_t n = 0; n < size; n++) {
+    auto byte = static_cast<const unsigned char*>(at)[n];
+    text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return text;
+}
+
+// The parameters as the driver would read them; `launched` names the slots of the pointers.
+std::string parameters_text(const DeviceLaunch& launch, Parameters& parameters) {
+  const std::vector<ParameterType>& types = launch.kernel->image.parameters;
+  std::string text;
+  for (size_t n = 0; n < parameters.count(); n++) {
+    auto type = n < types.size() ? types[n] : ParameterType::kPointer;
+    const void* at = parameters.pointers()[n];
+    text += n ? ", " : "";
+    text += static_cast<char>(type);
+    void* pointer = nullptr;
+    if (type == ParameterType::kPointer) std::memcpy(&pointer, at, sizeof pointer);
+    if (launched && n < launched->tensors.size()) {
+      bool right = pointer == launch.tensors[n];
+      text += right ? " " + slot_text(launched->tensors[n]) : " another pointer";
+    } else if (type == ParameterType::kPointer) {
+      text += pointer == &status_slot ? " status" : pointer ? " scratch" : " null";
+    } else {
+      text += " " + bytes_text(at, parameter_size(type));
+    }
+  }
+  return text;
+}
+
+class NullScope final : public DeviceScope {
+ public:
+  void enter(int8_t) override {}
+
+  void launch(const DeviceLaunch& launch) override {
+    const KernelImage& image = launch.kernel->image;
+    int64_t grid[3] = {1, 1, 1};
+    for (int32_t n = 0; n < launch.grid_rank; n++) grid[n] = launch.grid[n];
+    if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) {
+      return write_line("launch " + image.symbol + " of no blocks");
+    }
+    char scratch = 0;
+    Parameters parameters;
+    parameters.pack(launch, &status_slot, image.scratch ? &scratch : nullptr);
+    std::string sizes =
+        std::to_string(grid[0]) + ", " + std::to_string(grid[1]) + ", " + std::to_string(grid[2]);
+    write_line("launch " + image.symbol + " grid (" + sizes + ") threads " +
+               std::to_string(image.threads) + " shared " + std::to_string(image.shared) + ": " +
+               parameters_text(launch, parameters));
+  }
+
+  c10::Allocator& allocator() override { return *c10::GetCPUAllocator(); }
+
+  void store_pair(void* target, int64_t first, int64_t second) override {
+    auto* words = static_cast<int64_t*>(target);
+    words[0] = first;
+    words[1] = second;
+  }
+
+  int64_t take_status() override {
+    std::lock_guard<std::mutex> lock(mutex);
+    return std::exchange(status_slot, 0);
+  }
+};
+
+std::string slots_text(const std::vector<Slot>& slots) {
+  std::string text;
+  for (Slot slot : slots) text += (text.empty() ? "" : ", ") + slot_text(slot);
+  return text;
+}
+
+std::string step_text(const Program& program, const Step& step) {
+  switch (step.kind) {
+    case StepKind::kAllocate:
+      return "allocate " + slot_text(step.a);
+    case StepKind::kAllocateReuse:
+    case StepKind::kRawAllocate:
+      return "allocate " + slot_text(step.a) +
+             (step.c == kNone ? "" : " in the memory of " + slot_text(step.c));
+    case StepKind::kCallAten:
+      return "call " + program.calls[static_cast<size_t>(step.a)].target;
+    case StepKind::kView:
+    case StepKind::kRawView:
+      return "view " + slot_text(step.a) + " of " + slot_text(step.b);
+    case StepKind::kCopy:
+      return "copy " + slot_text(step.b) + " into " + slot_text(step.a);
+    case StepKind::kFree:
+      return "free " + slots_text(program.frees[static_cast<size_t>(step.a)]);
+    case StepKind::kHostRead:
+      return "read " + slot_text(step.a);
+    case StepKind::kRandomSeed:
+      return "seed " + slot_text(step.a);
+    default:
+      return "";
+  }
+}
+
+class NullRuntime final : public DeviceRuntime {
+ public:
+  bool is_null() const override { return true; }
+
+  std::shared_ptr<DeviceKernel> load(const KernelImage& image, int8_t index) override {
+    std::string at = index < 0 ? "the current device" : "device " + std::to_string(index);
+    write_line("load " + image.symbol + " on " + at);
+    return std::make_shared<DeviceKernel>(image);
+  }
+
+  std::unique_ptr<DeviceScope> scope() override { return std::make_unique<NullScope>(); }
+
+  void note(const Program& program, const Step& step) override {
+    launched =
+        step.kind == StepKind::kLaunch ? &program.launches[static_cast<size_t>(step.a)] : nullptr;
+    std::string text = step_text(program, step);
+    if (!text.empty()) write_line(text);
+  }
+};
+
+DeviceRuntime* before = nullptr;
+
+}  // namespace
+
+void use_null_device(bool used) {
+  static auto* one = new NullRuntime();
+  bool is_used = device_runtime(kCuda) == one;
+  if (used == is_used) return;
+  if (used) before = device_runtime(kCuda);
+  register_device_runtime(kCuda, used ? one : before);
+}
+
+std::string take_null_log() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return std::exchange(lines, "");
+}
+
+void set_null_status(long long code) {
+  std::lock_guard<std::mutex> lock(mutex);
+  status_slot = code;
+}
+
+}  // namespace kiln

@@ -1,0 +1,193 @@
+"""Triton kernels: from source to cubins that the native executor loads.
+
+    started = start_cubins(kernels, store, events, capability=(9, 0))     # threads compile meanwhile
+    cubins = started.wait()                                               # symbol -> Cubin
+    cubins["k_ab12"].image()                                              # what the executor is given
+
+The store keeps each cubin with what a launch needs to know of it, so a warm start imports no Triton. The key is made
+of the source, `meta`, the device's capability and Triton's version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from typing import Any, final
+
+from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.plan import Kernel
+from kiln.runtime.triton_compile import compile_source
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+from kiln.support.optional import MissingPackage
+
+KIND = "cubin"
+LETTERS: Mapping[str, str] = {
+    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "bf16": "g", "fp32": "f", "fp64": "d",
+}  # fmt: skip
+"""Triton's types of parameters as `ParameterType` of csrc/executor/device.h; pointers are "p"."""
+
+
+class NoTriton(KilnError):
+    code = "KILN4104"
+    what = "there is no Triton to compile {count} kernels with"
+    why = "the package `triton` cannot be imported, and the cache does not have the kernels"
+    try_ = ("install the triton that belongs to this torch", "ship a bundle that was compiled for this kind of GPU")
+
+
+class TritonRefused(KilnError):
+    code = "KILN4105"
+    what = "Triton did not compile kernel {symbol}"
+    why = "{message}"
+    try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
+
+
+class NoCapability(KilnError):
+    code = "KILN4106"
+    what = "{count} Triton kernels cannot be compiled"
+    why = "nothing says for which kind of GPU: torch has no CUDA device"
+    try_ = ("compile on a machine with a GPU, or name the capability of the target",)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A compiled kernel. `letters`: types of its parameters; `trailing`: pointers that Triton appends to them."""
+
+    entry: str
+    letters: str
+    status: bool
+    trailing: int
+    num_warps: int
+    shared_bytes: int
+    scratch_bytes: int
+    capability: int
+    code: bytes
+
+    def image(self) -> tuple[str, str, bool, int, int, int, int, int, bytes]:
+        """As `kiln.native._executor.Executor` takes it."""
+        threads = self.num_warps * 32
+        sizes = (self.shared_bytes, self.scratch_bytes)
+        return (self.entry, self.letters, self.status, self.trailing, threads, *sizes, self.capability, self.code)
+
+    def encode(self) -> bytes:
+        head = {name: value for name, value in asdict(self).items() if name != "code"}
+        text = json.dumps(head, sort_keys=True).encode()
+        return len(text).to_bytes(4, "little") + text + self.code
+
+    @staticmethod
+    def decode(data: bytes) -> Cubin:
+        length = int.from_bytes(data[:4], "little")
+        return Cubin(**json.loads(data[4 : 4 + length]), code=data[4 + length :])
+
+
+@dataclass
+class CubinCompilation:
+    """Triton at work in threads. `wait` may be called more than once."""
+
+    events: EventSink
+    cubins: dict[str, Cubin]
+    running: dict[str, Future[Cubin]] = field(default_factory=dict)
+    pool: ThreadPoolExecutor | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    def wait(self) -> dict[str, Cubin]:
+        """All cubins by symbol. Raises NoTriton, TritonRefused."""
+        cached = len(self.cubins)
+        try:
+            for symbol, future in self.running.items():
+                self.cubins[symbol] = self.result(symbol, future)
+        finally:
+            self.stop()
+        if self.running:
+            seconds = time.perf_counter() - self.started
+            self.events.emit("compiled_cubins", compiled=len(self.running), cached=cached, seconds=seconds)
+            self.running = {}
+        return self.cubins
+
+    def result(self, symbol: str, future: Future[Cubin]) -> Cubin:
+        try:
+            return future.result()
+        except MissingPackage as error:
+            raise NoTriton(count=len(self.running)) from error
+        except KilnError:
+            raise
+        except Exception as error:  # whatever Triton, LLVM or ptxas raise
+            raise TritonRefused(symbol=symbol, message=f"{type(error).__name__}: {error}") from error
+
+    def stop(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.pool = None
+
+
+def start_cubins(
+    kernels: Sequence[Kernel],
+    store: Store,
+    events: EventSink,
+    capability: tuple[int, int] | None,
+    workers: int = 0,
+) -> CubinCompilation:
+    """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one thread per core."""
+    distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
+    if distinct and capability is None:
+        raise NoCapability(count=len(distinct))
+    number = 0 if capability is None else capability[0] * 10 + capability[1]
+    keys = {symbol: cubin_key(kernel, number) for symbol, kernel in distinct.items()}
+    stored = {symbol: store.get(KIND, key) for symbol, key in keys.items()}
+    known = {symbol: Cubin.decode(data) for symbol, data in stored.items() if data is not None}
+    work = CubinCompilation(events, known)
+    missing = [kernel for symbol, kernel in distinct.items() if symbol not in known]
+    if missing:
+        work.pool = ThreadPoolExecutor(min(len(missing), workers or os.cpu_count() or 1), "kiln-triton")
+        for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
+            key = keys[kernel.symbol]
+            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, number, store, key)
+    return work
+
+
+def compile_and_keep(kernel: Kernel, capability: int, store: Store, key: str) -> Cubin:
+    cubin = compile_cubin(kernel, capability)
+    store.put(KIND, key, cubin.encode())
+    return cubin
+
+
+def compile_cubin(kernel: Kernel, capability: int) -> Cubin:
+    """`capability`: 10 * major + minor."""
+    meta = dict(kernel.meta)
+    made = compile_source(kernel.source, kernel.symbol, meta, capability)
+    code = made.pop("cubin")
+    return Cubin(
+        **made, letters=parameter_letters(kernel), status=bool(meta.get("status")), capability=capability, code=code
+    )
+
+
+def parameter_letters(kernel: Kernel) -> str:
+    """One letter per parameter. Raises TritonRefused for a type that cannot be passed."""
+    letters = []
+    for one in dict(kernel.meta)["signature"]:
+        letter = "p" if one.startswith("*") else LETTERS.get(one)
+        if letter is None:
+            raise TritonRefused(symbol=kernel.symbol, message=f"no parameter can have the type {one}")
+        letters.append(letter)
+    return "".join(letters)
+
+
+def cubin_key(kernel: Kernel, capability: int) -> str:
+    meta: Any = json.dumps(kernel.meta, sort_keys=True)
+    return content_key(kernel.symbol, kernel.source, meta, str(capability), triton_version())
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> str:
+    """The installed version, found without importing it; empty where there is none."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""

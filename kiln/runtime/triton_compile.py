@@ -1,0 +1,86 @@
+"""One Triton kernel from source to a cubin; needs neither torch nor a GPU.
+
+    made = compile_source(source, symbol, meta, 90)
+    made["cubin"], made["shared_bytes"], made["trailing"]
+
+`meta` is that of `kiln.runtime.plan.Kernel` for Triton. The source has no file: it is entered into `linecache`, where
+Triton's front end looks for it, under a name that is the same on every machine, since the name becomes part of the
+cubin. `triton.compile` is all that is called of Triton; its launcher, which needs a C compiler and Python's headers, is
+not touched. `triton.compile` keeps files of its own in its own cache.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kiln.support.optional import load_required
+
+PURPOSE = "compiling kernels for a GPU"
+OPTIONS = ("enable_fp_fusion", "maxnreg", "num_stages", "num_warps")
+"""Entries of `meta` that are options of `triton.compile`."""
+ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
+
+
+class UnsupportedLaunch(ValueError):
+    """The compiled kernel asks for a kind of launch that there is none of."""
+
+
+def jit_function(source: str, symbol: str) -> Any:
+    """What the definition of `symbol` in `source` makes: a `triton.JITFunction`, or an interpreted one."""
+    name = f"kiln/{symbol}.py"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"__name__": f"kiln_kernel_{symbol}", "__file__": name}
+    try:
+        exec(compile(source, name, "exec"), namespace)
+    finally:
+        linecache.cache.pop(name, None)
+    return namespace[symbol]
+
+
+def compile_source(source: str, symbol: str, meta: Mapping[str, Any], capability: int) -> dict[str, Any]:
+    """The cubin for devices of `capability` (10 * major + minor) and what a launch needs to know of it.
+
+    Raises MissingPackage without Triton, UnsupportedLaunch, and what Triton raises for a source that it refuses.
+    """
+    triton: Any = load_required("triton", purpose=PURPOSE)
+    function = jit_function(source, symbol)
+    constants = dict(meta.get("constants", ()))
+    types = list(meta["signature"])
+    names = [name for name in function.arg_names if name not in constants]
+    if len(names) != len(types):
+        raise UnsupportedLaunch(f"the kernel has parameters {names} and a signature of {len(types)} types")
+    signature = {**dict(zip(names, types, strict=True)), **dict.fromkeys(constants, "constexpr")}
+    places = [function.arg_names.index(names[place]) for place in meta.get("divisible", ())]
+    attributes = {(place,): [["tt.divisibility", 16]] for place in places}
+    ordered = {name: signature[name] for name in function.arg_names}
+    compiled = triton.compile(
+        triton.compiler.ASTSource(function, ordered, constants, attributes),
+        target=triton.backends.compiler.GPUTarget("cuda", capability, 32),
+        options={key: meta[key] for key in OPTIONS if key in meta},
+    )
+    return facts(compiled, len(types))
+
+
+def facts(compiled: Any, num_parameters: int) -> dict[str, Any]:
+    """What is kept of Triton's result. Newer Tritons append pointers to the parameters: scratch memory, profiling."""
+    metadata = compiled.metadata
+    entry = ENTRY.search(compiled.asm["ptx"])
+    if entry is None:
+        raise UnsupportedLaunch("the compiled kernel has no entry")
+    trailing = entry.group(2).count(".param") - num_parameters
+    if trailing < 0:
+        raise UnsupportedLaunch(f"the compiled kernel takes {-trailing} parameters less than its signature")
+    for name, usual in (("num_ctas", 1), ("launch_cooperative_grid", False), ("profile_scratch_size", 0)):
+        if getattr(metadata, name, usual) != usual:
+            raise UnsupportedLaunch(f"the compiled kernel has {name} = {getattr(metadata, name)}")
+    return {
+        "entry": entry.group(1),
+        "num_warps": metadata.num_warps,
+        "shared_bytes": metadata.shared,
+        "scratch_bytes": getattr(metadata, "global_scratch_size", 0) or 0,
+        "trailing": trailing,
+        "cubin": compiled.asm["cubin"],
+    }

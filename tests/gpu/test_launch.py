@@ -1,0 +1,321 @@
+"""Triton kernels on a real device, through hand-written plans.
+
+python -m pytest -s tests/gpu/test_launch.py        prints what launches cost
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kiln.native import _executor
+from kiln.runtime.cache.store import Store
+from kiln.runtime.errors import IndexOutOfRange
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import Libraries, compile_kernels
+from kiln.runtime.loader import load_bundle, save_bundle
+from kiln.runtime.plan import Launch, Plan, PlanInput
+from kiln.support.events import EventSink
+from kiln.support.optional import load
+from tests.runtime.samples import spec
+from tests.runtime.triton_samples import (
+    COPY_PAIR,
+    GATHER,
+    SCALE,
+    gather,
+    on_cuda,
+    scaled_product,
+    seed_pair,
+    triton_kernel,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CUDA = "cuda:0"
+LAUNCHES = 200
+KERNELS = (SCALE, GATHER, COPY_PAIR)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    return compile_kernels(KERNELS, Store(tmp_path_factory.mktemp("store")), EventSink())
+
+
+@pytest.fixture(autouse=True)
+def settled() -> Iterator[None]:
+    yield
+    torch.cuda.synchronize()
+
+
+def wanted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x * 0.5) @ w * 0.5
+
+
+def test_the_driver_opens() -> None:
+    assert _executor.cuda_problem() == ""
+    assert _executor.current_stream(0) == torch.cuda.current_stream().cuda_stream
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        assert _executor.current_stream(0) == other.cuda_stream != 0
+
+
+def test_a_plan_runs(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    w = torch.randn(64, 32, device=CUDA)
+    for rows in (40, 1, 0, 4096):
+        x = torch.randn(rows, 64, device=CUDA)
+        torch.testing.assert_close(run(x, w)[0], wanted(x, w))
+
+
+def test_results_are_torch_tensors(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    x, w = torch.randn(8, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
+    (out,) = run(x, w)
+    assert out.device == torch.device(CUDA) and out.is_contiguous() and not out.requires_grad
+    assert out.untyped_storage().nbytes() == 8 * 32 * 4
+    out.resize_(100, 100).zero_()
+    y = out.clone().requires_grad_()
+    (y * y).sum().backward()
+    assert y.grad is not None
+
+
+def test_an_unaligned_input(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    w = torch.randn(64, 32, device=CUDA)
+    x = torch.randn(1 + 40 * 64, device=CUDA)[1:].view(40, 64)
+    torch.testing.assert_close(run(x, w)[0], wanted(x, w))
+
+
+def test_streams(libraries: Libraries) -> None:
+    """Work goes to the stream that torch has selected, behind what stands there."""
+    run = make_executor(scaled_product(), libraries)
+    x, w = torch.randn(4096, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
+    expected = wanted(x, w)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        (out,) = run(x, w)
+        assert not side.query(), "the launch waited for the stream"
+    assert torch.cuda.current_stream().query(), "the plan ran on the wrong stream"
+    side.synchronize()
+    torch.testing.assert_close(out, expected)
+
+
+def test_threads(libraries: Libraries) -> None:
+    """Threads that have never used CUDA, each with a stream of its own."""
+    run = make_executor(scaled_product(), libraries)
+    w = torch.randn(64, 32, device=CUDA)
+    xs = [torch.randn(512 + n, 64, device=CUDA) for n in range(8)]
+    torch.cuda.synchronize()
+    found: dict[int, torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        if number % 2:
+            found[number] = run(xs[number], w)[0]
+            return
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                found[number] = run(xs[number], w)[0]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    for n, x in enumerate(xs):
+        torch.testing.assert_close(found[n], wanted(x, w))
+
+
+def test_another_device(libraries: Libraries) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    second = torch.device("cuda", 1)
+    run = make_executor(scaled_product(second), libraries)
+    x, w = torch.randn(40, 64, device=second), torch.randn(64, 32, device=second)
+    (out,) = run(x, w)
+    assert out.device == second and torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, wanted(x, w))
+
+
+def test_status(libraries: Libraries) -> None:
+    run = make_executor(gather(), libraries)
+    table, index = torch.randn(5, device=CUDA), torch.tensor([4, 0, 2], device=CUDA)
+    assert torch.equal(run(table, index)[0], table[index])
+    run(table, torch.tensor([1, 5, 0], device=CUDA))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexOutOfRange, match="KILN4001"):
+        run(table, index)
+    assert torch.equal(run(table, index)[0], table[index])
+
+
+def test_seeds(libraries: Libraries) -> None:
+    run = make_executor(seed_pair(), libraries)
+    torch.cuda.manual_seed(1234)
+    assert [run()[0].tolist() for _ in range(3)] == [[1234, 0], [1234, 12], [1234, 24]]
+    torch.cuda.manual_seed(-1)
+    assert run()[0].tolist()[1] == 0
+    assert torch.cuda.default_generators[0].get_offset() == 12
+
+
+def test_memory_returns_to_torch(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    x, w = torch.randn(1 << 16, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
+    run(x, w)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(10):
+        run(x, w)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_out_of_memory_is_the_users(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    w = torch.randn(64, 32, device=CUDA)
+    base = torch.randn(64, device=CUDA)
+    before = torch.cuda.memory_allocated()
+    rows = torch.cuda.get_device_properties(0).total_memory // (64 * 4) * 2
+    huge = base.expand(rows, 64)
+    plan = scaled_product()
+    strided = PlanInput("x", on_cuda(spec(plan.inputs[0].spec.sizes[0], 64, strides=(0, 1))))  # type: ignore[union-attr]
+    run = make_executor(Plan(**{**vars_of(plan), "inputs": (strided, plan.inputs[1])}), libraries)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(huge, w)
+    assert torch.cuda.memory_allocated() == before
+
+
+def vars_of(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+
+
+def test_in_a_cuda_graph(libraries: Libraries) -> None:
+    run = make_executor(scaled_product(), libraries)
+    x, w = torch.randn(256, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
+    run(x, w)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (out,) = run(x, w)
+    x.copy_(torch.randn(256, 64, device=CUDA))
+    graph.replay()
+    torch.testing.assert_close(out, wanted(x, w))
+
+
+BUNDLE_SCRIPT = """
+import sys, torch
+from kiln.runtime.loader import load_bundle
+run = load_bundle(open(sys.argv[1], "rb").read()).executor("main")
+x, w = torch.randn(40, 64, device="cuda"), torch.randn(64, 32, device="cuda")
+torch.testing.assert_close(run(x, w)[0], (x * 0.5) @ w * 0.5)
+assert "triton" not in sys.modules, "Triton was imported"
+print("ran")
+"""
+
+
+def test_a_bundle_runs_in_a_fresh_process_without_triton(libraries: Libraries, tmp_path: Path) -> None:
+    file = tmp_path / "model.kiln"
+    file.write_bytes(save_bundle({"main": scaled_product()}, libraries, {}))
+    assert load_bundle(file.read_bytes()).libraries.cubins
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", BUNDLE_SCRIPT, str(file)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "ran", done.stderr
+
+
+# Costs, printed only.
+
+
+def best_of(work: Callable[[], object], count: int, repeats: int = 7) -> float:
+    """Microseconds of CPU per unit, the device idle before each repeat."""
+    best = float("inf")
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    torch.cuda.synchronize()
+    return best / count * 1e6
+
+
+def launches(count: int, status: bool) -> tuple[Plan, Any]:
+    signature = ("*fp32", "*fp32", "i32", "fp32") + (("*i64",) if status else ())
+    name = f"t_empty_{status}".lower()
+    extra = ", status" if status else ""
+    body = f"def {name}(x, out, n, factor{extra}, BLOCK: tl.constexpr):\n    pass\n"
+    kernel = triton_kernel(name, body, "rw", signature, status=status)
+    one = Launch(name, (0, 1), (7,), (0.5,), 1, grid=(1,))
+    tensor = on_cuda(spec(16))
+    plan = Plan(
+        "launches", (PlanInput("x", tensor), PlanInput("y", tensor)), (), (one,) * count, (), (kernel,), 2, mutated=(1,)
+    )
+    return plan, kernel
+
+
+def settled_cost(images: Any) -> float:
+    torch.cuda.synchronize()
+    return _executor.driver_launch_cost(images, LAUNCHES)
+
+
+@pytest.mark.parametrize("status", [False, True])
+def test_cost_of_a_launch(status: bool, tmp_path: Path) -> None:
+    plan, _ = launches(LAUNCHES, status)
+    made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
+    run = make_executor(plan, made)
+    none = make_executor(Plan(**{**vars_of(plan), "steps": ()}), made)
+    x, y = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
+    entry = best_of(lambda: none(x, y), 1)
+    each = best_of(lambda: run(x, y), LAUNCHES)
+    images = made.images()
+    raw = min(settled_cost(images) for _ in range(7))
+    print(f"\nstatus={status}: entry {entry:.2f} us, launch {each:.3f} us, cuLaunchKernel alone {raw:.3f} us")
+
+
+def test_cost_of_torchs_own_ways(libraries: Libraries) -> None:
+    x, out = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
+
+    def eager() -> None:
+        for _ in range(LAUNCHES):
+            torch.mul(x, 0.5, out=out)
+
+    def allocating() -> None:
+        for _ in range(LAUNCHES):
+            torch.empty(16, device=CUDA)
+
+    print(f"\ntorch.mul {best_of(eager, LAUNCHES):.2f} us, torch.empty {best_of(allocating, LAUNCHES):.2f} us")
+
+
+def test_cost_of_compiling(tmp_path: Path) -> None:
+    """Threads against one thread, on kernels that differ."""
+    body = """def {name}(x, out, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, at < n)
+    mean = tl.sum(v, 0) / n
+    d = v - mean
+    y = d * tl.rsqrt(tl.sum(d * d, 0) / n + {number}.0)
+    tl.store(out + at, 0.5 * y * (1.0 + tl.erf(y * factor)), at < n)
+"""
+    assert load("triton") is not None
+
+    def kernels(first: int) -> list[Any]:
+        signature = ("*fp32", "*fp32", "i32", "fp32")
+        names = [f"t_norm_{number}" for number in range(first, first + 16)]
+        return [
+            triton_kernel(name, body.format(name=name, number=n + first), "rw", signature)
+            for n, name in enumerate(names)
+        ]
+
+    compile_kernels(kernels(0)[:1], Store(tmp_path), EventSink(), 1)
+    for place, workers in enumerate((1, 2, 4, 8, 16)):
+        started = time.perf_counter()
+        compile_kernels(kernels(100 + 20 * place), Store(tmp_path), EventSink(), workers)
+        print(f"\n16 kernels, {workers} threads: {time.perf_counter() - started:.2f} s")

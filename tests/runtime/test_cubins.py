@@ -1,0 +1,87 @@
+"""Triton kernels compiled ahead of time: what a launch needs to know, the store, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kiln.runtime import cubins, triton_compile
+from kiln.runtime.cache.store import Store
+from kiln.runtime.cubins import Cubin, NoCapability, NoTriton, TritonRefused, start_cubins
+from kiln.support import optional
+from kiln.support.events import EventSink
+from kiln.support.optional import MissingPackage
+from tests.runtime.triton_samples import GATHER, SCALE
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("cubins"))
+
+
+@pytest.mark.slow  # imports Triton and LLVM
+def test_two_kinds_of_gpu(store: Store) -> None:
+    for capability in ((8, 0), (9, 0)):
+        made = start_cubins([SCALE, GATHER, SCALE], store, EventSink(), capability, workers=2).wait()
+        assert {symbol: one.letters for symbol, one in made.items()} == {"t_scale": "ppif", "t_gather": "pppqip"}
+        for symbol, one in made.items():
+            assert one.code.startswith(b"\x7fELF") and one.entry == symbol
+            assert (one.num_warps, one.scratch_bytes) == (4, 0) and one.trailing in (0, 1, 2)
+            assert one.capability == capability[0] * 10 and one.status == (symbol == "t_gather")
+            assert Cubin.decode(one.encode()) == one
+
+
+WARM = """
+import sys
+from kiln.runtime.cache.store import Store
+from kiln.runtime.cubins import start_cubins
+from kiln.support.events import EventSink
+from tests.runtime.triton_samples import SCALE
+work = start_cubins([SCALE], Store(sys.argv[1]), EventSink(), (9, 0))
+assert not work.running and work.wait()["t_scale"].entry == "t_scale"
+assert "triton" not in sys.modules
+print("warm")
+"""
+
+
+@pytest.mark.slow
+def test_a_warm_start_imports_no_triton(store: Store) -> None:
+    start_cubins([SCALE], store, EventSink(), (9, 0)).wait()
+    done = subprocess.run(
+        [sys.executable, "-c", WARM, str(store.folder)], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "warm", done.stderr
+
+
+@pytest.mark.slow
+def test_what_triton_refuses_is_a_coded_error(store: Store) -> None:
+    bad = replace(
+        SCALE, symbol="t_bad", source="import triton\n@triton.jit\ndef t_bad(x, out, n, factor, BLOCK):\n  y\n"
+    )
+    with pytest.raises(TritonRefused, match=r"KILN4105[\s\S]*t_bad"):
+        start_cubins([bad], store, EventSink(), (9, 0)).wait()
+
+
+def test_types_that_cannot_be_passed(store: Store) -> None:
+    odd = replace(SCALE, meta=(("signature", ("*fp32", "tensordesc<fp32[4]>")),))
+    with pytest.raises(TritonRefused, match="tensordesc"):
+        cubins.parameter_letters(odd)
+
+
+def test_a_machine_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str, *, purpose: str) -> None:
+        raise MissingPackage(package=package, purpose=purpose)
+
+    monkeypatch.setattr(triton_compile, "load_required", missing)
+    other = replace(SCALE, source=SCALE.source + "# another\n")
+    with pytest.raises(NoTriton, match="KILN4104"):
+        start_cubins([other], store, EventSink(), (9, 0)).wait()
+    with pytest.raises(NoCapability, match="KILN4106"):
+        start_cubins([other], store, EventSink(), None)
+    assert optional.load("triton") is not None
