@@ -55,8 +55,8 @@ class Report:
     graphs: int = 0
     """CUDA graphs that are kept, and `graph_bytes` of their memory pools."""
     graph_bytes: int = 0
-    ungraphed: dict[str, str] = field(default_factory=dict)
-    """Plans that run without a graph, or get no more of them, and why."""
+    ungraphed: dict[str, int] = field(default_factory=dict)
+    """Why plans run without a graph, or get no more of them, and how many."""
     unsaved: list[str] = field(default_factory=list)
     """Why variants could not be kept on disk."""
     notes: list[str] = field(default_factory=list)
@@ -107,8 +107,7 @@ class Report:
         """Where CUDA graphs are wanted: how many there are, and why not more."""
         if not self.graphs and not self.ungraphed:
             return []
-        reasons = Counter(self.ungraphed.values())
-        plain = "; ".join(f"{count} plain: {reason}" for reason, count in reasons.items())
+        plain = "; ".join(f"{count} plain: {reason}" for reason, count in self.ungraphed.items())
         return [f"CUDA graphs: {self.graphs}, {self.graph_bytes / 1e6:.1f} MB" + (f"; {plain}" if plain else "")]
 
     def to_json(self) -> str:
@@ -154,7 +153,8 @@ def _graph(report: Report, event: Event) -> None:
 
 
 def _ungraphed(report: Report, event: Event) -> None:
-    report.ungraphed[str(event.data["plan"])] = str(event.data["reason"])
+    reason = str(event.data["reason"])
+    report.ungraphed[reason] = report.ungraphed.get(reason, 0) + 1
 
 
 def _note(report: Report, event: Event) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class NullDevice:
         self.graphs: list[NullGraph] = []
         self.fail: Exception | None = None
         self.capturing = False
+        self.lock = Lock()
 
     def is_recording(self) -> bool:
         return self.capturing

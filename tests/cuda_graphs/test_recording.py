@@ -14,10 +14,11 @@ from torch import nn
 
 from kiln.runtime.cuda_graphs.device import RecordingFailed
 from kiln.runtime.cuda_graphs.facts import GraphFacts
-from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, GraphedPlan
+from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, GraphedPlan
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.errors import IndexOutOfRange
-from tests.cuda_graphs.null_device import NullDevice
+from tests.cuda_graphs.null_device import CPU, NullDevice
+from tests.cuda_graphs.plans import random_holds
 
 
 class Log:
@@ -340,3 +341,19 @@ def test_too_much_to_copy_runs_plainly(device: NullDevice, monkeypatch: pytest.M
     for n, x in enumerate(keep):
         assert torch.equal(run(x)[0], full(2 * n))
     assert not device.graphs and "too large" in run.stopped
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_holds(device: NullDevice, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:
+        monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
+        monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_SHARE", 1000)
+    random_holds(lambda function: graphed(device, function), CPU, seed, 150)
+    assert device.replays > 30
+
+
+def test_numbers_that_never_come_again_end_recording(device: NullDevice) -> None:
+    run = graphed(device, lambda x, n: (x * n,))
+    for n in range(LAYOUTS + 2):
+        assert torch.equal(run(full(1), n)[0], full(n))
+    assert "keep changing" in run.stopped and not device.graphs

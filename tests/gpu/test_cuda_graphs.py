@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kiln.runtime.cuda_graphs.device import CudaGraphDevice
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import GraphedPlan
+from kiln.runtime.cuda_graphs.graphs import gpu
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.cuda_graphs.seeds import SeedRows
+from tests.cuda_graphs.plans import random_holds
 from tests.cuda_graphs.scenarios import SCENARIOS, Setup, random_order
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,7 +73,7 @@ class Log:
 
 def graphed(function: Callable[..., Sequence[Any]], mutated: tuple[int, ...] = ()) -> GraphedPlan:
     what = Recordable(function, GraphFacts("plan", "cuda:0", mutated=mutated), (), None, standalone=True)
-    return GraphedPlan(function, what, CudaGraphDevice(CUDA), Log())
+    return GraphedPlan(function, what, gpu(0), Log())
 
 
 def full(value: float, *sizes: int) -> torch.Tensor:
@@ -233,28 +234,4 @@ def test_mutated_arguments() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_holds(seed: int) -> None:
-    """Results held and dropped at random, used as arguments, written to, through two plans."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def pick(count: int) -> int:
-        return int(torch.randint(count, (1,), generator=generator))
-
-    plans = (graphed(lambda x: (x * 2 + 1, x - 1)), graphed(lambda x: (torch.sqrt(x * x + 1),)))
-    truths: tuple[Callable[..., Any], ...] = (lambda x: (x * 2 + 1, x - 1), lambda x: (torch.sqrt(x * x + 1),))
-    held: list[tuple[torch.Tensor, torch.Tensor]] = [(full(1), full(1))]
-    for _ in range(200):
-        action = pick(6)
-        if action <= 2:
-            number, (x, true) = pick(2), held[pick(len(held))]
-            results = zip(plans[number](x), truths[number](true), strict=True)
-            held.extend((one / 8, other / 8) if pick(4) == 0 else (one, other) for one, other in results)
-        elif action == 3 and len(held) > 1:
-            del held[pick(len(held))]
-        elif action == 4:
-            one, other = held[pick(len(held))]
-            one.mul_(0.25)
-            if other is not one:
-                other.mul_(0.25)
-        held = held[-12:]
-        for one, other in held:
-            torch.testing.assert_close(one, other)
+    random_holds(graphed, CUDA, seed, 300)

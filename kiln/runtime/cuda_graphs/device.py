@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, Protocol, final
 
 import torch
@@ -44,9 +45,11 @@ class Graph(Protocol):
 
 
 class GraphDevice(Protocol):
-    """Where graphs are recorded and replayed."""
+    """Where graphs are recorded and replayed; one for all threads."""
 
     device: torch.device
+    lock: Lock
+    """Held from `enter` until the replay is launched."""
 
     def is_recording(self) -> bool:
         """Whether the caller's stream is being recorded already, by whomever."""
@@ -72,13 +75,14 @@ class CudaGraph:
 
 @final
 class CudaGraphDevice:
-    """One GPU."""
+    """One GPU. All functions share it: the stream to record on and its libraries' workspaces, the order of replays."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.side = torch.cuda.Stream(self.device)
         self.last: torch.cuda.Stream | None = None
+        self.lock = Lock()
         self._last_raw = -1
 
     def is_recording(self) -> bool:
@@ -95,6 +99,10 @@ class CudaGraphDevice:
         self.last, self._last_raw = current, raw
 
     def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+        with self.lock:
+            return self._record_twice(run, args, name)
+
+    def _record_twice(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
         try:
             return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError:

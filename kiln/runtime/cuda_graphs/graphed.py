@@ -36,7 +36,7 @@ ATTEMPTS = 32
 """Recordings of one plan in all: then those that exist are used, other calls run plainly."""
 
 LAYOUTS = 64
-"""Layouts of arguments that are remembered before they are recorded."""
+"""Layouts of arguments that came once: with more, nothing new is recorded."""
 
 TWINS = 2
 """Recordings for the same layout whose results are held by turns."""
@@ -178,6 +178,8 @@ class GraphedPlan:
         if sighting is None:
             if len(self.sightings) < LAYOUTS:
                 self.sightings[layout] = Sighting(addresses_of(args))
+            else:
+                self._stop("sizes or numbers among its arguments keep changing")
             return self.plain(*args)
         same = (first == now for first, now in zip(sighting.addresses, addresses_of(args), strict=True))
         copied = {

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, final
 from weakref import WeakSet
 
@@ -26,7 +27,15 @@ MakeDevice = Callable[[torch.device], GraphDevice | None]
 
 def cuda_device(device: torch.device) -> GraphDevice | None:
     """None where the device has no graphs."""
-    return CudaGraphDevice(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@lru_cache(maxsize=64)
+def gpu(index: int) -> GraphDevice:
+    """The one of this process."""
+    return CudaGraphDevice(torch.device("cuda", index))
 
 
 @final
@@ -36,7 +45,6 @@ class CudaGraphs:
     def __init__(self, events: EventSink, make_device: MakeDevice = cuda_device) -> None:
         self.events = events
         self.make_device = make_device
-        self._devices: dict[torch.device, GraphDevice | None] = {}
         self._plans: WeakSet[GraphedPlan] = WeakSet()
 
     def wrap(
@@ -53,7 +61,7 @@ class CudaGraphs:
             self.refused(facts.name, facts.refusal)
             return plain
         place = torch.device(facts.device)
-        device = self._device(place)
+        device = self.make_device(place)
         if device is None:
             self.refused(facts.name, f"{place.type} has no graphs")
             return plain
@@ -65,11 +73,6 @@ class CudaGraphs:
         made = GraphedPlan(plain, Recordable(run, facts, tuple(constants), seeds, standalone), device, self)
         self._plans.add(made)
         return made
-
-    def _device(self, place: torch.device) -> GraphDevice | None:
-        if place not in self._devices:
-            self._devices[place] = self.make_device(place)
-        return self._devices[place]
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back; what is called again is recorded again."""

@@ -95,24 +95,26 @@ class Recording:
 
     def run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The results for arguments that fit."""
-        self.device.enter()
-        if self.buffers:
-            sources = self.state.sources(args)
-            torch._foreach_copy_(self.buffers, sources)
-        if self.seeds is not None:
-            self.seeds.refresh(self.increments)
-        self.graph.replay()
-        for number in self.written_back:
-            sources[number].copy_(self.buffers[number])
+        with self.device.lock:
+            self.device.enter()
+            if self.buffers:
+                sources = self.state.sources(args)
+                torch._foreach_copy_(self.buffers, sources)
+            if self.seeds is not None:
+                self.seeds.refresh(self.increments)
+            self.graph.replay()
+            for number in self.written_back:
+                sources[number].copy_(self.buffers[number])
         return self.state.hand_out(args)
 
     def save_held(self) -> None:
         """Give results that somebody holds memory of their own."""
         held = self.state.held()
-        self.device.enter()
         old = [memory for _, memory in held]
-        fresh = [torch.empty_like(memory) for memory in old]
-        torch._foreach_copy_(fresh, old)
+        with self.device.lock:
+            self.device.enter()
+            fresh = [torch.empty_like(memory) for memory in old]
+            torch._foreach_copy_(fresh, old)
         for (index, _), memory in zip(held, fresh, strict=True):
             self.state.move(index, memory)
 
