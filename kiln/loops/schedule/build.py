@@ -10,7 +10,7 @@ Indices are still those of the program's buffers; `views.py` merges dimensions a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Protocol, final
 
 import torch
 
@@ -27,6 +27,8 @@ from kiln.loops.schedule.single import accumulator_dtype, converted
 from kiln.symbolic import Int, Symbol, is_static
 
 Effect = Store | Accumulate
+REGISTER_POINTS = 4096
+"""Elements of a row that the registers of a GPU's program have room for besides all else."""
 
 
 @final
@@ -34,11 +36,13 @@ class KernelBuilder:
     """Phases and locals of one group. `order`: all symbols, outermost first; `stored`: buffers that others read."""
 
     def __init__(
-        self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], buffers: Mapping[str, Buffer]
+        self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], buffers: Mapping[str, Buffer], policy: Keep
     ) -> None:
-        self.plans, self.group, self.stored, self.buffers = plans, plans.group, stored, buffers
+        self.plans, self.group, self.buffers, self.policy = plans, plans.group, buffers, policy
         self.rank = {one: place for place, one in enumerate(order)}
-        self.rows = _values_in_rows(plans, stored)
+        found = _values_read_later(plans, stored, policy)
+        self.rows = frozenset(name for name in found if policy.in_row(plans, name))
+        self.stored = stored | (found - self.rows)
         self.locals: dict[str, Local] = {}
 
     def axes(self, symbols: object) -> tuple[Axis, ...]:
@@ -103,8 +107,51 @@ class KernelBuilder:
         return tuple(index)
 
 
-def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]:
-    """Pointwise values that a later phase loads from a local."""
+class Keep(Protocol):
+    """What becomes of a value that a later phase of the kernel reads."""
+
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+        """Is it computed again? `stored`: it is in memory anyway."""
+
+    def in_row(self, plans: PhasePlans, name: str) -> bool:
+        """Is it kept in a local? It goes through memory otherwise."""
+
+
+@final
+class KeepInCache(Keep):
+    """A CPU keeps values in rows on the stack, unless computing them is as cheap as a load."""
+
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+        return not stored and is_cheap(writer, plans.group.inner(writer)) and plans.forwards(writer, reader, access)
+
+    def in_row(self, plans: PhasePlans, name: str) -> bool:
+        return True
+
+
+@final
+class KeepInRegisters(Keep):
+    """A GPU computes a value again wherever the reader is at its point.
+
+    Where the whole row is in registers, the printer finds that it has the value already; where it is too long, reading
+    the inputs again is what there is to do. Running sums stay in registers if a row of them fits.
+    """
+
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+        if not isinstance(writer.node, Pointwise) or writer.write.form is None:
+            return False
+        inner, outer = plans.group.inner(writer).keys(), plans.group.inner(reader).keys()
+        return writer.write.form == access.form and inner <= outer
+
+    def in_row(self, plans: PhasePlans, name: str) -> bool:
+        writer = plans.writer(name)
+        assert writer is not None
+        points = plans.group.points(plans.group.inner(writer))
+        own = all(access.form == writer.write.form for _, access in plans.users(name))
+        return own and is_static(points) and points <= REGISTER_POINTS
+
+
+def _values_read_later(plans: PhasePlans, stored: frozenset[str], policy: Keep) -> frozenset[str]:
+    """Values that a later phase reads and does not compute again."""
     found: set[str] = set()
 
     def visit(reader: Member, place: int) -> None:
@@ -112,20 +159,14 @@ def _values_in_rows(plans: PhasePlans, stored: frozenset[str]) -> frozenset[str]
             writer = plans.writer(access.buffer)
             if writer is None or plans.place[writer.out] == place or not isinstance(writer.node, Pointwise | Scan):
                 continue
-            if writer.out in stored:
-                continue
-            if is_recomputed(plans, writer, reader, access):
+            if policy.recomputes(plans, writer, reader, access, writer.out in stored):
                 visit(writer, place)
-            else:
+            elif writer.out not in stored:
                 found.add(writer.out)
 
     for member in plans.group.members:
         visit(member, plans.place[member.out])
     return frozenset(found)
-
-
-def is_recomputed(plans: PhasePlans, writer: Member, reader: Member, access: Access) -> bool:
-    return is_cheap(writer, plans.group.inner(writer)) and plans.forwards(writer, reader, access)
 
 
 @final
@@ -170,8 +211,8 @@ class _PhaseBody:
         """The place of what `reader` reads of `writer`; None: from memory."""
         plans = self.kernel.plans
         if isinstance(writer.node, Pointwise):
-            here = plans.place[writer.out] == self.place
-            if here or (writer.out not in self.kernel.stored and is_recomputed(plans, writer, reader, access)):
+            here, stored = plans.place[writer.out] == self.place, writer.out in self.kernel.stored
+            if here or self.kernel.policy.recomputes(plans, writer, reader, access, stored):
                 return self._masked(self.value(writer), mask)
         if isinstance(writer.node, Reduction):
             local = self.kernel.accumulator(writer)

@@ -113,7 +113,7 @@ class _Fuser:
         """Parts of the sum are left: a group that combines them."""
         member = next(one for one in group.members if one.node is node)
         kept_in_strips = all(one in group.units for one in member.symbols_of(node.kept)) and bool(node.kept)
-        rest = make_partial(group, member, kept_in_strips)
+        rest = make_partial(group, member, kept_in_strips, self.target)
         assert member.partial is not None
         part = member.partial.buffer
         self.buffers[part.name] = part

@@ -8,13 +8,14 @@ from dataclasses import replace
 from kiln.loops.ir.body import Compute
 from kiln.loops.ir.kernel import Phase
 from kiln.loops.ir.nodes import Buffer, Pointwise
-from kiln.loops.schedule.build import KernelBuilder
+from kiln.loops.schedule.build import KeepInCache, KeepInRegisters, KernelBuilder
 from kiln.loops.schedule.fuse import Fused
 from kiln.loops.schedule.graph import Dependencies, memory_of
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.keys import group_key
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
 from kiln.loops.schedule.memory import Placed
+from kiln.loops.schedule.parallel import is_gpu
 from kiln.loops.schedule.phases import PhasePlan, plan_phases
 from kiln.loops.schedule.single import Call, assemble
 from kiln.loops.schedule.table import KernelTable
@@ -56,9 +57,12 @@ def group_kernel(
     block_units(group, symbols)
     plans = plan_phases(group, stored)
     lay = layout(group, stored, target)
-    builder = KernelBuilder(plans, lay.order, stored, buffers)
+    gpu = is_gpu(target)
+    builder = KernelBuilder(plans, lay.order, stored, buffers, KeepInRegisters() if gpu else KeepInCache())
     made = builder.phases()
-    if not lay.strip:
+    if gpu:
+        made = tuple(phase for phase in made if phase.effects)
+    elif not lay.strip:
         made = tuple(_vectorised(group, plan, phase, lay) for plan, phase in zip(plans.phases, made, strict=True))
     units = builder.axes(group.units)
     return assemble(

@@ -16,6 +16,7 @@ from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_si
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.layout import best_vector
+from kiln.loops.schedule.parallel import is_gpu, pieces, wanted_pieces
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
@@ -175,6 +176,8 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
         found = rule.propose(first, second, context)
         if found is None or not _parts_stay(first, second, found) or _starves(first, second, found, context):
             continue
+        if is_gpu(context.target) and _keeps_inside(first, second, found):
+            continue
         score = saved + LAUNCH_BYTES
         if rule.name == "mixed-order":
             score -= 2 * LAUNCH_BYTES
@@ -232,12 +235,30 @@ def _splits_along(member: Member, blocked: set[Symbol], found: Alignment) -> boo
 
 
 def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:
-    """Does the fused loop leave threads without work that one of the two had?"""
-    left = guess(first.points(found.units))
-    if left >= 4 * context.target.threads:
+    """Does the fused loop leave parts of the machine without work that one of the two had?"""
+    target = context.target
+    left = pieces(first, found.units, target)
+    if left >= wanted_pieces(target):
         return False
     for group in (first, second):
         points = [group.points(member.symbols()) for member in group.members]
-        if left < guess(group.points(group.units)) and any(guess_large(one) > SERIAL_POINTS for one in points):
+        if left < pieces(group, group.units, target) and any(guess_large(one) > SERIAL_POINTS for one in points):
             return True
+    return False
+
+
+def _keeps_inside(first: Group, second: Group, found: Alignment) -> bool:
+    """Would a unit keep several results of a reduction that were units before?
+
+    A program of a GPU has registers for one row, not for all rows of an image. Parts of sums are made to be kept.
+    """
+    names: Mapping[Symbol, Symbol]
+    for group, names in ((first, {}), (second, found.names)):
+        for member in group.members:
+            if member.partial is not None or not isinstance(member.node, Reduction):
+                continue
+            reduced = {names.get(one, one) for one in member.reduced()}
+            kept = {names.get(one, one) for one in member.symbols()} - reduced
+            if reduced.isdisjoint(found.units) and not kept <= found.units.keys():
+                return True
     return False

@@ -20,6 +20,7 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.ir.analyses import accesses, kernel_symbols, phase_stores
+from kiln.loops.ir.atomics import is_atomic
 from kiln.loops.ir.body import Index, LoopBody
 from kiln.loops.ir.builder import BodyBuilder, dtype_of
 from kiln.loops.ir.indexing import symbols_of
@@ -47,7 +48,7 @@ def single_kernel(node: SingleNode, buffers: Buffers, target: Target = CPU) -> C
 
 def _pointwise(node: Pointwise, buffers: Buffers, target: Target) -> Call:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
-    strip = STRIP if node.axes else 0
+    strip = STRIP if node.axes and target.device == "cpu" else 0
     return assemble("pointwise", node.axes, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 
@@ -71,12 +72,18 @@ def _scan(node: Scan, buffers: Buffers, target: Target) -> Call:
 
 
 def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
-    """Units are the axes that are indices of the result themselves: different units write different places."""
+    """Units are the axes that are indices of the result themselves: different units write different places.
+
+    On a GPU all axes are where its atomic operations combine what collides. Plain writes that collide leave any of
+    the values, in eager as well.
+    """
     own = {axis.symbol for axis in node.axes} & set(node.index)
+    if target.device == "cuda" and (node.combine is None or is_atomic(node.combine, node.out.spec.dtype)):
+        own = {axis.symbol for axis in node.axes}
     units = tuple(axis for axis in node.axes if axis.symbol in own)
     inner = tuple(axis for axis in node.axes if axis.symbol not in own)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
-    strip = STRIP if units else 0
+    strip = STRIP if units and target.device == "cpu" else 0
     return assemble("scatter", units, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 

@@ -5,7 +5,8 @@
     part[b] = sum over (v: 8192) of x[8192*b + v]       units (b: 123)
     total   = sum over (b: 123) of part[b]
 
-Block sizes depend on the shape of the loop, never on the number of threads: results are the same on every machine.
+On a CPU block sizes depend on the shape of the loop, never on the number of threads: results are the same on every
+machine. On a GPU they also depend on the number of multiprocessors, which all have to get work.
 A reduction is split when too few units would be left, or when one accumulator would take so many terms that a plain
 sum loses digits. It is also split to join a group whose units it reduces: layer norm's backward computes the gradient
 of each row, and the sums of columns over all rows, in one pass.
@@ -19,6 +20,7 @@ from kiln.loops.ir.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.group import Group, Member, Partial
 from kiln.loops.schedule.single import accumulator_dtype
+from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, wanted_pieces
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
 
@@ -31,6 +33,11 @@ COLUMN_TERMS = 512
 COLUMN_BLOCK = 128
 """Rows of a block of a column reduction."""
 
+GPU_SERIAL_POINTS = 1 << 16
+"""So many points are not worth a second launch."""
+GPU_BLOCK_POINTS, GPU_COLUMN_BLOCK = 1 << 12, 1 << 6
+"""The shortest block of a row, and the fewest rows of a block of columns, that a program is worth."""
+
 SPLITTABLE = frozenset(set(ReduceOp) - {ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 
 
@@ -42,6 +49,8 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
     """The units of a node on its own; those of a reduction that is split hold reduced symbols."""
     reduced = member.reduced()
     kept = {one: None for one in member.symbols() if one not in reduced}
+    if is_gpu(target):
+        return _gpu_units(group, member, target, kept)
     if not is_splittable(member) or guess_large(group.points(member.symbols())) <= SERIAL_POINTS:
         return kept
     along_reduced = _runs_along(member, reduced)
@@ -50,6 +59,23 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
     if not along_reduced and guess_large(group.points(reduced)) <= COLUMN_TERMS:
         return kept
     outer = _outer_reduced(group, member, BLOCK_POINTS if along_reduced else COLUMN_BLOCK)
+    return {one: None for one in member.symbols() if one in kept or one in outer}
+
+
+def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
+    """Split where the kept axes give too few programs and each would take long."""
+    if not is_splittable(member) or guess(group.points(member.symbols())) <= GPU_SERIAL_POINTS:
+        return kept
+    have = pieces(group, kept, target)
+    if have >= wanted_pieces(target):
+        return kept
+    reduced = member.reduced()
+    least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK
+    points = guess(group.points(reduced))
+    block = max(points * have // (2 * wanted_pieces(target)), least)
+    if 2 * block > points:
+        return kept
+    outer = _outer_reduced(group, member, block)
     return {one: None for one in member.symbols() if one in kept or one in outer}
 
 
@@ -82,7 +108,7 @@ def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symb
     return {}
 
 
-def make_partial(group: Group, member: Member, kept_in_strips: bool) -> Reduction:
+def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Target) -> Reduction:
     """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts."""
     node = member.node
     assert isinstance(node, Reduction)
@@ -91,7 +117,9 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool) -> Reductio
     blocked = next(iter(group.frozen), outer[-1])
     outer.sort(key=lambda one: one is blocked)
     if not group.frozen:
-        group.frozen[blocked] = _block_size(group, member, kept_in_strips)
+        group.frozen[blocked] = (
+            _gpu_block_size(group, blocked, target) if is_gpu(target) else _block_size(group, member, kept_in_strips)
+        )
     size = group.frozen[blocked]
     counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
     sizes = (*counts, *node.out.spec.sizes)
@@ -109,6 +137,13 @@ def _block_size(group: Group, member: Member, kept_in_strips: bool) -> int:
         return max(COLUMN_BLOCK // max(guess(group.points(inner)), 1), 1)
     wanted = max(BLOCK_POINTS // max(guess(group.points(inner)), 1), 4)
     return 1 << (wanted - 1).bit_length()
+
+
+def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
+    """Units per block, a power of two: the most that leave enough programs."""
+    others = {one: None for one in group.units if one is not blocked}
+    blocks = -(-wanted_pieces(target) // max(pieces(group, others, target), 1))
+    return floor_power(guess(group.sizes[blocked]) // blocks)
 
 
 def _combine(node: Reduction, part: Buffer, counts: list[Int]) -> Reduction:

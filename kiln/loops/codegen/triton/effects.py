@@ -18,7 +18,7 @@ import torch
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Dims, Value
-from kiln.loops.codegen.triton.atomics import ATOMICS, runs_in_order
+from kiln.loops.ir.atomics import ATOMICS, runs_in_order
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
 from kiln.loops.ir.interpret import reduce_start

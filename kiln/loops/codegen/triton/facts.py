@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from math import prod
 from typing import final
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.codegen.triton.atomics import runs_in_order
+from kiln.loops.ir.atomics import runs_in_order
 from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores, stride_along
 from kiln.loops.ir.body import Index, Load
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR
 from kiln.loops.ir.nodes import Axis
+from kiln.loops.schedule.affine import guess
 from kiln.symbolic import BoundAnalysis, Range, Symbol
 
 
@@ -119,29 +121,33 @@ class Facts:
     # ------------------------------------------------------------------------------------------ memory
 
     def touched(self) -> Iterator[tuple[TensorSpec, Index, int]]:
-        """Accesses of memory: layout, index, bytes per element."""
+        """Accesses of memory: layout, index, about how many bytes of it the loops around touch."""
         for phase in self.kernel.phases:
-            for one in accesses(phase.body):
-                if one.buffer in self.specs:
-                    yield self.specs[one.buffer], one.index, self.specs[one.buffer].dtype.itemsize
-            for store in phase_stores(phase):
-                if store.target in self.specs:
-                    yield self.specs[store.target], store.index, self.specs[store.target].dtype.itemsize
+            axes = (*self.kernel.units, *phase.axes)
+            found = [(one.buffer, one.index) for one in accesses(phase.body)]
+            found += [(store.target, store.index) for store in phase_stores(phase)]
+            for name, index in found:
+                if name in self.specs:
+                    used = symbols_of(*index)
+                    by_data = not used <= {axis.symbol for axis in axes} | self._sizes
+                    along = [guess(axis.size) for axis in axes if by_data or axis.symbol in used]
+                    yield self.specs[name], index, self.specs[name].dtype.itemsize * prod(along)
 
-    def _axes(self) -> dict[Symbol, Axis]:
-        found = {axis.symbol: axis for phase in self.kernel.phases for axis in phase.axes}
-        return found | {axis.symbol: axis for axis in self.kernel.units}
+    @cached_property
+    def _sizes(self) -> frozenset[Symbol]:
+        return symbols_of(*self.kernel.ints)
+
+    def _axes(self) -> set[Symbol]:
+        inner = {axis.symbol for phase in self.kernel.phases for axis in phase.axes}
+        return inner | {axis.symbol for axis in self.kernel.units}
 
     def contiguous(self) -> Symbol | None:
         """The axis with neighbours in memory in most accesses, large accesses first."""
         votes: dict[Symbol, int] = {}
-        axes = self._axes()
         for spec, index, size in self.touched():
-            strides = {one: stride_along(spec, index, one) for one in axes}
-            weight = size * sum(1 for stride in strides.values() if stride is None or stride != 0)
-            for one, stride in strides.items():
-                if stride == 1:
-                    votes[one] = votes.get(one, 0) + weight
+            for one in self._axes():
+                if stride_along(spec, index, one) == 1:
+                    votes[one] = votes.get(one, 0) + size
         return max(votes, key=lambda one: votes[one], default=None)
 
     def tile_axes(self, units: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -20,11 +20,14 @@ from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Axis
+from kiln.loops.schedule.affine import guess
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, is_static, product, symbol
+from kiln.symbolic import Int, Symbol, ceil_div, is_static, product, symbol
 
 LINE_BYTES = 128
 """What memory hands over at once."""
+SECTOR_BYTES = 32
+"""The least that memory hands over."""
 LARGEST_BLOCK = 1 << 15
 """Elements that the registers of one program can hold."""
 ROW_BLOCK = 2048
@@ -108,9 +111,13 @@ def _pointwise(facts: Facts, target: Target) -> Tiling:
         block = _flat_block(facts, size, warps, target)
         dims = [_dim(ordered, block, "x", "XBLOCK", unit=True)] if ordered else []
         return _tiling(facts, dims, (), max(1, min(warps, block // 64)))
-    side = facts.line_elements() if len(tiled) < 3 else 16
     if len(tiled) == 1:
         side = _flat_block(facts, tiled[0].size, 4, target)
+    else:
+        side = facts.line_elements() if len(tiled) == 2 else 16
+        points = guess(product(axis.size for axis in units))
+        while side > 16 and points < 2 * target.multiprocessors * side ** len(tiled):
+            side //= 2
     dims = [
         _dim((axis,), min(side, _pow2(axis.size, side)), axis.symbol.name, name, unit=True)
         for axis, name in zip(reversed(tiled), reversed(_UNIT_NAMES[: len(tiled)]), strict=True)
@@ -164,6 +171,9 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
     wide = _pow2(axis.size, facts.line_elements())
+    rest = guess(product(one.size for one in numbers))
+    while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * ceil_div(guess(axis.size), wide) < target.multiprocessors:
+        wide //= 2
     dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))
     dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]
     return _tiling(facts, dims, numbers, _warps(_points(dims)))

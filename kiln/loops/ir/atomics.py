@@ -1,4 +1,4 @@
-"""Combining into memory: atomic operations where the device has them, one point after the other elsewhere."""
+"""Combining into memory: atomic operations where GPUs have them, one point after the other elsewhere."""
 
 from __future__ import annotations
 

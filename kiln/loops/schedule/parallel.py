@@ -1,0 +1,44 @@
+"""How many independent pieces of work a kernel has, and how many the machine wants.
+
+    CPU   a unit is a piece; four per thread keep all threads busy to the end
+    GPU   a program is a piece: a unit, or a strip of units that are neighbours in memory; two per multiprocessor at
+          least, four where a reduction is cut into blocks for them
+
+Numbers depend on the machine and on shapes, never on data or on how many threads happen to run.
+"""
+
+from __future__ import annotations
+
+from kiln.loops.schedule.affine import guess
+from kiln.loops.schedule.group import Group
+from kiln.loops.schedule.layout import best_vector
+from kiln.support.target import Target
+from kiln.symbolic import Symbol
+
+STRIP = 32
+"""Units next to each other in memory that one program of a GPU takes at least."""
+
+
+def is_gpu(target: Target) -> bool:
+    return target.device == "cuda"
+
+
+def wanted_pieces(target: Target) -> int:
+    """So many pieces of work keep the machine busy."""
+    return 2 * target.multiprocessors if is_gpu(target) else 4 * target.threads
+
+
+def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
+    """About how many pieces of work there are if `units` are the units of `group`."""
+    count = guess(group.points(units))
+    if is_gpu(target):
+        vector = best_vector(group, group.members)
+        if vector in units:
+            size = max(guess(group.sizes[vector]), 1)
+            count = count // size * -(-size // STRIP)
+    return count
+
+
+def floor_power(value: int) -> int:
+    """The largest power of two up to `value`."""
+    return 1 << (max(value, 1).bit_length() - 1)
