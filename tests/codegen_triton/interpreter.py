@@ -6,6 +6,7 @@ process. CUDA's library of functions does not exist for the interpreter; torch's
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import os
@@ -64,6 +65,17 @@ class Interpreter:
 def _start() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    tl = importlib.import_module("triton.language")
+    convert = interpreter._convert_float
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        """A GPU rounds to the nearest bf16; the interpreter cuts off."""
+        if source == tl.float32 and target == tl.bfloat16:
+            return torch.from_numpy(data.copy()).bfloat16().view(torch.uint16).numpy()
+        return convert(data, source, target, mode)
+
+    interpreter._convert_float = rounded  # type: ignore[attr-defined]
 
 
 def _run(
@@ -100,14 +112,13 @@ class TorchFunctions:
         function: Callable[..., torch.Tensor] = getattr(torch, {"rint": "round"}.get(name, name))
 
         def call(*operands: Any) -> Any:
-            from triton import language as tl  # only the worker may import it
-            from triton.runtime.interpreter import TensorHandle
-
+            tl = importlib.import_module("triton.language")
+            handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
             tensors = [torch.from_numpy(one.handle.data.copy()) for one in operands]
             result = function(*tensors).numpy()
             dtype = operands[0].dtype
             shape = list(result.shape)
             kind = tl.block_type(dtype, shape) if any(one.type.is_block() for one in operands) else dtype
-            return tl.tensor(TensorHandle(result, dtype), kind)
+            return tl.tensor(handle(result, dtype), kind)
 
         return call

@@ -36,7 +36,12 @@ class KernelBuilder:
     """Phases and locals of one group. `order`: all symbols, outermost first; `stored`: buffers that others read."""
 
     def __init__(
-        self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], buffers: Mapping[str, Buffer], policy: Keep
+        self,
+        plans: PhasePlans,
+        order: list[Symbol],
+        stored: frozenset[str],
+        buffers: Mapping[str, Buffer],
+        policy: Keep,
     ) -> None:
         self.plans, self.group, self.buffers, self.policy = plans, plans.group, buffers, policy
         self.rank = {one: place for place, one in enumerate(order)}

@@ -18,9 +18,9 @@ import torch
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Dims, Value
-from kiln.loops.ir.atomics import ATOMICS, runs_in_order
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
+from kiln.loops.ir.atomics import ATOMICS, runs_in_order
 from kiln.loops.ir.interpret import reduce_start
 from kiln.loops.ir.kernel import Accumulate, Local, Store
 from kiln.loops.ir.nodes import ReduceOp
@@ -116,6 +116,7 @@ class EffectWriter:
         if masks:
             arguments.append(f"mask={' & '.join(masks)}")
         self.lines.append(f"tl.store({', '.join(arguments)})")
+        self.frame.forget(self.depth, storage.name)
 
     def _stored(self, value: Value, dtype: torch.dtype) -> str:
         """The value in a type that a store converts to that of memory."""
@@ -125,6 +126,7 @@ class EffectWriter:
         """Every point of the block takes part, also where neither place nor value differ."""
         storage = self.frame.storages[effect.target]
         place, dtype = self.nest.place(storage.spec, effect.index), storage.spec.dtype
+        self.frame.forget(self.depth, storage.name)
         shape = frozenset(range(len(self.nest.blocks)))
         pointer = self.body.pointer(storage, place.offset, place.dims, shape)
         masks = self.frame.points_text(shape)

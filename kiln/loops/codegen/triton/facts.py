@@ -8,8 +8,8 @@ from math import prod
 from typing import final
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.atomics import runs_in_order
 from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores, stride_along
+from kiln.loops.ir.atomics import runs_in_order
 from kiln.loops.ir.body import Index, Load
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR

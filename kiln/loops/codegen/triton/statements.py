@@ -54,7 +54,6 @@ class Frame:
 
     tiling: Tiling
     storages: Mapping[str, Storage]
-    writes: frozenset[str]
     wide: bool
     """Indices have 64 bits."""
     held: dict[str, Held] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Frame:
     """Values that have names already."""
 
     def forget(self, depth: int, name: str = "") -> None:
-        """Forget values from inside of more than `depth` loops, and those made with the variable `name`."""
+        """Forget values from inside of more than `depth` loops, and those made of the variable or buffer `name`."""
         inside = [text for text, value in self.known.items() if value.depth > depth]
         uses = [text for text in self.known if name and re.search(rf"\b{name}\b", text)]
         for text in (*inside, *uses):
@@ -103,12 +102,12 @@ class TritonStatements(StatementWriter):
         return f"{name} = {text}"
 
     def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
-        """A name for `text`: the one that an earlier phase gave it, unless it reads what the kernel writes."""
+        """A name for `text`: the one that it has already, perhaps from an earlier phase."""
         found = self.frame.known.get(text) if name is None else None
         if found is not None:
             return replace(found, dtype=dtype)
         value = super().define(text, dtype, dims, depth, name)
-        if name is None and not any(re.search(rf"\b{one}\b", text) for one in self.frame.writes):
+        if name is None:
             self.frame.known[text] = value
         return value
 

@@ -22,7 +22,7 @@ from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Axis
 from kiln.loops.schedule.affine import guess
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, ceil_div, is_static, product, symbol
+from kiln.symbolic import Int, Symbol, is_static, product, symbol
 
 LINE_BYTES = 128
 """What memory hands over at once."""
@@ -171,8 +171,8 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
     wide = _pow2(axis.size, facts.line_elements())
-    rest = guess(product(one.size for one in numbers))
-    while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * ceil_div(guess(axis.size), wide) < target.multiprocessors:
+    rest, length = guess(product(one.size for one in numbers)), guess(axis.size)
+    while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
     dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))
     dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]

@@ -114,7 +114,7 @@ class _KernelWriter:
         self.wide = is_wide(kernel, self.bounds)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
         storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
-        self.frame = Frame(tiling, storages, kernel.writes, self.wide)
+        self.frame = Frame(tiling, storages, self.wide)
         self.locals = {one.name: one for one in kernel.locals}
         counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
         counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
