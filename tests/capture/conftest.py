@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -129,7 +130,9 @@ def assert_equal(got: Any, expected: Any) -> None:
         assert list(got) == list(expected)
         for key in expected:
             assert_equal(got[key], expected[key])
-    elif type(expected).__eq__ is object.__eq__ and hasattr(expected, "__dict__"):
+    elif hasattr(expected, "__dict__") and (
+        type(expected).__eq__ is object.__eq__ or dataclasses.is_dataclass(expected)
+    ):
         assert_equal(got.__dict__, expected.__dict__)
     else:
         assert got == expected

@@ -28,13 +28,13 @@ from kiln.capture.interpreter.breaks import (
     SkippedCode,
     SkippedFrame,
 )
-from kiln.capture.interpreter.builtins import context, copying, functions, methods
+from kiln.capture.interpreter.builtins import context, copying, deques, functions, methods, polyfilled
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.opcodes import build, control, operators, stack
+from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
 from kiln.capture.interpreter.speculation import (
     CompileCheck,
@@ -65,7 +65,10 @@ from kiln.support.events import EventSink
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
-REGISTERED = (logger, builtin, classes, context, copying, functions, methods, build, control, operators, stack)
+REGISTERED = (
+    *(logger, builtin, classes, context, copying, deques, functions, methods, polyfilled),
+    *(build, control, match, operators, stack),
+)
 """Modules whose import fills the tables of handlers."""
 
 MAX_RESTARTS = 32

@@ -54,6 +54,8 @@ POPS: dict[str, Callable[[int], int]] = {
             "INTRINSIC",
             "GET_YIELD_FROM_ITER",
             "GET_LEN",
+            "MATCH_SEQUENCE",
+            "MATCH_MAPPING",
         ],
         lambda n: 1,
     ),
@@ -69,10 +71,13 @@ POPS: dict[str, Callable[[int], int]] = {
             "STORE_ATTR",
             "IMPORT_NAME",
             "CHECK_EXC_MATCH",
+            "MATCH_KEYS",
         ],
         lambda n: 2,
     ),
-    **dict.fromkeys(["STORE_SUBSCR", "BINARY_SLICE", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"], lambda n: 3),
+    **dict.fromkeys(
+        ["STORE_SUBSCR", "BINARY_SLICE", "MATCH_CLASS", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"], lambda n: 3
+    ),
     "STORE_SLICE": lambda n: 4,
     "WITH_EXCEPT_START": lambda n: 4,
     **dict.fromkeys(

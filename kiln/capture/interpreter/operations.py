@@ -98,6 +98,8 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
         found = s.lookup(owner.python_type(), name)
         if found is None or found[0] is object:
             continue
+        if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
+            continue  # numbers leave anything but numbers to the other operand
         if s.frame.direct is not None:
             s.frame.direct = None
         result = s.call_special(owner, name, [other], {})
@@ -258,6 +260,13 @@ def _row(function: Any, *kinds: type[Value]) -> Callable[[Any], Any]:
     return register
 
 
+@_row(operator.or_, Class)
+def union_of_classes(s: Session, left: Value, right: Value) -> Value | None:
+    if not isinstance(right, Class) and not right.is_constant:
+        return None
+    return s.wrap(left.constant(s) | right.constant(s), None)
+
+
 @_row(operator.add, List, Tuple)
 def concatenate(s: Session, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
@@ -322,20 +331,37 @@ def _keys(s: Session, value: Value) -> dict[Any, Value] | None:
     return None
 
 
-def _set_operator(function: Any, choose: Callable[[dict[Any, Value], dict[Any, Value]], dict[Any, Value]]) -> None:
-    @_row(function, Set, View)
+Items = dict[Any, Value]
+
+
+def _set_operator(plain: Any, in_place: Any, choose: Callable[[Items, Items], Items]) -> None:
+    @_row(plain, Set, View)
     def handler(s: Session, left: Value, right: Value) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         if a is None or b is None:
             return None
         return Set(choose(a, b), left.cls if isinstance(left, Set) else set)
 
+    @_row(in_place, Set)
+    def change(s: Session, left: Value, right: Value) -> Value | None:
+        assert isinstance(left, Set)
+        b = _keys(s, right)
+        if b is None or left.cls is not set:
+            result: Value | None = handler(s, left, right)
+            return result
+        chosen = choose(dict(left.items(s)), b)
+        items = left.change(s)
+        items.clear()
+        items.update(chosen)
+        return left
 
-_set_operator(operator.or_, lambda a, b: {**b, **a})
-_set_operator(operator.and_, lambda a, b: {key: a[key] for key in a if key in b})
-_set_operator(operator.sub, lambda a, b: {key: a[key] for key in a if key not in b})
+
+_set_operator(operator.or_, operator.ior, lambda a, b: {**b, **a})
+_set_operator(operator.and_, operator.iand, lambda a, b: {key: a[key] for key in a if key in b})
+_set_operator(operator.sub, operator.isub, lambda a, b: {key: a[key] for key in a if key not in b})
 _set_operator(
     operator.xor,
+    operator.ixor,
     lambda a, b: {**{key: a[key] for key in a if key not in b}, **{key: b[key] for key in b if key not in a}},
 )
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):

@@ -6,7 +6,6 @@ arguments are guarded. What acts on the world (files, clocks, random numbers) is
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import types
@@ -25,7 +24,7 @@ PURE_FUNCTIONS: tuple[Any, ...] = (
     *(abs, ascii, bin, chr, divmod, format, hash, hex, len, max, min, oct, ord, pow, repr, round, sum, callable),
     *(torch.promote_types, torch.result_type, torch.can_cast, torch.finfo, torch.iinfo, torch.get_default_dtype),
     *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
-    *(math.sqrt, operator.index, itertools.count),
+    *(math.sqrt, operator.index),
 )
 WORLD_MODULES = frozenset(
     [

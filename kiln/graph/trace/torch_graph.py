@@ -110,7 +110,7 @@ class _Builder:
         if isinstance(value, list | tuple):
             for index, part in enumerate(value):
                 self.bind_part(part, node, index)
-        else:
+        elif isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             self.values[id(value)] = node
             if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr):
                 self.sizes.learn(value.node.value, node)

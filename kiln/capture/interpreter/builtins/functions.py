@@ -160,7 +160,8 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwa
             for name in special:
                 if s.lookup(value.cls, name) is not None:
                     return s.call_special(value, name, [], {})
-        return fold(s, kind, *(arg.constant(s) for arg in args))
+        named = {name: arg.constant(s) for name, arg in kwargs.items()}
+        return fold(s, functools.partial(kind, **named), *(arg.constant(s) for arg in args))
 
     return convert
 
@@ -313,12 +314,6 @@ def chain_from_iterable(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return chained(args[0].iterate(s))
 
 
-@handles(itertools.islice)
-def islice(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    picked = slice(*(arg.constant(s) for arg in args[1:]))
-    return List(all_items(s, args[0])[picked]).iterate(s)
-
-
 @handles(itertools.product)
 def product(s: Session, args: Args, kwargs: Kwargs) -> Value:
     repeat = kwargs["repeat"].constant(s) if "repeat" in kwargs else 1
@@ -420,6 +415,8 @@ def divmod_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(pow)
 def pow_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 2:
+        return fold(s, pow, *(arg.constant(s) for arg in args))
     return binary(s, operator.pow, args[0], args[1])
 
 
@@ -427,7 +424,8 @@ def pow_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def round_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
         return s.record("round", args, kwargs)
-    return fold(s, round, *(arg.constant(s) for arg in args))
+    named = {name: arg.constant(s) for name, arg in kwargs.items()}
+    return fold(s, functools.partial(round, **named), *(arg.constant(s) for arg in args))
 
 
 @handles(functools.partial)

@@ -7,12 +7,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, Handler, Kwargs, Session, Value, handles
 from kiln.capture.interpreter.operations import all_items, contains, equal
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
@@ -106,7 +107,13 @@ def list_copy(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @method((list, tuple), "index")
 def sequence_index(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(position(s, args[0], args[1]))
+    bounds = slice(*(arg.constant(s) for arg in args[2:])) if len(args) > 3 else None
+    if len(args) == 3:
+        bounds = slice(args[2].constant(s), None)
+    if bounds is None:
+        return Constant(position(s, args[0], args[1]))
+    items = all_items(s, args[0])
+    return Constant(position(s, List(items[bounds]), args[1]) + bounds.indices(len(items))[0])
 
 
 def position(s: Session, container: Value, item: Value) -> int:
@@ -218,7 +225,15 @@ def dict_popitem(s: Session, args: Args, kwargs: Kwargs) -> Value:
     items = args[0].change(s)  # type: ignore[attr-defined]
     if not items:
         raise s.error(KeyError, "popitem(): dictionary is empty")
-    return Tuple(list(items.popitem()[1]))
+    if is_last(s, args[1:], kwargs):
+        return Tuple(list(items.popitem()[1]))
+    return Tuple(list(items.pop(next(iter(items)))))
+
+
+def is_last(s: Session, args: Args, kwargs: Kwargs) -> bool:
+    """The argument `last` of the methods of OrderedDict."""
+    found = args[0] if args else kwargs.get("last")
+    return found is None or found.truth(s)
 
 
 @method(DICTS, "setdefault")
@@ -241,7 +256,15 @@ def dict_clear(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def move_to_end(s: Session, args: Args, kwargs: Kwargs) -> Value:
     items = args[0].change(s)  # type: ignore[attr-defined]
     token = args[1].key(s)
-    items[token] = items.pop(token)
+    if token not in items:
+        raise s.error(KeyError, token)
+    moved = items.pop(token)
+    if is_last(s, args[2:], kwargs):
+        items[token] = moved
+    else:
+        rest = dict(items)
+        items.clear()
+        items.update({token: moved, **rest})
     return NONE
 
 
@@ -257,10 +280,83 @@ def set_add(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-@method((set,), "discard", "remove")
+@method((set,), "discard")
 def set_discard(s: Session, args: Args, kwargs: Kwargs) -> Value:
     args[0].change(s).pop(args[1].key(s), None)  # type: ignore[attr-defined]
     return NONE
+
+
+@method((set,), "remove")
+def set_remove(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if args[0].change(s).pop(args[1].key(s), None) is None:  # type: ignore[attr-defined]
+        raise s.error(KeyError, args[1])
+    return NONE
+
+
+@method((set,), "clear")
+def set_clear(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    args[0].change(s).clear()  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((set, frozenset), "isdisjoint")
+def set_is_disjoint(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    other = {item.key(s) for item in all_items(s, args[1])}
+    return Constant(not other & native(args[0]).items(s).keys())
+
+
+@method((set, frozenset), "issuperset")
+def set_is_superset(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Constant({item.key(s) for item in all_items(s, args[1])} <= native(args[0]).items(s).keys())
+
+
+def symmetric(s: Session, left: Value, right: Value) -> dict[Any, Value]:
+    """What is in one of two only."""
+    mine = native(left).items(s)
+    other = {item.key(s): item for item in all_items(s, right)}
+    both = mine.keys() & other.keys()
+    return {token: item for token, item in {**mine, **other}.items() if token not in both}
+
+
+@method((set, frozenset), "symmetric_difference")
+def set_symmetric_difference(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return Set(symmetric(s, args[0], args[1]), native(args[0]).cls)
+
+
+@method((set,), "symmetric_difference_update")
+def set_symmetric_difference_update(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    replace_items(s, args[0], symmetric(s, args[0], args[1]))
+    return NONE
+
+
+@method((set,), "difference_update")
+def set_difference_update(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    replace_items(s, args[0], set_difference(s, args, {}).items(s))  # type: ignore[attr-defined]
+    return NONE
+
+
+@method((set,), "intersection_update")
+def set_intersection_update(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    replace_items(s, args[0], set_intersection(s, args, {}).items(s))  # type: ignore[attr-defined]
+    return NONE
+
+
+def replace_items(s: Session, value: Value, items: dict[Any, Value]) -> None:
+    mine = value.change(s)  # type: ignore[attr-defined]
+    kept = dict(items)
+    mine.clear()
+    mine.update(kept)
+
+
+@method((set,), "pop")
+def set_pop(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    items = args[0].change(s)  # type: ignore[attr-defined]
+    if not items:
+        raise s.error(KeyError, "pop from an empty set")
+    if len(items) > 1:
+        raise UnsupportedCall(function="set.pop", why="which item it takes is not known while tracing")
+    popped: Value = items.popitem()[1]
+    return popped
 
 
 @method((set,), "update")
@@ -349,6 +445,12 @@ def object_delattr(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+@handles(object.__str__, object.__format__)
+def object_text(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    spec = args[1].constant(s) if len(args) > 1 else ""
+    return Constant(format(args[0].constant(s), spec))
+
+
 @handles(object.__eq__)
 def object_eq(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return Constant(True if args[0] is args[1] else NotImplemented)
@@ -401,6 +503,11 @@ def generator_next(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if item is None:
         raise s.error(StopIteration)
     return item
+
+
+@handles(types.MethodType)
+def bound_method(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return BoundMethod(args[0], args[1])
 
 
 @handles(types.FunctionType.__get__)

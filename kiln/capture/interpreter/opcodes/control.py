@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
 from kiln.capture.interpreter.frame import PUSH, SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import (
     all_items,
@@ -17,6 +18,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import Tuple
 
 NONE = Constant(None)
 
@@ -211,6 +213,15 @@ def current_exception(frame: SymbolicFrame | None) -> Value | None:
     return None
 
 
+@handles(sys.exc_info)
+def exc_info(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """Of what the program handles; one that the caller of the compiled function handles is not seen."""
+    error = current_exception(s.frame)
+    if error is None:
+        return Tuple([NONE, NONE, NONE])
+    return Tuple([s.wrap(error.python_type(), None), error, NONE])
+
+
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(frame: SymbolicFrame, arg: int) -> None:
     error = frame.stack.pop()
@@ -267,10 +278,10 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode(
     *("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"),
-    *("CHECK_EG_MATCH", "INTRINSIC_2", "CLEANUP_THROW", "MATCH_CLASS", "MATCH_KEYS", "MATCH_MAPPING", "MATCH_SEQUENCE"),
-    *("GET_LEN", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
+    *("CHECK_EG_MATCH", "INTRINSIC_2", "CLEANUP_THROW"),
+    *("DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
     breaks=True,
 )
 def not_modelled(frame: SymbolicFrame, arg: Any) -> None:
     name = frame.decoded.instructions[frame.at].name
-    raise UnsupportedOpcode(opcode=name, why="asynchronous code, pattern matching and class bodies are not modelled")
+    raise UnsupportedOpcode(opcode=name, why="asynchronous code and class bodies are not modelled")

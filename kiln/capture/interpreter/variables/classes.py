@@ -159,7 +159,7 @@ def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
         or new[1] is object.__new__
         or (handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType)
     ):
-        if not can_be_bare(cls):
+        if not can_be_bare(cls) or (new is not None and new[0] is not object and new[0] not in BARE_BASES):
             raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")
         made = new_object(s, cls)
         if issubclass(cls, BaseException):

@@ -19,6 +19,7 @@ from kiln.runtime.guards.source import Source
 
 PLAIN = (int, float, bool, str, type(None), bytes, complex, type(...), type(NotImplemented), range, types.CodeType)
 TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+ITERABLE = (str, bytes, range, frozenset)
 IDENTITY = (types.CodeType, type(NotImplemented))
 """Compared by identity in a guard."""
 
@@ -65,6 +66,12 @@ class Constant(Value):
             return len(self.constant(s))
         except TypeError as error:
             raise s.error(TypeError, *error.args) from None
+
+    def iterate(self, s: Session) -> Value:
+        value = self.constant(s)
+        if isinstance(value, ITERABLE):
+            return s.hooks.make_list([s.wrap(item, None) for item in value]).iterate(s)
+        return super().iterate(s)
 
     def key(self, s: Session) -> Any:
         return self.constant(s)

@@ -109,20 +109,47 @@ class Generator(Value):
             raise Raised(error)
         frame.running = True
         frame.parent, frame.outer = s.frame, None
-        frame.unwind(Raised(error))
+        inner = self.delegate()
+        if inner is None:
+            frame.unwind(Raised(error))
+        else:
+            try:
+                item = inner.throw(s, error)
+            except Raised as raised:
+                frame.unwind(raised)
+            else:
+                if item is not None:
+                    frame.running = False
+                    return item
+                self._end_delegation(inner)
         item = frame.run()
-        return None if frame.finished else item
+        if frame.finished:
+            frame.result = item
+            return None
+        return item
 
+    def delegate(self) -> Generator | None:
+        """The generator that a `yield from` is suspended in."""
+        frame = self.frame
+        instructions = frame.decoded.instructions
+        inside = (
+            frame.ip < len(instructions) and instructions[frame.ip].name == "RESUME" and instructions[frame.ip].arg == 2
+        )
+        inner = frame.stack[-1] if inside and frame.stack else None
+        return inner if isinstance(inner, Generator) else None
 
-def count(start: int, step: int) -> Lazy:
-    """itertools.count."""
-    state = [start - step]
-
-    def advance(s: Session) -> Value | None:
-        state[0] += step
-        return Constant(state[0])
-
-    return Lazy(itertools.count, advance, lambda: [Constant(state[0] + step), Constant(step)])
+    def _end_delegation(self, inner: Generator) -> None:
+        """The inner generator returned: go on behind the `yield from` with its result, as SEND does."""
+        frame = self.frame
+        instructions = frame.decoded.instructions
+        at = frame.ip
+        while instructions[at].name != "SEND":
+            at = instructions[at].arg if instructions[at].name == "JUMP" else at + 1
+        frame.ip = instructions[at].arg
+        if instructions[frame.ip].name == "END_SEND":
+            frame.push(inner.frame.result)
+        else:
+            frame.stack[-1] = inner.frame.result
 
 
 def zipped(iterators: list[Value], strict: bool) -> Lazy:

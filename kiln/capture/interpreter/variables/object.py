@@ -33,6 +33,8 @@ SLOT_WRAPPER = types.WrapperDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 
+ALIASES = (types.UnionType, types.GenericAlias)
+"""Types of what stands for a type in `isinstance` and in annotations."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """What a `__call__` may be that is called as a value of its own."""
 
@@ -58,8 +60,9 @@ class Object(Value):
         return self.original
 
     def constant(self, s: Session) -> Any:
-        if self.original is MISSING or self.source is not None:
+        if self.original is MISSING or (self.source is not None and self.cls not in ALIASES):
             raise self.unsupported("use as a constant", "objects are not constants")
+        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
         return self.original
 
     def instance_attr(self, s: Session, name: str) -> Value | None:
@@ -115,7 +118,15 @@ class Object(Value):
                     s.frame.direct = Discard(None)
                 accessor_value(s, self, name, accessor, "fset").call(s, [self, *([value] if value else [])], {})
                 return
-            if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and s.lookup(type(raw), "__set__")):
+            special = "__set__" if value is not None else "__delete__"
+            setter = s.lookup(type(raw), special)
+            if setter is not None and type(setter[1]) is types.FunctionType:
+                if s.frame.direct is not None:
+                    s.frame.direct = Discard(None)
+                descriptor = s.class_attr(self, name, raw)
+                s.call_special(descriptor, special, [self, *([value] if value else [])], {})
+                return
+            if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
         self.attrs[name] = value
         attribute_set(s, self, name)

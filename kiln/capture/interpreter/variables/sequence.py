@@ -57,7 +57,8 @@ class Sequence(Value):
         return self._build(plain)
 
     def constant(self, s: Session) -> Any:
-        return self._build([item.constant(s) for item in self.items(s)])
+        plain = [item.constant(s) for item in self.items(s)]
+        return torch.Size(plain) if self.cls is torch.Size else self._build(plain)
 
     def _build(self, plain: list[Any]) -> Any:
         if self.cls is list:

@@ -1,0 +1,175 @@
+"""`collections.deque` made in the frame. One from outside is not modelled: no guard looks into it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, final
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.operations import equal
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import List, Sequence, all_items
+
+NONE = Constant(None)
+
+
+@final
+class Deque(Sequence):
+    """Items as in a list; those that `maxlen` has no room for leave at the other end."""
+
+    __slots__ = ("maxlen",)
+
+    def __init__(self, items: list[Value], maxlen: int | None) -> None:
+        super().__init__(items, deque)
+        self.maxlen = maxlen
+
+    def extend(self, s: Session, items: list[Value], left: bool = False) -> None:
+        mine = self.items(s)
+        for item in items:
+            mine.insert(0, item) if left else mine.append(item)
+            if self.maxlen is not None and len(mine) > self.maxlen:
+                mine.pop() if left else mine.pop(0)
+
+    def set_item(self, s: Session, key: Value, value: Value) -> None:
+        try:
+            self.items(s)[key.constant(s)] = value
+        except IndexError:
+            raise s.error(IndexError, "deque index out of range") from None
+
+    def key(self, s: Session) -> Any:
+        raise s.error(TypeError, "unhashable type: 'collections.deque'")
+
+    def emit(self, g: Codegen) -> None:
+        g.const(deque)
+        g.emit(List(list(self.items(g.session))))
+        g.const(self.maxlen)
+        g.call(2)
+        g.remember(self)
+
+
+@handles(deque)
+def make_deque(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    limit = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
+    made = Deque([], limit.constant(s))
+    source = args[0] if args else kwargs.get("iterable")
+    if source is not None:
+        made.extend(s, all_items(s, source))
+    return made
+
+
+Method = Callable[[Session, Deque, Args], "Value | None"]
+
+
+def method(*names: str) -> Callable[[Method], Method]:
+    """Register a method of deque."""
+
+    def register(handler: Method) -> Method:
+        def checked(s: Session, args: Args, kwargs: Kwargs) -> Value:
+            target = args[0]
+            if not isinstance(target, Deque):
+                raise UnsupportedCall(function=f"deque.{names[0]}", why="a deque from outside is not modelled")
+            result = handler(s, target, args[1:])
+            return result if result is not None else NONE
+
+        for name in names:
+            handles(getattr(deque, name))(checked)
+        return handler
+
+    return register
+
+
+@method("append")
+def append(s: Session, target: Deque, args: Args) -> None:
+    target.extend(s, [args[0]])
+
+
+@method("appendleft")
+def append_left(s: Session, target: Deque, args: Args) -> None:
+    target.extend(s, [args[0]], left=True)
+
+
+@method("extend", "__iadd__")
+def extend(s: Session, target: Deque, args: Args) -> Value:
+    target.extend(s, all_items(s, args[0]))
+    return NONE
+
+
+@method("extendleft")
+def extend_left(s: Session, target: Deque, args: Args) -> None:
+    target.extend(s, all_items(s, args[0]), left=True)
+
+
+def taken(s: Session, target: Deque, index: int) -> Value:
+    items = target.items(s)
+    if not items:
+        raise s.error(IndexError, "pop from an empty deque")
+    return items.pop(index)
+
+
+@method("pop")
+def pop(s: Session, target: Deque, args: Args) -> Value:
+    return taken(s, target, -1)
+
+
+@method("popleft")
+def pop_left(s: Session, target: Deque, args: Args) -> Value:
+    return taken(s, target, 0)
+
+
+@method("clear")
+def clear(s: Session, target: Deque, args: Args) -> None:
+    target.items(s).clear()
+
+
+@method("reverse")
+def reverse(s: Session, target: Deque, args: Args) -> None:
+    target.items(s).reverse()
+
+
+@method("rotate")
+def rotate(s: Session, target: Deque, args: Args) -> None:
+    items = target.items(s)
+    by = (args[0].constant(s) if args else 1) % (len(items) or 1)
+    items[:] = items[len(items) - by :] + items[: len(items) - by]
+
+
+@method("copy", "__copy__")
+def copy(s: Session, target: Deque, args: Args) -> Value:
+    return Deque(list(target.items(s)), target.maxlen)
+
+
+@method("remove")
+def remove(s: Session, target: Deque, args: Args) -> None:
+    items = target.items(s)
+    for index, one in enumerate(items):
+        if equal(s, one, args[0]):
+            del items[index]
+            return
+    raise s.error(ValueError, "deque.remove(x): x not in deque")
+
+
+@method("count")
+def count(s: Session, target: Deque, args: Args) -> Value:
+    return Constant(sum(equal(s, one, args[0]) for one in target.items(s)))
+
+
+@method("__len__")
+def length(s: Session, target: Deque, args: Args) -> Value:
+    return Constant(target.length(s))
+
+
+@method("__iter__")
+def iterate(s: Session, target: Deque, args: Args) -> Value:
+    return target.iterate(s)
+
+
+@method("__getitem__")
+def get_item(s: Session, target: Deque, args: Args) -> Value:
+    return target.get_item(s, args[0])
+
+
+@method("__contains__")
+def contains(s: Session, target: Deque, args: Args) -> Value:
+    return Constant(any(equal(s, one, args[0]) for one in target.items(s)))

@@ -1,0 +1,37 @@
+"""Which callables written in C are interpreted as Python functions of `polyfills.py`."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+from typing import Any
+
+import kiln.capture.interpreter.polyfills as polyfills
+from kiln.capture.interpreter.core import Args, Handler, Kwargs, Session, Value, handles
+
+POLYFILLS: dict[Any, Any] = {
+    **{
+        getattr(itertools, name): getattr(polyfills, name)
+        for name in (
+            *("islice", "count", "repeat", "cycle", "accumulate", "takewhile", "dropwhile", "filterfalse", "starmap"),
+            *("compress", "pairwise", "zip_longest", "groupby", "combinations", "permutations"),
+        )
+    },
+    **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
+    functools.lru_cache: polyfills.lru_cache,
+    collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
+}
+"""The original -> what is interpreted for a call of it."""
+
+
+def interpreted(replacement: Any) -> Handler:
+    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        return s.wrap(replacement, None).call(s, args, kwargs)
+
+    return handler
+
+
+for _original, _replacement in POLYFILLS.items():
+    handles(_original)(interpreted(_replacement))

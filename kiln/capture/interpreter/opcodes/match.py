@@ -1,0 +1,112 @@
+"""Pattern matching.
+
+case [a, *rest]:         MATCH_SEQUENCE, GET_LEN, then comparisons and UNPACK_EX
+case {"op": op}:         MATCH_MAPPING, GET_LEN, MATCH_KEYS
+case Point(x=0):         MATCH_CLASS: the attributes in a tuple, or None
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.builtins.functions import instance_of
+from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.operations import contains
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import Tuple
+
+SEQUENCE, MAPPING = 1 << 5, 1 << 6
+"""Flags of types that CPython gives to what these patterns match."""
+ITSELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+"""Classes whose one positional pattern is matched with the object itself."""
+
+
+def type_flags(s: Session, value: Value) -> int:
+    kind = value.python_type()
+    if not value.is_torch:
+        s.guard_type(value)
+    known = kind.__flags__
+    if issubclass(kind, collections.abc.Mapping):
+        known |= MAPPING
+    return known
+
+
+@opcode("MATCH_SEQUENCE", breaks=True)
+def match_sequence(frame: SymbolicFrame, arg: int) -> None:
+    value = frame.stack[-1]
+    assert value is not None
+    frame.push(Constant(bool(type_flags(frame.session, value) & SEQUENCE)))
+
+
+@opcode("MATCH_MAPPING", breaks=True)
+def match_mapping(frame: SymbolicFrame, arg: int) -> None:
+    value = frame.stack[-1]
+    assert value is not None
+    frame.push(Constant(bool(type_flags(frame.session, value) & MAPPING)))
+
+
+@opcode("GET_LEN", breaks=True)
+def get_len(frame: SymbolicFrame, arg: int) -> None:
+    value = frame.stack[-1]
+    assert value is not None
+    frame.push(Constant(value.length(frame.session)))
+
+
+@opcode("MATCH_KEYS", breaks=True)
+def match_keys(frame: SymbolicFrame, arg: int) -> None:
+    """subject, keys  ->  subject, keys, tuple of the values or None"""
+    s = frame.session
+    subject, keys = frame.stack[-2], frame.stack[-1]
+    assert subject is not None and isinstance(keys, Tuple)
+    wanted = keys.items(s)
+    if all(contains(s, subject, key) for key in wanted):
+        frame.push(Tuple([subject.get_item(s, key) for key in wanted]))
+    else:
+        frame.push(Constant(None))
+
+
+@opcode("MATCH_CLASS", breaks=True)
+def match_class(frame: SymbolicFrame, positional: int) -> None:
+    """subject, class, names of keyword patterns  ->  tuple of attributes or None"""
+    s = frame.session
+    subject, cls, names = frame.pop_many(3)
+    kind = subject.python_type() if subject.is_torch else s.guard_type(subject)
+    if not instance_of(subject, kind, cls.constant(s)):
+        frame.push(Constant(None))
+        return
+    found = attributes(s, subject, cls, positional, [one.constant(s) for one in names.items(s)])
+    frame.push(Tuple(found) if found is not None else Constant(None))
+
+
+def attributes(s: Session, subject: Value, cls: Value, positional: int, names: list[str]) -> list[Value] | None:
+    """The values of the sub-patterns; None where the subject lacks one."""
+    found: list[Value] = []
+    if positional:
+        known = attribute(s, cls, "__match_args__")
+        args: Any = known.constant(s) if known is not None else None
+        if args is None and positional == 1 and issubclass(cls.constant(s), ITSELF):
+            found, args = [subject], ()
+        elif args is None or len(args) < positional:
+            few = len(args or ())
+            raise s.error(
+                TypeError, f"{cls.constant(s).__name__}() accepts {few} positional sub-patterns ({positional} given)"
+            )
+        names = [*args[:positional], *names]
+    for name in names:
+        value = attribute(s, subject, name)
+        if value is None:
+            return None
+        found.append(value)
+    return found
+
+
+def attribute(s: Session, value: Value, name: str) -> Value | None:
+    try:
+        return value.get_attr(s, name)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        return None

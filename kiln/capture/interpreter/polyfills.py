@@ -1,0 +1,213 @@
+"""Parts of the standard library that are written in C, in Python: the interpreter runs these in their place.
+
+    itertools.takewhile(f, items)    is interpreted as    takewhile(f, items)  below
+
+So what they call (a predicate, a user's iterator) is inlined like any other code. Each does what the documentation of
+its original says; none imports anything at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+ABSENT: Any = object()
+
+
+def islice(iterable: Iterable[Any], first: int | None, *rest: int | None) -> Iterator[Any]:
+    """`islice(items, stop)` or `islice(items, start, stop, step)`: takes no item behind the last that it needs."""
+    start, stop = (first, rest[0]) if rest else (0, first)
+    start = start or 0
+    step = rest[1] or 1 if len(rest) > 1 else 1
+    wanted, index = start, 0
+    iterator = iter(iterable)
+    while stop is None or index < stop:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        if index == wanted:
+            yield item
+            wanted += step
+        index += 1
+
+
+def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
+    while True:
+        yield start
+        start = start + step
+
+
+def repeat(item: Any, times: int | None = None) -> Iterator[Any]:
+    if times is None:
+        while True:
+            yield item
+    for _ in range(times):
+        yield item
+
+
+def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
+    kept = []
+    for item in iterable:
+        yield item
+        kept.append(item)
+    while kept:
+        yield from kept
+
+
+def accumulate(iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None) -> Iterator[Any]:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        try:
+            total = next(iterator)
+        except StopIteration:
+            return
+    yield total
+    for item in iterator:
+        total = func(total, item)
+        yield total
+
+
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(iterable)
+    for item in iterator:
+        if not predicate(item):
+            yield item
+            break
+    yield from iterator
+
+
+def filterfalse(predicate: Callable[[Any], Any] | None, iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not (item if predicate is None else predicate(item)):
+            yield item
+
+
+def starmap(function: Callable[..., Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for args in iterable:
+        yield function(*args)
+
+
+def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+    for item, selected in zip(data, selectors, strict=False):
+        if selected:
+            yield item
+
+
+def pairwise(iterable: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    before = ABSENT
+    for item in iterable:
+        if before is not ABSENT:
+            yield before, item
+        before = item
+
+
+def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[tuple[Any, ...]]:
+    iterators = [iter(one) for one in iterables]
+    while True:
+        row = [next(one, ABSENT) for one in iterators]
+        if all(one is ABSENT for one in row):
+            return
+        yield tuple(fillvalue if one is ABSENT else one for one in row)
+
+
+def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, Iterator[Any]]]:
+    current, group = ABSENT, []
+    for item in iterable:
+        mark = item if key is None else key(item)
+        if current is not ABSENT and mark == current:
+            group.append(item)
+            continue
+        if current is not ABSENT:
+            yield current, iter(group)
+        current, group = mark, [item]
+    if current is not ABSENT:
+        yield current, iter(group)
+
+
+def combinations(iterable: Iterable[Any], r: int) -> Iterator[tuple[Any, ...]]:
+    pool = list(iterable)
+    if r > len(pool):
+        return
+    places = list(range(r))
+    yield tuple([pool[place] for place in places])
+    while True:
+        at = r - 1
+        while at >= 0 and places[at] == at + len(pool) - r:
+            at -= 1
+        if at < 0:
+            return
+        places[at] += 1
+        for later in range(at + 1, r):
+            places[later] = places[later - 1] + 1
+        yield tuple([pool[place] for place in places])
+
+
+def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[tuple[Any, ...]]:
+    pool = list(iterable)
+    length = len(pool) if r is None else r
+
+    def extended(places: list[int]) -> Iterator[tuple[Any, ...]]:
+        if len(places) == length:
+            yield tuple([pool[place] for place in places])
+            return
+        for place in range(len(pool)):
+            if place not in places:
+                yield from extended([*places, place])
+
+    yield from extended([])
+
+
+def itemgetter(item: Any, *items: Any) -> Callable[[Any], Any]:
+    if not items:
+        return lambda obj: obj[item]
+    return lambda obj: tuple([obj[one] for one in (item, *items)])
+
+
+def attrgetter(attr: str, *attrs: str) -> Callable[[Any], Any]:
+    def resolved(obj: Any, path: str) -> Any:
+        for name in path.split("."):
+            obj = getattr(obj, name)
+        return obj
+
+    if not attrs:
+        return lambda obj: resolved(obj, attr)
+    return lambda obj: tuple([resolved(obj, one) for one in (attr, *attrs)])
+
+
+def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+def lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
+    """Nothing is dropped from the cache: the frame that made it ends before that matters."""
+    return cached(maxsize) if callable(maxsize) else cached
+
+
+def cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[Any, Any] = {}
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        key = (args, tuple(kwargs.items()))
+        if key not in known:
+            known[key] = function(*args, **kwargs)
+        return known[key]
+
+    return wrapper
+
+
+def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
+    """What `collections.Counter` counts with."""
+    for element in iterable:
+        mapping[element] = mapping.get(element, 0) + 1
