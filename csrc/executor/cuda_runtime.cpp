@@ -312,13 +312,17 @@ c10::Allocator& CudaRuntime::allocator(int8_t index) {
 std::unique_ptr<DeviceScope> CudaRuntime::scope() { return std::make_unique<CudaScope>(*this); }
 
 void CudaScope::enter(int8_t index) {
-  if (entered_ && (index < 0 || index == current_)) return;
+  int8_t wanted = index >= 0 ? index : before_;
+  if (entered_ && wanted == current_) return;
   const auto& torch = torch_cuda();
-  if (!entered_) current_ = before_ = static_cast<int8_t>(torch.getDevice().index());
-  if (index >= 0 && index != current_) {
-    torch.setDevice(c10::Device(kType, index));
+  if (!entered_) {
+    current_ = before_ = static_cast<int8_t>(torch.getDevice().index());
+    wanted = index >= 0 ? index : before_;
+  }
+  if (wanted != current_) {
+    torch.setDevice(c10::Device(kType, wanted));
     moved_ = true;
-    current_ = index;
+    current_ = wanted;
   }
   entered_ = true;
   state_ = &runtime_.state(current_);

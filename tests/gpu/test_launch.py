@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kiln.runtime.errors import IndexOutOfRange
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries, compile_kernels
 from kiln.runtime.loader import load_bundle, save_bundle
-from kiln.runtime.plan import Launch, Plan, PlanInput
+from kiln.runtime.plan import Allocate, Free, Launch, Plan, PlanInput, Step
 from kiln.support.events import EventSink
 from kiln.support.optional import load
 from tests.runtime.samples import spec
@@ -102,7 +103,9 @@ def test_streams(libraries: Libraries) -> None:
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
+        run(x, w)  # what cuBLAS allocates for a stream waits for the device
+        side.synchronize()
+        torch.cuda._sleep(500_000_000)
         (out,) = run(x, w)
         assert not side.query(), "the launch waited for the stream"
     assert torch.cuda.current_stream().query(), "the plan ran on the wrong stream"
@@ -187,14 +190,10 @@ def test_out_of_memory_is_the_users(libraries: Libraries) -> None:
     huge = base.expand(rows, 64)
     plan = scaled_product()
     strided = PlanInput("x", on_cuda(spec(plan.inputs[0].spec.sizes[0], 64, strides=(0, 1))))  # type: ignore[union-attr]
-    run = make_executor(Plan(**{**vars_of(plan), "inputs": (strided, plan.inputs[1])}), libraries)
+    run = make_executor(replace(plan, inputs=(strided, plan.inputs[1])), libraries)
     with pytest.raises(torch.OutOfMemoryError):
         run(huge, w)
     assert torch.cuda.memory_allocated() == before
-
-
-def vars_of(plan: Plan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
 
 
 def test_in_a_cuda_graph(libraries: Libraries) -> None:
@@ -271,13 +270,35 @@ def test_cost_of_a_launch(status: bool, tmp_path: Path) -> None:
     plan, _ = launches(LAUNCHES, status)
     made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
     run = make_executor(plan, made)
-    none = make_executor(Plan(**{**vars_of(plan), "steps": ()}), made)
+    none = make_executor(replace(plan, steps=()), made)
     x, y = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
     entry = best_of(lambda: none(x, y), 1)
     each = best_of(lambda: run(x, y), LAUNCHES)
     images = made.images()
     raw = min(settled_cost(images) for _ in range(7))
     print(f"\nstatus={status}: entry {entry:.2f} us, launch {each:.3f} us, cuLaunchKernel alone {raw:.3f} us")
+
+
+def test_cost_of_allocations(tmp_path: Path) -> None:
+    """A chain of kernels, each into fresh memory, as plans have them."""
+    plan, _ = launches(1, False)
+    steps: list[Step] = []
+    for n in range(LAUNCHES):
+        steps += [Allocate(n + 2, on_cuda(spec(256, 256))), replace(plan.steps[0], tensors=(n + 1 if n else 0, n + 2))]
+        steps += [Free((n + 1,))] if n else []
+    plan = replace(plan, steps=tuple(steps), num_slots=LAUNCHES + 2, mutated=())
+    made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
+    run = make_executor(plan, made)
+    x = torch.zeros(16, device=CUDA)
+    print(f"\nallocate, launch and free: {best_of(lambda: run(x, x), LAUNCHES):.3f} us")
+
+
+def test_cost_of_loading(libraries: Libraries) -> None:
+    """An executor whose kernels stand in the store; the second has them on the device already."""
+    for turn in ("first", "second"):
+        started = time.perf_counter()
+        make_executor(scaled_product(), Libraries({}, (), dict(libraries.cubins)))
+        print(f"\n{turn} executor: {(time.perf_counter() - started) * 1e3:.2f} ms")
 
 
 def test_cost_of_torchs_own_ways(libraries: Libraries) -> None:
