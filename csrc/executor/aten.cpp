@@ -69,7 +69,8 @@ IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypeP
   }
   switch (value.kind) {
     case ArgumentKind::kNone:
-      return IValue();
+      // Where the schema says `Tensor`, nothing is a tensor that is not defined.
+      return is_tensor_like(declared) ? IValue(at::Tensor()) : IValue();
     case ArgumentKind::kInt:
       if (kind == TypeKind::FloatType) return IValue(static_cast<double>(value.value));
       if (kind == TypeKind::BoolType) return IValue(value.value != 0);

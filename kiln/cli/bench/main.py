@@ -106,9 +106,9 @@ def in_steps(workers: list[Worker], count: int, alone: int = -1) -> list[Found]:
 
 
 def result_of(row: Row, steady: Found, firsts: dict[str, Found], candidates: list[str]) -> Result:
-    failures = {name: first["failure"] for name, first in firsts.items() if "failure" in first}
+    failures = {name: first for name, first in firsts.items() if "failure" in first}
     if "failure" in steady:
-        return Result(row.title, float("nan"), {name: failed(steady["failure"]) for name in candidates})
+        return Result(row.title, float("nan"), {name: failed(steady) for name in candidates})
     eager = steady["times"]["eager"]
     scores = {name: failed(problem) for name, problem in failures.items()}
     for name in steady["errors"]:
@@ -130,6 +130,8 @@ def start(tasks: list[Found], arguments: argparse.Namespace, caches: Path) -> li
     return workers
 
 
-def failed(problem: str) -> Score:
+def failed(found: Found) -> Score:
+    """The last line of what the process wrote, and its last lines for who looks for the cause."""
     nothing = float("nan")
-    return Score(nothing, nothing, nothing, failure=problem)
+    facts = {"stderr": str(found.get("stderr", ""))[-4000:]}
+    return Score(nothing, nothing, nothing, failure=found["failure"], facts=facts)

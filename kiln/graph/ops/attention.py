@@ -103,10 +103,8 @@ def cudnn_attention(
     output = spec.with_sizes((*spec.sizes[:3], value.tensor.sizes[3]))
     same = value.tensor.sizes[3] == spec.sizes[3]
     seed = scalar(torch.int64, spec.device)
-    parts = (
-        like_query(e, spec) if same else output, fresh(spec, (*spec.sizes[:3], 1), torch.float32), None, None, None,
-        None, seed, seed, None,
-    )  # fmt: skip
+    sums = fresh(spec, (*spec.sizes[:3], 1), torch.float32) if compute_log_sumexp else None
+    parts = (like_query(e, spec) if same else output, sums, None, None, None, None, seed, seed, None)
     args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
     made = e.library(f"{SDPA}_cudnn_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
     return _with_lengths(made, lengths)

@@ -1,0 +1,122 @@
+"""Programs compiled for the GPU against eager: library calls with results that are not there, blocks of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import kiln
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+
+
+def both(function: Callable[..., Tensor], *inputs: Tensor, train: bool) -> None:
+    """Equal results, and in training equal gradients, up to the rounding of bf16."""
+    compiled = kiln.compile(function, fullgraph=True)
+    found = []
+    for one in (function, compiled):
+        given = [value.clone().requires_grad_(train and value.is_floating_point()) for value in inputs]
+        result = one(*given)
+        values = [result]
+        if train:
+            tangent = torch.ones_like(result)
+            values += torch.autograd.grad(result, [value for value in given if value.requires_grad], tangent)
+        found.append(values)
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=3e-2, atol=3e-2)
+        assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda one: one.name)
+def test_attention(backend: SDPBackend, train: bool) -> None:
+    torch.manual_seed(0)
+    heads = [torch.randn(2, 64, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    with sdpa_kernel(backend):
+        both(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *heads, train=train)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions(channels_last: bool, train: bool) -> None:
+    """Laid out anew inside; strides outside are eager's."""
+    torch.manual_seed(0)
+    first = torch.randn(32, 16, 3, 3, device="cuda", dtype=torch.bfloat16) / 12
+    second = torch.randn(32, 32, 1, 1, device="cuda", dtype=torch.bfloat16) / 6
+
+    def block(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        y = F.relu(F.conv2d(x, first, padding=1))
+        return F.max_pool2d(F.silu(F.conv2d(y, second)) + y, 2)
+
+    x = torch.randn(4, 16, 32, 32, device="cuda", dtype=torch.bfloat16)
+    both(block, x.to(memory_format=torch.channels_last) if channels_last else x, first, second, train=train)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_embedding_and_loss(train: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 1000, (8, 128), device="cuda")
+    table = torch.randn(1000, 256, device="cuda")
+
+    def model(tokens: Tensor, table: Tensor) -> Tensor:
+        x = F.layer_norm(F.embedding(tokens, table), (256,))
+        return F.cross_entropy((x @ table.t()).flatten(0, 1), tokens.flatten())
+
+    both(model, tokens, table, train=train)
+
+
+def test_dropout_repeats_with_the_seed_and_scales() -> None:
+    x = torch.ones(4096, 64, device="cuda")
+    compiled = kiln.compile(lambda x: F.dropout(x, 0.25), fullgraph=True)
+    torch.manual_seed(0)
+    first, second = compiled(x), compiled(x)
+    torch.manual_seed(0)
+    again = compiled(x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert abs(first.mean().item() - 1) < 0.02
+    assert set(first.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+
+
+def test_dropout_in_training_uses_one_mask() -> None:
+    x = torch.ones(4096, 64, device="cuda", requires_grad=True)
+    result = kiln.compile(lambda x: F.dropout(x, 0.25), fullgraph=True)(x)
+    (grad,) = torch.autograd.grad(result.sum(), x)
+    assert torch.equal(grad, result)
+
+
+def test_a_cpu_scalar_meets_a_tensor_of_the_gpu() -> None:
+    x, scale = torch.randn(64, device="cuda"), torch.tensor(2.5)
+    compiled = kiln.compile(lambda x, scale: (x * scale).sin(), fullgraph=True)
+    torch.testing.assert_close(compiled(x, scale), (x * scale).sin())
+
+
+def test_a_misaligned_input() -> None:
+    x = torch.randn(1025, device="cuda")
+    compiled = kiln.compile(lambda x: x.exp() + 1, fullgraph=True)
+    for one in (x[:1024], x[1:], x[:1024]):
+        torch.testing.assert_close(compiled(one), one.exp() + 1)
+
+
+def test_batch_norm_in_training() -> None:
+    torch.manual_seed(0)
+    eager, mine = (nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()).cuda() for _ in range(2))
+    mine.load_state_dict(eager.state_dict())
+    x = torch.randn(16, 8, 33, 33, device="cuda")
+    compiled = kiln.compile(mine, fullgraph=True)
+    for _ in range(2):
+        expected, got = eager(x), compiled(x)
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+        expected.square().mean().backward()
+        got.square().mean().backward()
+    for (name, one), other in zip(mine.state_dict().items(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
+    for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-4)
