@@ -101,7 +101,7 @@ class InputTable:
         return record
 
     def record_of(self, fake: torch.Tensor) -> InputRecord | None:
-        """The input that `fake` stands for."""
+        """The input that `fake` stands for; None for what was made in the recording."""
         return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:

@@ -37,6 +37,8 @@ class TorchCall:
     location: Location
     stack: tuple[Location, ...]
     effects: bool = False
+    nodes: tuple[int, int] = (0, 0)
+    """Where its nodes stand among those of the recording: the first, and one past the last."""
 
     @property
     def name(self) -> str:

@@ -25,17 +25,19 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import Dims, InputRecord, InputTable, refuse_strange
+from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.place import fresh_place
+from kiln.graph.trace.repeat import Copies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
 from kiln.graph.trace.symbols import Symbols
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.source import Source
 from kiln.runtime.replay import ambient_state
+from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
@@ -60,6 +62,13 @@ def refuse_real(result: Any, name: str) -> None:
         raise UnsupportedOp(op=name, reason="it returned a tensor that was made outside of the recording")
 
 
+def alike(old: Any, new: Any) -> bool:
+    """Whether two results are tensors of equal specs, in equal containers."""
+    if isinstance(old, list | tuple):
+        return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
+    return old is None if new is None else bool(old.place.spec == new.place.spec)
+
+
 def changes_state(target: Target) -> bool:
     """Does its name say that it changes a tensor: `detach_`, `requires_grad_`, `retain_grad`, `register_hook`?"""
     if not isinstance(target, str):
@@ -73,6 +82,7 @@ class Recorder:
     """One trace. It may be used on after `finish`, to record the backward of what it recorded.
 
     `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
+    `writes` counts the calls that had effects.
     """
 
     def __init__(self, *, env: ShapeEnv, events: EventSink, numerics: str = "fast") -> None:
@@ -85,13 +95,14 @@ class Recorder:
 
     def _restart(self) -> None:
         self.calls: list[TorchCall] = []
+        self.writes = 0
         self._symbols = Symbols(self.env)
         self._emit = Emit(self._symbols, self.numerics, self._symbols.specialise)
         self._constants = Constants()
         self.constants = self._constants.tensors
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
-        self._table = InputTable(self._mode)
-        self.inputs = self._table.records
+        self.table = InputTable(self._mode)
+        self.inputs = self.table.records
         self.nodes = self._emit.nodes
         self._casts = Casts()
         self._names: dict[Target, str] = {}
@@ -101,20 +112,20 @@ class Recorder:
 
     def add_tensor(self, real: torch.Tensor, name: str, source: Source, dims: Dims = None) -> torch.Tensor:
         """The fake of an input; the same real tensor gives the same fake."""
-        record = self._table.find(real)
+        record = self.table.find(real)
         if record is None:
             refuse_strange(real, name)
-            record = self._table.add(real, name, source, self._table.spec(real, dims))
+            record = self.table.add(real, name, source, self.table.spec(real, dims))
         return record.fake  # type: ignore[no-any-return]
 
     def add_scalar(self, value: int | float, name: str, source: Source) -> Any:
         """A number that may be another in the next call: a SymInt or a SymFloat."""
         if type(value) is float:
-            return self._table.add_float(Given(name, value), name, source).fake
+            return self.table.add_float(Given(name, value), name, source).fake
         if type(value) is not int:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True
-        return self._table.add_scalar(value, name, source).fake
+        return self.table.add_scalar(value, name, source).fake
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
@@ -134,7 +145,7 @@ class Recorder:
             name = self._names[target] = target_name(target)
         self._emit.origin = Origin(name, len(self.calls), location)
         self._symbols.location = location
-        mutations = self._mode.mutations
+        mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)
         try:
             if is_any_autocast_enabled():
@@ -147,8 +158,10 @@ class Recorder:
             refuse_real(result, name)
         kind: CallKind = "method" if isinstance(target, str) else "function"
         effects = self._mode.mutations != mutations or changes_state(target)
+        self.writes += effects
+        place, nodes = location or NOWHERE, (first, len(self.nodes))
         self.calls.append(
-            TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, location or NOWHERE, stack, effects)
+            TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, place, stack, effects, nodes)
         )
         return result
 
@@ -160,6 +173,28 @@ class Recorder:
             return _call(target, args, kwargs)
         finally:
             torch.set_autocast_cache_enabled(cached)
+
+    def repeat(
+        self, calls: Sequence[TorchCall], successors: Successors, stack: tuple[Location, ...], depth: int, writes: int
+    ) -> None:
+        """Do calls of the log again on the successors of what they used; `stack` replaces the first `depth` lines.
+
+        `writes` is what `self.writes` was before the first of them.
+        """
+        gradients = self._grad_at_start or torch.is_grad_enabled()
+        plain = not (gradients or self._mode.symbolic or is_any_autocast_enabled())
+        copies = Copies(self.nodes, calls, successors) if plain and writes == self.writes else None
+        for call in calls:
+            lines = (*stack, *call.stack[depth:])
+            if copies is not None and copies.possible:
+                made, entry = copies.call(call, len(self.calls), lines)
+                self.nodes.extend(made)
+                self.calls.append(entry)
+                continue
+            result = self.call(call.target, successors.of(call.args), successors.of(call.kwargs), stack=lines)
+            if not alike(call.result, result):
+                raise InternalFault(stage="trace", problem=f"{call.name} gave another result when it was repeated")
+            successors.add(call.result, result)
 
     def set_state(self, kind: str, value: Any, *, stack: tuple[Location, ...] = ()) -> None:
         """Log a change of mode; grad mode itself is set by the caller around its calls."""
@@ -208,16 +243,10 @@ class Recorder:
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor of an input or a constant."""
-        record = self._table.record_of(fake)
+        record = self.table.record_of(fake)
         if record is not None:
             return record.real
         return next((real for real, one in self._baked if one is fake), None)
-
-    def input_of(self, fake: torch.Tensor) -> InputRecord:
-        """The record of the input that `fake` stands for."""
-        record = self._table.record_of(fake)
-        assert record is not None, "not an input"
-        return record
 
     # The end.
 
@@ -244,7 +273,7 @@ class Recorder:
         self._restart()
         self._mode.symbolic = symbolic
         for record in inputs:
-            successors.add(record.fake, self._table.again(record).fake)
+            successors.add(record.fake, self.table.again(record).fake)
         for real, fake in baked:
             successors.add(fake, self.add_constant(real))
         torch._C._set_grad_enabled(self._grad_at_start)

@@ -50,12 +50,13 @@ class Marks:
     unguarded: int
     speculations: int
     distinct: int
+    writes: int
 
     @staticmethod
     def of(s: Session) -> Marks:
         return Marks(
             len(s.guards), len(s.objects), len(s.other_paths), len(s.recorder.calls), s.frames, s.unguarded,
-            len(s.speculations), len(s.distinct),
+            len(s.speculations), len(s.distinct), s.recorder.writes,
         )  # fmt: skip
 
 

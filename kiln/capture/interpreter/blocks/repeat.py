@@ -26,7 +26,6 @@ from kiln.capture.interpreter.variables.module import Module, interpret_call
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.place import Place
 from kiln.runtime.guards.source import FIELDS, Source
-from kiln.support.errors import InternalFault
 
 KEPT = 4
 """Recordings per class: blocks of several kinds may alternate."""
@@ -86,7 +85,9 @@ def repeated(s: Session, recording: Recording, module: Module, args: Args, kwarg
         return None
     for value in pairing.asked:
         value.constant(s)
-    run_again(s, recording, pairing)
+    s.recorder.repeat(
+        calls_of(s, recording), pairing.fakes, s.frame.locations(), recording.depth, recording.start.writes
+    )
     s.frames += recording.end.frames - recording.start.frames
     return pairing.result(s, recording.result)
 
@@ -164,22 +165,5 @@ def adopt(s: Session, template: Template, module: Module, reals: list[Any], pair
 def same_input(s: Session, old: Tensor, new: Tensor) -> bool:
     """An input of the same sizes, in memory of its own."""
     place: Place = new.fake.place  # type: ignore[attr-defined]
-    same_spec = s.recorder.input_of(old.fake).spec == s.recorder.input_of(new.fake).spec
+    same_spec = s.recorder.table.record_of(old.fake).spec == s.recorder.table.record_of(new.fake).spec
     return bool(same_spec and place.step is None and not place.storage.tangled)
-
-
-def run_again(s: Session, recording: Recording, pairing: Pairing) -> None:
-    """The torch calls of the recorded call on the tensors of this one."""
-    stack = s.frame.locations()
-    for call in calls_of(s, recording):
-        args, kwargs = pairing.fakes.of(call.args), pairing.fakes.of(call.kwargs)
-        result = s.recorder.call(call.target, args, kwargs, stack=(*stack, *call.stack[recording.depth :]))
-        if not alike(call.result, result):
-            raise InternalFault(stage="capture", problem=f"{call.name} gave another result when it was repeated")
-        pairing.fakes.add(call.result, result)
-
-
-def alike(old: Any, new: Any) -> bool:
-    if isinstance(old, list | tuple):
-        return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
-    return old is None if new is None else bool(old.place.spec == new.place.spec)

@@ -159,7 +159,7 @@ def collect_objects(s: Session, recording: Recording, made: Template) -> None:
 
 def is_plain_input(s: Session, value: Tensor) -> bool:
     """Memory of its own and no symbol in its sizes."""
-    record = s.recorder.input_of(value.fake)
+    record = s.recorder.table.record_of(value.fake)
     spec, place = record.spec, record.origin.place
     numbers = (*spec.sizes, *spec.strides, spec.offset)
     return place.step is None and not place.storage.tangled and all(type(one) is int for one in numbers)

@@ -1,0 +1,142 @@
+"""Doing calls of the log again on other tensors, without running them: nodes and fakes are copied.
+
+    7: linear(%x0, %w0)  ->  %12          23: linear(%x1, %w1)  ->  %40
+    8: relu(%12)         ->  %13    =>    24: relu(%40)         ->  %41
+
+Possible where a call depends on the specs of its arguments alone and leaves nothing behind but its results: no
+gradients, no autocast, no symbolic sizes, no writes since the first of the calls. The caller vouches that the new
+tensors have the specs of the old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, final
+
+from kiln.graph.ir.build import CONSTANT
+from kiln.graph.ir.node import Node, Origin
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace.fake import FakeTensor, make_fake
+from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.place import Place, Storage
+from kiln.graph.trace.replay import Successors
+from kiln.support.location import Location
+
+UNIQUE = (Kind.EFFECT, Kind.NESTED)
+REBASED = "as_strided"
+"""Counts from the root of a storage, which is not the same for all views of equal specs."""
+
+
+@final
+class Copies:
+    """Copies of the nodes, places and fakes that `calls` made; for what they only used, `successors` tells what to use.
+
+    `possible` is false where a node that the calls used cannot be told from another one.
+    """
+
+    def __init__(self, log: list[Node], calls: Sequence[TorchCall], successors: Successors) -> None:
+        self.log = log
+        self.successors = successors
+        self.possible = True
+        self._nodes: dict[int, Node] = {}
+        self._places: dict[int, Place] = {}
+        self._storages: dict[int, Storage] = {}
+        self._outside: set[int] = set()
+        self._behind: set[int] = set()
+        own: set[int] = set()
+        for call in calls:
+            self._use((call.args, call.kwargs), own)
+            own.update(id(fake) for fake in fakes_in(call.result))
+        for call in calls:
+            self._check(call)
+
+    def _use(self, values: Any, own: set[int]) -> None:
+        """Note the fakes of arguments that were there before the calls."""
+        for fake in fakes_in(values):
+            if id(fake) not in own and id(fake) not in self._outside:
+                self._outside.add(id(fake))
+                self._pair(fake.place, self.successors.of(fake).place)
+
+    def _pair(self, old: Place, new: Place) -> None:
+        self.possible &= (
+            self._nodes.setdefault(id(old.node), new.node) is new.node
+            and self._storages.setdefault(id(old.storage), new.storage) is new.storage
+            and new.version == new.storage.version
+            and old.node.spec == new.node.spec
+        )
+        self._places[id(old)] = new
+        if old is not new:
+            behind = old
+            while behind.parent is not None:
+                behind = behind.parent
+                self._behind.add(id(behind.node))
+            if old.storage.root is not None and old.storage.root is not old:
+                self._behind.add(id(old.storage.root.node))
+
+    def _check(self, call: TorchCall) -> None:
+        """A node behind a view may be used only if it has a counterpart; some ops are never copied."""
+        first, last = call.nodes
+        for node in self.log[first:last]:
+            hidden = any(id(one) in self._behind and id(one) not in self._nodes for one in node.inputs)
+            if hidden or node.op.kind in UNIQUE or node.op.name == REBASED:
+                self.possible = False
+
+    def call(self, call: TorchCall, number: int, stack: tuple[Location, ...]) -> tuple[list[Node], TorchCall]:
+        """The nodes of one call, to be appended to the nodes so far, and its entry of the log."""
+        first, last = call.nodes
+        args, kwargs = self.successors.of(call.args), self.successors.of(call.kwargs)
+        made: list[Node] = []
+        origin: Origin | None = None
+        for old in self.log[first:last]:
+            if old.op is CONSTANT:
+                continue  # of a number there is one
+            if origin is None and old.origin is not None:
+                origin = Origin(old.origin.call, number, old.origin.location)
+            new = self._nodes[id(old)] = Node(old.op, self._inputs(old.inputs), old.attrs, old.spec, origin)
+            made.append(new)
+        result = self._result(call.result)
+        nodes = (len(self.log), len(self.log) + len(made))
+        return made, TorchCall(
+            number, call.kind, call.target, args, kwargs, result, call.location, stack, call.effects, nodes
+        )
+
+    def _inputs(self, inputs: Iterable[Node]) -> tuple[Node, ...]:
+        known = self._nodes
+        return tuple([known.get(id(one), one) for one in inputs])
+
+    def _result(self, value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            known: FakeTensor = self.successors.of(value)
+            if known is value and id(value) not in self._outside:
+                known = make_fake(self._place(value.place))
+                self.successors.add(value, known)
+            return known
+        if isinstance(value, list | tuple):
+            made = [self._result(one) for one in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return value
+
+    def _place(self, old: Place) -> Place:
+        found = self._places.get(id(old))
+        if found is None:
+            parent = self._place(old.parent) if old.parent is not None else None
+            storage = self._storages.setdefault(id(old.storage), Storage())
+            node = self._nodes.get(id(old.node), old.node)
+            found = self._places[id(old)] = Place(storage, node, old.spec, parent, old.step)
+            if old.storage.root is old:
+                storage.root = found
+        return found
+
+
+def fakes_in(value: Any) -> Iterator[FakeTensor]:
+    """All fakes in nested containers."""
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from fakes_in(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from fakes_in(one)
+    elif isinstance(value, slice):
+        yield from fakes_in((value.start, value.stop, value.step))
