@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor/aten.h"
+#include "executor/device.h"
 #include "executor/python.h"
 #include "executor/value.h"
 
@@ -63,9 +64,9 @@ struct Memory {
 
   StoragePtr lend() {
     c10::DataPtr data(own->mutable_data(), new Lease{own}, end_lease, own->device());
-    auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                      own->nbytes(), std::move(data),
-                                                      own->allocator(), true);
+    auto made =
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), own->nbytes(),
+                                              std::move(data), own->allocator(), true);
     lent = WeakStorage(made);
     return made;
   }
@@ -129,8 +130,8 @@ bool same_number(PyObject* given, const Value& recorded) {
 }
 
 TensorPtr tensor_over(const StoragePtr& storage, const Shape& shape, c10::DispatchKeySet keys) {
-  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      c10::Storage(storage), keys, shape.meta);
+  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(c10::Storage(storage),
+                                                                             keys, shape.meta);
   made->set_sizes_and_strides(shape.sizes, shape.strides, shape.offset);
   return made;
 }
@@ -199,6 +200,7 @@ bool Replay::add_argument(PyObject* given, PyObject* used) {
   Argument made;
   c10::TensorImpl* tensor = tensor_of(given);
   if (tensor) {
+    TORCH_CHECK(tensor->has_storage(), "only strided tensors can be arguments of a graph");
     made.is_tensor = true;
     made.keys = tensor->key_set().raw_repr();
     made.shape = Shape(*tensor);
@@ -224,9 +226,8 @@ bool Replay::stands_in_argument(const c10::TensorImpl& tensor, PyObject* used,
     }
     if (sharing < 0 && one.unsafe_storage().is_alias_of(tensor.unsafe_storage())) {
       sharing = static_cast<int32_t>(n);
-      result.shape.offset =
-          tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) -
-          one.storage_offset() * static_cast<int64_t>(one.itemsize());
+      result.shape.offset = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) -
+                            one.storage_offset() * static_cast<int64_t>(one.itemsize());
     }
   }
   if (sharing < 0) return false;
@@ -340,8 +341,7 @@ PyObject* Replay::sources(PyObject* args) const {
   PyObject* found = PyList_New(0);
   for (size_t n = 0; found && n < arguments_.size(); n++) {
     if (!arguments_[n].copied) continue;
-    const c10::TensorImpl& tensor =
-        *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
+    const c10::TensorImpl& tensor = *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
     PyObject* flat =
         wrapped(flat_over(storage_of(tensor), arguments_[n].shape, tensor.storage_offset()));
     if (!flat || PyList_Append(found, flat) != 0) Py_CLEAR(found);
@@ -485,8 +485,7 @@ PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!self) return nullptr;
   new (&replay_of(self)) Replay();
   PyObject* done = guarded([&]() -> PyObject* {
-    bool good =
-        replay_of(self).record(given, used, results, constants, mutated, standalone != 0);
+    bool good = replay_of(self).record(given, used, results, constants, mutated, standalone != 0);
     return good ? self : nullptr;
   });
   if (!done) Py_DECREF(self);
@@ -566,11 +565,25 @@ PyObject* is_lent(PyObject*, PyObject* object) {
     Py_RETURN_FALSE;
   }
   bool strided = tensor->has_storage() && tensor->unsafe_storage();
-  return PyBool_FromLong(strided &&
-                         tensor->unsafe_storage().data_ptr().get_deleter() == end_lease);
+  return PyBool_FromLong(strided && tensor->unsafe_storage().data_ptr().get_deleter() == end_lease);
+}
+
+// What kernels of earlier replays reported; an executor looks for it where its run begins, a replay
+// has none.
+PyObject* take_status(PyObject*, PyObject* index) {
+  long number = PyLong_AsLong(index);
+  if (number == -1 && PyErr_Occurred()) return nullptr;
+  DeviceRuntime* runtime = device_runtime(static_cast<int8_t>(c10::DeviceType::CUDA));
+  if (!runtime) return PyLong_FromLong(0);
+  return guarded([&] {
+    std::unique_ptr<DeviceScope> scope = runtime->scope();
+    scope->enter(static_cast<int8_t>(number));
+    return PyLong_FromLongLong(scope->take_status());
+  });
 }
 
 PyMethodDef functions[] = {
+    {"take_status", take_status, METH_O, "What kernels on a CUDA device reported; 0: nothing."},
     {"is_lent", is_lent, METH_O, "Whether a tensor stands in the memory of a recorded graph."},
     {nullptr, nullptr, 0, nullptr},
 };

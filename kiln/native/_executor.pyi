@@ -91,6 +91,9 @@ class Replay:
     def hand_out(self, args: tuple[Any, ...], /) -> tuple[Any, ...]:
         """The results of the replay that was just issued."""
 
+def take_status(index: int, /) -> int:
+    """What kernels on CUDA device `index` have reported since the last look (a key of STATUS_ERRORS), or 0."""
+
 def is_lent(value: object, /) -> bool:
     """Whether `value` is a tensor in the memory of a recorded graph."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import kiln
 from kiln.api import report_of
@@ -31,6 +35,30 @@ def test_random_orders(device: NullDevice, seed: int, monkeypatch: pytest.Monkey
         monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
         monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_SHARE", 1000)
     random_order(Setup(CPU, device), seed)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.inner(x), 0.5)
+
+
+def test_what_an_earlier_process_compiled_has_graphs_too(device: NullDevice, tmp_path: Path) -> None:
+    setup = Setup(CPU, device)
+    for loaded in (0, 1):
+        torch.manual_seed(0)
+        fast = setup.compiled(Dropping(), cache=True, cache_dir=str(tmp_path))
+        before, seen = device.replays, []
+        for _ in range(5):
+            y = fast(torch.ones(3, 6))
+            y.sum().backward()
+            seen.append(y.detach())
+        assert report_of(fast).loaded == loaded
+        assert report_of(fast).graphs == 2 and device.replays == before + 8
+        assert len({tuple(one.flatten().tolist()) for one in seen}) == 5
 
 
 def test_on_the_cpu_the_mode_changes_nothing() -> None:

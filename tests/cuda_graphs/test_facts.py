@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kiln.native import _executor
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
@@ -74,6 +75,15 @@ def test_sizes_from_offsets_and_data_cannot_be_recorded() -> None:
 def test_a_plan_that_launches_nothing_is_not_recorded() -> None:
     nothing = Plan("net", (PlanInput("x", on_cuda(spec(4))),), (), (), (PlanOutput(slot=0),), (), 1)
     assert graph_facts(nothing).refusal == "it launches nothing"
+
+
+def test_what_kernels_reported_is_taken_once() -> None:
+    _executor.use_null_device(True)
+    try:
+        _executor.set_null_status(2)
+        assert [_executor.take_status(0), _executor.take_status(0)] == [2, 0]
+    finally:
+        _executor.use_null_device(False)
 
 
 def test_seeds_become_constants_and_returned_ones_are_kept() -> None:

@@ -53,6 +53,18 @@ def test_random_orders(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random_order(Setup(CUDA), seed, length=60)
 
 
+def test_an_index_out_of_range_is_reported_by_a_later_call() -> None:
+    fast = Setup(CUDA).compiled(lambda table, index: table[index] * 2)
+    table, good = torch.randn(10, 4, device=CUDA), torch.tensor([1, 3], device=CUDA)
+    for _ in range(4):
+        torch.testing.assert_close(fast(table, good), table[good] * 2)
+    with pytest.raises(IndexError):
+        fast(table, good + 100)
+        torch.cuda.synchronize()
+        fast(table, good)
+    torch.testing.assert_close(fast(table, good), table[good] * 2)
+
+
 # ---------------------------------------------------------------------------------------- recordings by themselves
 
 

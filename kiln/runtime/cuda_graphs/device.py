@@ -19,7 +19,8 @@ from typing import Any, Protocol, final
 
 import torch
 
-from kiln.runtime.errors import STATUS_ERRORS, UnknownStatus
+from kiln.native._executor import take_status
+from kiln.runtime.errors import STATUS_ERRORS, UnknownStatus, status_error
 from kiln.support.errors import KilnError
 
 Results = Sequence[Any]
@@ -89,7 +90,13 @@ class CudaGraphDevice:
         return torch.cuda.is_current_stream_capturing()
 
     def enter(self) -> None:
-        """Order against the last replay: one comparison while the stream is the same."""
+        """Order against the last replay: one comparison while the stream is the same.
+
+        Raises what kernels of earlier calls reported.
+        """
+        status = take_status(self.device.index)
+        if status:
+            raise status_error(status, "a kernel of an earlier call")
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
         if raw == self._last_raw:
             return
