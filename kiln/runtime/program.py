@@ -19,6 +19,7 @@ import torch
 
 from kiln.runtime.dtypes import NUMBER_OF
 from kiln.runtime.memory import MemoryPlan, plan_memory, with_frees
+from kiln.runtime.placement import launch_device, with_device_copies
 from kiln.runtime.plan import (
     Allocate,
     Branch,
@@ -70,6 +71,7 @@ def encode_program(plan: Plan, adapt: Collection[int] = ()) -> bytes:
     Raises InvalidPlan.
     """
     verify_plan(plan)
+    plan = with_device_copies(plan)
     if adapt:
         plan = with_frees(plan)
     strings = Strings()
@@ -235,9 +237,9 @@ class ProgramEncoder:
         return ("int", self.registers.scalar(value)) if isinstance(value, Expr) else ("constant", float(value))
 
     def device_of(self, step: Launch) -> int:
-        """Index of the device that the kernel runs on: that of its tensors, those on the CPU left out."""
-        specs = [self.specs[slot] for slot in step.tensors if slot in self.specs]
-        return next((device_words(spec.device)[1] for spec in specs if spec.device.type != "cpu"), NONE)
+        """Index of the device that the kernel runs on."""
+        device = launch_device(step, self.specs)
+        return NONE if device is None else device_words(device)[1]
 
     def planned_offset(self, slot: Slot, dtype: torch.dtype) -> Int:
         """Where slot's tensor begins, in elements of `dtype`."""
@@ -335,7 +337,7 @@ def _check(at: ProgramEncoder, step: Check) -> list[int]:
 def _branch(at: ProgramEncoder, step: Branch) -> list[int]:
     words = [BRANCH, step.condition, *at.counted([step.args, step.outs])]
     for plan in (step.if_true, step.if_false):
-        nested = ProgramEncoder(plan, at.strings).encode()
+        nested = ProgramEncoder(with_device_copies(plan), at.strings).encode()
         words += [len(nested), *nested]
     return words
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from kiln.runtime.errors import CheckFailed, InputMismatch, UnknownOperator, status_error
 from kiln.runtime.libraries import Libraries
+from kiln.runtime.one_launch import launch_kernel
 from kiln.runtime.plan import (
     Allocate,
     Branch,
@@ -29,6 +31,7 @@ from kiln.runtime.plan import (
     Copy,
     Free,
     HostRead,
+    Kernel,
     Launch,
     Plan,
     PlanOutput,
@@ -44,12 +47,26 @@ from kiln.symbolic import Expr, Int, evaluate
 
 SCRATCH_ALIGNMENT = 64
 
+DeviceLaunch = Callable[[Kernel, Sequence[torch.Tensor], Sequence[int], Sequence[float], Sequence[int]], None]
+"""(kernel, tensors, ints, floats, grid): what runs a kernel of a GPU."""
+
 
 class PythonExecutor:
-    """Callable that runs `plan` step by step; `constants` are the plan's constant tensors, in order."""
+    """Callable that runs `plan` step by step; `constants` are the plan's constant tensors, in order.
 
-    def __init__(self, plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = ()) -> None:
+    `launch` runs kernels of a GPU; tests hand in an interpreter of them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        libraries: Libraries,
+        constants: Sequence[torch.Tensor] = (),
+        launch: DeviceLaunch | None = None,
+    ) -> None:
         verify_plan(plan)
+        self.launch = launch or partial(launch_kernel, libraries)
+        self.kernels = {kernel.symbol: kernel for kernel in plan.kernels}
         self.plan = plan
         self.libraries = libraries
         self.constants = tuple(constants)
@@ -221,6 +238,13 @@ def _allocate(run: PlanRun, step: Allocate) -> None:
 
 def _launch(run: PlanRun, step: Launch) -> None:
     floats = [float(run.argument(value)) for value in step.floats]
+    kernel = run.executor.kernels[step.kernel]
+    if kernel.language == "triton":
+        grid = run.numbers(step.grid)
+        if 0 not in grid:
+            given = [run.values[slot] for slot in step.tensors]
+            run.executor.launch(kernel, given, run.numbers(step.ints), floats, grid)
+        return
     tensors = [run.values[slot].data_ptr() for slot in step.tensors]
     status = ctypes.c_int64(0)
     scratch_bytes = run.number(step.scratch_bytes) + run.executor.libraries.scratch_bytes(step.kernel)
@@ -300,7 +324,7 @@ def _free(run: PlanRun, step: Free) -> None:
 
 def _branch(run: PlanRun, step: Branch) -> None:
     plan = step.if_true if run.values[step.condition].item() else step.if_false
-    inner = PythonExecutor(plan, run.executor.libraries, run.executor.constants)
+    inner = PythonExecutor(plan, run.executor.libraries, run.executor.constants, run.executor.launch)
     for slot, value in zip(step.outs, inner.run([run.values[slot] for slot in step.args]), strict=True):
         run.values[slot] = value
 

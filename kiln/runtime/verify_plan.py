@@ -46,7 +46,8 @@ def verify_plan(plan: Plan) -> None:
     P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
     P5  memory is reused only when no other slot that is a view of it is live;
-    P6  outputs are live slots, earlier outputs, inputs or numbers; branches return what the branch step names.
+    P6  outputs are live slots, earlier outputs, inputs or numbers; branches return what the branch step names;
+    P7  a C++ kernel works on CPU memory.
     """
     _Verifier(plan).run()
 
@@ -115,6 +116,7 @@ class _Verifier:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.kernels = {kernel.symbol: kernel for kernel in plan.kernels}
+        self.specs = slot_specs(plan)
         self.live = set(range(len(plan.inputs)))
         self.defined = set(self.live)
         self.owner: dict[Slot, Slot] = {}
@@ -159,6 +161,9 @@ class _Verifier:
             self.fail(f"P3: the kernel takes {wanted} tensors, ints and floats, not {given}", step)
         written = [slot for slot, param in zip(step.tensors, kernel.params, strict=True) if param.access != "read"]
         self.check_input_writes(written, step)
+        for slot in step.tensors if kernel.language == "cpp" else ():
+            if slot in self.specs and self.specs[slot].device.type != "cpu":
+                self.fail(f"P7: %{slot} is not in CPU memory", step)
 
     def check_writes(self, step: Step) -> None:
         if isinstance(step, Copy):

@@ -25,6 +25,7 @@ from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries, compile_kernels
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import Allocate, Free, Launch, Plan, PlanInput, Step
+from kiln.runtime.python_executor import PythonExecutor
 from kiln.support.events import EventSink
 from kiln.support.optional import load
 from tests.runtime.samples import spec
@@ -74,6 +75,19 @@ def test_a_plan_runs(libraries: Libraries) -> None:
     for rows in (40, 1, 0, 4096):
         x = torch.randn(rows, 64, device=CUDA)
         torch.testing.assert_close(run(x, w)[0], wanted(x, w))
+
+
+def test_the_python_executor_agrees(libraries: Libraries) -> None:
+    x, w = torch.randn(40, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
+    native, python = make_executor(scaled_product(), libraries), PythonExecutor(scaled_product(), libraries)
+    assert torch.equal(native(x, w)[0], python(x, w)[0])
+
+
+def test_a_scalar_on_the_cpu(libraries: Libraries) -> None:
+    """A kernel gets a copy of an argument that stands in CPU memory."""
+    plan = replace(gather(), inputs=(gather().inputs[0], PlanInput("index", spec(3, dtype=torch.int64))))
+    table, index = torch.randn(5, device=CUDA), torch.tensor([4, 0, 2])
+    assert torch.equal(make_executor(plan, libraries)(table, index)[0], table[index.cuda()])
 
 
 def test_results_are_torch_tensors(libraries: Libraries) -> None:

@@ -15,6 +15,7 @@ from kiln.runtime.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed,
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.plan import Allocate, Copy, Free, Kernel, Launch, Plan, PlanInput, PlanOutput, SymbolBinding, View
+from kiln.runtime.verify_plan import InvalidPlan
 from kiln.symbolic import symbol
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (
@@ -180,6 +181,18 @@ def test_unaligned_inputs_that_share_elements(null_device: None) -> None:
     plan = replace(gather(), inputs=(PlanInput("table", on_cuda(spec(5, 4, strides=(0, 1)))), gather().inputs[1]))
     executor = make_executor(plan, fake_libraries(plan))
     executor(row.expand(5, 4), torch.tensor([0, 1, 2]))
+
+
+def test_scalar_tensors_on_the_cpu(null_device: None) -> None:
+    """A kernel of the GPU gets a copy of what stands on the CPU; it never writes there."""
+    plan = replace(gather(), inputs=(gather().inputs[0], PlanInput("index", spec(3, dtype=torch.int64))))
+    assert run_log(plan, [torch.randn(5), torch.tensor([0, 1, 2])]) == (
+        "load t_gather on device 0\nallocate %2\ncall aten._to_copy.default\n"
+        "launch t_gather grid (1, 1, 1) threads 128 shared 512: "
+        "p %0, p %3, p %2, q 0500000000000000, i 03000000, p status, p null, p null\nfree %3\n"
+    )
+    with pytest.raises(InvalidPlan, match="writes %2, which is in CPU memory"):
+        run_log(replace(plan, steps=(Allocate(2, spec(3)), plan.steps[1])), [])
 
 
 def test_kernels_that_do_not_belong_to_the_plan(null_device: None) -> None:
