@@ -60,7 +60,7 @@ def compile_plan(
 ) -> CompiledPlan:
     """Compile the kernels that the store does not have and load them."""
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
-    with context.events.stage("g++"):
+    with context.events.stage("kernels"):
         libraries = compile_kernels(plan.kernels, context.store, context.events, context.options.compile_workers)
     return CompiledPlan(plan, libraries, constants, adapt)
 
