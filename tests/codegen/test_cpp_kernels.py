@@ -221,6 +221,52 @@ def row_cases() -> list[Case]:
     ]
 
 
+def chain_cases() -> list[Case]:
+    """Sums in chains: rows of one and of two axes, two loops over one row, a register with whole and part blocks."""
+    narrow = """
+        kernel narrow(x: f32[s0, 5] -> out: f32[5]; s0) units (i1: 5) strip 32
+            local total: f32
+            phase (i0: s0):
+                total[] = sum over (i0): load x[i0, i1]
+            phase ():
+                out[i1] = load total[]
+    """
+    plane = """
+        kernel plane(x: f32[3, 150, 3, 21] -> out: f32[3, 21]) units ()
+            local total(i2: 3, i3: 21): f32
+            phase (i0: 3, i1: 150, i2: 3, i3: 21 vector):
+                total[i2, i3] = sum over (i0, i1): load x[i0, i1, i2, i3]
+            phase (i2: 3, i3: 21 vector):
+                out[i2, i3] = load total[i2, i3]
+    """
+    long = """
+        kernel long(x: f32[3, s0] -> out: f32[3], best: f32[3]; s0) units (i0: 3)
+            local total: f32
+            local top: f32
+            phase (i1: s0 vector):
+                v0 = load x[i0, i1]
+                total[] = sum over (i1): mul(v0, v0)
+                top[] = amax over (i1): v0
+            phase ():
+                out[i0] = load total[]
+                best[i0] = load top[]
+    """
+    fixed = """
+        kernel fixed(x: f32[2, 3, 2050] -> out: f32[2]) units (i0: 2)
+            local total: f32
+            phase (i1: 3, i2: 2050 vector):
+                total[] = sum over (i1, i2): load x[i0, i1, i2]
+            phase ():
+                out[i0] = load total[]
+    """
+    return [
+        *(Case.of(narrow, {"x": randn(size, 5).abs(), "out": randn(5)}, s0=size) for size in (0, 1, 64, 200)),
+        Case.of(plane, {"x": randn(3, 150, 3, 21).abs(), "out": randn(3, 21)}),
+        *(Case.of(long, {"x": randn(3, n), "out": randn(3), "best": randn(3)}, s0=n) for n in (1, 100, 4096, 9001)),
+        Case.of(fixed, {"x": randn(2, 3, 2050).abs(), "out": randn(2)}),
+    ]
+
+
 def data_cases() -> list[Case]:
     embedding = """
         kernel embedding(w: f32[10, 24], at: i64[6] -> out: f32[6, 24]) units (i0: 6)
@@ -302,14 +348,15 @@ def narrow_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     groups = [
-        pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), data_cases(),
-        scan_cases(), narrow_cases(),
+        pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), chain_cases(),
+        data_cases(), scan_cases(), narrow_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
 
 def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
-    check([norm(100), *pointwise_cases(), *transposed_cases()[1:5:3], *row_cases()[:2], *data_cases()[:2]], tmp_path)
+    some = (transposed_cases()[1:5:3], row_cases()[:2], chain_cases(), data_cases()[:2])
+    check([norm(100), *pointwise_cases(), *(case for cases in some for case in cases)], tmp_path)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 
+from kiln.loops.codegen.cpp.chains import chained_loop, is_chained, is_short, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import INDEX_OPS, NO_INDEX, Register, accumulated_in, combined, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
@@ -23,7 +24,7 @@ from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
 from kiln.loops.ir.kernel import Accumulate, Store
 from kiln.loops.ir.nodes import Axis, ReduceOp
-from kiln.symbolic import is_static, product
+from kiln.symbolic import Int, product
 
 
 @final
@@ -37,10 +38,6 @@ class Scan:
     depth: int
     lanes: bool
     row: Storage | None
-
-
-SHORT_CHAIN = 64
-"""Additions in a row after which float32 has lost less than eager's pairwise sums."""
 
 
 @final
@@ -61,6 +58,8 @@ class EffectWriter:
         self.before: list[str] = []
         self.lines: list[str] = []
         self.after: dict[int, list[str]] = {}
+        self.chains: dict[int, list[tuple[Storage, Storage, str]]] = {}
+        """By loop: rows, the rows that hold their chains, and how many elements they have."""
 
     @property
     def depth(self) -> int:
@@ -156,10 +155,14 @@ class EffectWriter:
         vector = self.nest.vector
         lanes = vector is not None
         across = vector is not None and self.nest.axes[vector] in effect.over
+        given = CPP.computed(value.dtype)
         if across and dtype == torch.float64 and is_short(effect, self.body.width * self.copies):
-            dtype = CPP.computed(value.dtype)
-        register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across)
+            dtype = given
+        chained = vector is not None and across and takes_chains(effect.op, given, dtype)
+        chained = chained and is_chained(self.nest.axes, vector or 0, self.body.width * self.copies)
+        register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across, chained)
         self.registers.append(register)
+        dtype = register.step_dtype
         text = self._wide(value, dtype, lanes)
         if register.is_index:
             at = self.body.lane_ints() if across else self.body.ints()
@@ -215,10 +218,21 @@ class EffectWriter:
             self._accumulate_best(effect, value, row, place)
             return
         held = CPP.computed(row.spec.dtype)
-        if effect.target not in self.started:
-            self._fill(row, start_text(effect.op, held))
         vector = self.nest.vector
         lanes = vector is not None
+        loop = chained_loop(effect, self.nest.axes, vector)
+        chain = self.rows.get(f"{effect.target}.chain")
+        if chain is not None and loop is not None and place.way is Way.NEXT:
+            count = self.body.ints().text(touched(row, place, self.nest.axes[-1]))
+            self.chains.setdefault(loop, []).append((row, chain, count))
+            here, real = self.body.pointer(chain, place.offset), "full" if len(chain.spec.sizes) == 1 else "lanes"
+            text = self._wide(value, chain.spec.dtype, lanes)
+            self.lines.append(f"store({here}, load({here}, {real}) + {text}, {real});")
+            if effect.target not in self.started:
+                self._fill(row, start_text(effect.op, held), count)
+            return
+        if effect.target not in self.started:
+            self._fill(row, start_text(effect.op, held))
         text = self._wide(value, held, lanes)
         if lanes and place.way is Way.ONE:
             register = Register(effect, "", held, 0, True, True)
@@ -229,8 +243,8 @@ class EffectWriter:
         dims = LANES if lanes else NUMBER
         self.lines += self._store_lines(row, place, Value(text, row.spec.dtype, dims), effect.op)
 
-    def _fill(self, row: Storage, start: str) -> None:
-        count = self.body.ints().text(product(row.spec.sizes))
+    def _fill(self, row: Storage, start: str, count: str = "") -> None:
+        count = count or self.body.ints().text(product(row.spec.sizes))
         name = CPP.dtype_name(row.spec.dtype)
         self.before.append(f"fill({row.name}, {count}, ({name}){start});")
 
@@ -269,9 +283,12 @@ class EffectWriter:
         self.scans.append(Scan(effect, name, dtype, 0 if depth is None else depth, lanes, row))
         storage, place = self._place(running.target, running)
         if along:
+            given = CPP.computed(value.dtype)
             one = combined(effect.op, "a", "b", dtype)
-            text = self._wide(value, CPP.computed(value.dtype), True)
+            text = self._wide(value, given, True)
             after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
+            if takes_chains(effect.op, given, dtype):
+                after = f"scan_sum({text}, {name}, lanes)"
             result = Value(after, value.dtype, LANES)
         else:
             result = self._scan_step(effect, value, dtype, name, row, lanes)
@@ -301,7 +318,7 @@ class EffectWriter:
         return f"{value}v {scan.name} = all({start});" if scan.lanes else f"{value} {scan.name} = {start};"
 
 
-def is_short(effect: Accumulate, lanes: int) -> bool:
-    """Are so few numbers added up in one of `lanes` that their own precision does?"""
-    points = product(axis.size for axis in effect.over)
-    return is_static(points) and points <= SHORT_CHAIN * lanes
+def touched(row: Storage, place: Place, axis: Axis) -> Int:
+    """How many elements of a row the loop over `axis` uses, from its start: a strip may be shorter than its row."""
+    whole = len(row.spec.sizes) != 1 or place.offset != axis.symbol
+    return product(row.spec.sizes) if whole else axis.size

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from kiln.loops.codegen.cpp.chains import CHAIN, ROW_CHAIN
 from kiln.loops.codegen.cpp.effects import EffectWriter
 from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
@@ -71,14 +72,18 @@ class PhaseWriter:
             return lines + self.effects.lines
         copies = self.copies if any(self._is_split(one) for one in self.effects.registers) else 1
         for one in mine:
-            names = [f"{one.name}{copy}" for copy in range(copies)] if self._is_split(one) else [one.name]
-            lines += [f"{one.type_name()} {name} = {one.start()};" for name in names]
+            lines += [f"{one.type_name()} {name} = {one.start()};" for name in self._names(one, copies)]
         lines += self._loop(depth)
         lines += self.effects.after.get(depth, [])
         for one in mine:
-            names = [f"{one.name}{copy}" for copy in range(copies)] if self._is_split(one) else [one.name]
-            lines += self.effects.finish(one, names)
+            lines += self.effects.finish(one, self._names(one, copies))
         return lines
+
+    def _names(self, register: Register, copies: int) -> list[str]:
+        """The variables that a register is kept in around its loops."""
+        if register.chained:
+            return [f"{register.name}_all"]
+        return [f"{register.name}{copy}" for copy in range(copies)] if self._is_split(register) else [register.name]
 
     def _loop(self, depth: int) -> list[str]:
         axis = self.nest.axes[depth]
@@ -87,18 +92,27 @@ class PhaseWriter:
         inner = self._level(depth + 1)
         size = self.body.ints().text(axis.size)
         name = axis.symbol.name
-        return [ROLLED, f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
+        chains = self.effects.chains.get(depth)
+        if not chains:
+            return [ROLLED, f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
+        lines = [_cleared(chain, count) for _, chain, count in chains]
+        lines.append(f"const i64 to_{name} = min({self.body.ints().operand(axis.size)}, from_{name} + {ROW_CHAIN});")
+        lines += [ROLLED, f"for (i64 {name} = from_{name}; {name} < to_{name}; ++{name}) {{", *indented(inner), "}"]
+        lines += [f"add_row({row.name}, {chain.name}, {count});" for row, chain, count in chains]
+        head = f"for (i64 from_{name} = 0; from_{name} < {size}; from_{name} += {ROW_CHAIN}) {{"
+        return [ROLLED, head, *indented(lines), "}"]
 
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
         inner = self._level(depth + 1)
         name, width = axis.symbol.name, self.width
         split = [one for one in self.effects.registers if self._is_split(one)]
         needs_lanes = any("lanes" in line for line in inner)
-        if is_static(axis.size) and axis.size % width == 0 and (not split or self.copies == 1):
+        plain = not any(one.chained for one in split) and (not split or self.copies == 1)
+        if is_static(axis.size) and axis.size % width == 0 and plain:
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
             return [ROLLED, head, *indented([*self._aliases(split), *lanes, *inner]), "}"]
-        params = "".join(f", {one.type_name()}& {one.name}" for one in split)
+        params = "".join(f", {one.type_name(step=True)}& {one.name}" for one in split)
         step = f"step_{name}"
         lines = [f"auto {step} = [&](i64 {name}, auto lanes{params}) KILN_LAMBDA {{", *indented(inner), "};"]
         return lines + self._steps(axis, step, split)
@@ -117,17 +131,28 @@ class PhaseWriter:
             texts = [call(name if not copy else f"{name} + {copy * width}", "full", copy) for copy in range(count)]
             return " ".join(texts) if count == 1 else "{ " + " ".join(texts) + " }"
 
-        size = self.body.ints().operand(axis.size)
-        if is_static(axis.size):
-            return self._static_steps(axis, copies, call, group)
-        lines = [f"i64 {name} = 0;"]
+        size, block = self.body.ints().operand(axis.size), CHAIN * copies * width
+        chained = [one for one in split if one.chained]
+        chains = [f"f32v {one.name}{copy} = all(0.0f);" for one in chained for copy in range(copies)]
+        ends = [self._end_of_chain(one, copies) for one in chained]
+        if is_static(axis.size) and (not chained or axis.size <= block):
+            return [*chains, *self._static_steps(axis, copies, call, group), *ends]
+        start, end = ("from", "to") if chained else ("0", size)
+        lines = [*chains, f"i64 {name} = {start};"]
         if copies > 1:
             lines.append(ROLLED)
-            lines.append(f"for (; {name} + {copies * width} <= {size}; {name} += {copies * width}) {group(copies)}")
+            lines.append(f"for (; {name} + {copies * width} <= {end}; {name} += {copies * width}) {group(copies)}")
         lines.append(ROLLED)
-        lines.append(f"for (; {name} + {width} <= {size}; {name} += {width}) {group(1)}")
-        lines.append(f"if ({name} < {size}) {call(name, f'Part{{{size} - {name}}}', 0)}")
-        return lines
+        lines.append(f"for (; {name} + {width} <= {end}; {name} += {width}) {group(1)}")
+        lines.append(f"if ({name} < {end}) {call(name, f'Part{{{end} - {name}}}', 0)}")
+        if not chained:
+            return lines
+        head = f"for (i64 from = 0; from < {size}; from += {block}) {{"
+        return [ROLLED, head, *indented([f"const i64 to = min({size}, from + {block});", *lines, *ends]), "}"]
+
+    def _end_of_chain(self, register: Register, copies: int) -> str:
+        chain = register.merge([f"{register.name}{copy}" for copy in range(copies)])
+        return f"{register.name}_all = {register.name}_all + __builtin_convertvector({chain}, f64v);"
 
     def _static_steps(self, axis: Axis, copies: int, call: object, group: object) -> list[str]:
         assert callable(call) and callable(group) and is_static(axis.size)
@@ -148,6 +173,10 @@ class PhaseWriter:
     def _is_split(self, register: Register) -> bool:
         """May there be several copies, one per step of the vectorised loop?"""
         return register.across and not register.is_index
+
+
+def _cleared(chain: Storage, count: str) -> str:
+    return f"clear_row({chain.name}, {count});" if len(chain.spec.sizes) == 1 else f"fill({chain.name}, {count}, 0.0f);"
 
 
 def side_by_side(phase: Phase, nest: Nest, width: int) -> int:

@@ -5,9 +5,8 @@
     amax f32     f32v                              row of f32
     argmax       Best<f32v, i64v>                  rows of value and index
 
-Long sums and products of floats are accumulated in double precision: with 1e6 addends the error stays that of one
-rounding, and the conversions cost less than the memory access. Short ones (64 additions per lane) stay in float32;
-their lanes are added up in double precision.
+Long sums and products of floats are accumulated in double precision; sums of float32 in short chains first
+(`chains.py`). Short ones (64 additions per lane) stay in float32; their lanes are added up in double precision.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
 class Register:
     """An accumulator that lives in registers while loops deeper than `depth` run.
 
-    `lanes`: it is a vector; `across`: its lanes are combined at the end.
+    `lanes`: it is a vector; `across`: its lanes are combined at the end; `chained`: the vectorised loop adds up chains
+    of float32, which are added to it.
     """
 
     effect: Accumulate
@@ -82,6 +82,12 @@ class Register:
     depth: int
     lanes: bool
     across: bool
+    chained: bool = False
+
+    @property
+    def step_dtype(self) -> torch.dtype:
+        """Of what one step adds to."""
+        return torch.float32 if self.chained else self.dtype
 
     @property
     def op(self) -> ReduceOp:
@@ -95,8 +101,9 @@ class Register:
     def largest(self) -> str:
         return "true" if self.op is ReduceOp.ARGMAX else "false"
 
-    def type_name(self) -> str:
-        value = CPP.dtype_name(self.dtype)
+    def type_name(self, step: bool = False) -> str:
+        """Its C++ type; with `step`, of what one step adds to."""
+        value = CPP.dtype_name(self.step_dtype if step else self.dtype)
         vector = "mask" if self.dtype == torch.bool else value + "v"
         if self.is_index:
             return f"Best<{vector}, i64v>" if self.lanes else f"Best<{value}, i64>"

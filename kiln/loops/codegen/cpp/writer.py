@@ -23,6 +23,7 @@ from typing import Literal, final
 import torch
 
 from kiln.graph.prims.spec import TensorSpec, contiguous_strides
+from kiln.loops.codegen.cpp.chains import chained_loop, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import PhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
@@ -146,7 +147,7 @@ class _KernelWriter:
 
     def _local(self, local: Local) -> None:
         """A number is a variable, a row memory."""
-        effect, value = self._accumulation(local)
+        effect, value, phase = self._accumulation(local)
         dtype = CPP.computed(local.dtype)
         if not local.axes:
             self.storages[local.name] = Storage(local.name, TensorSpec(dtype, (), ()), number=True)
@@ -154,17 +155,26 @@ class _KernelWriter:
         if effect is not None and effect.op not in INDEX_OPS:
             dtype = accumulated_in(effect.op, value)
         self.storages[local.name] = self._row(local.name, dtype, local.axes)
+        if phase is not None and effect is not None and takes_chains(effect.op, CPP.computed(value), dtype):
+            chained = chained_loop(effect, phase.axes, phase.vector) is not None
+            name, axes = f"{local.name}_chain", self._padded(local)
+            self.rows |= {f"{local.name}.chain": self._row(name, torch.float32, axes)} if chained else {}
         if effect is not None and effect.op in INDEX_OPS:
             self.rows[f"{local.name}.best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
 
-    def _accumulation(self, local: Local) -> tuple[Accumulate | None, torch.dtype]:
-        """What is accumulated into a local, and the dtype of its values."""
+    def _padded(self, local: Local) -> tuple[Axis, ...]:
+        """The axes of a row of which vectors are taken whole."""
+        (*outer, last) = local.axes
+        return local.axes if outer else (Axis(last.symbol, ceil_div(last.size, self.width) * self.width),)
+
+    def _accumulation(self, local: Local) -> tuple[Accumulate | None, torch.dtype, Phase | None]:
+        """What is accumulated into a local, the dtype of its values, and the phase that does it first."""
         for phase in self.kernel.phases:
             dtypes = result_dtypes(phase.body)
             for effect in phase.effects:
                 if effect.target == local.name and isinstance(effect, Accumulate):
-                    return effect, dtypes[effect.result]
-        return None, local.dtype
+                    return effect, dtypes[effect.result], phase
+        return None, local.dtype, None
 
     def _row(self, name: str, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Storage:
         sizes = tuple(axis.size for axis in axes)

@@ -113,3 +113,45 @@ template <class R, class V, class L, class F> KILN_INLINE V scan_lanes(V v, R& r
 template <class T> KILN_INLINE void fill(T* p, i64 count, T value) {
   for (i64 k = 0; k < count; ++k) p[k] = value;
 }
+
+//@ clear_row: write
+// Whole vectors, the last one too.
+KILN_INLINE void clear_row(f32* row, i64 count) {
+  for (i64 k = 0; k < count; k += W) write(row + k, f32v{}, full);
+}
+
+//@ add_row: read write
+// A row of short chains is added to the row of their sums.
+KILN_INLINE void add_row(f64* to, const f32* from, i64 count) {
+  i64 k = 0;
+  for (; k + W <= count; k += W)
+    write(to + k, read(to + k, full) + __builtin_convertvector(read(from + k, full), f64v), full);
+  for (; k < count; ++k) to[k] += (f64)from[k];
+}
+
+//@ scan_sum: keep
+// Sums of all lanes up to each, on top of `run`, in double precision: halves of the vector by doubling distances.
+typedef f64 f64h __attribute__((vector_size(sizeof(f64) * W / 2)));
+typedef i64 i64h __attribute__((vector_size(sizeof(i64) * W / 2)));
+template <int D> KILN_INLINE f64h scan_half(f64h x) {
+  if constexpr (D < W / 2) {
+    i64h from;
+    for (int k = 0; k < W / 2; ++k) from[k] = k < D ? W / 2 : k - D;
+    return scan_half<2 * D>(x + __builtin_shuffle(x, f64h{}, from));
+  }
+  return x;
+}
+template <class L> KILN_INLINE f32v scan_sum(f32v v, f64& run, L lanes) {
+  typedef f32 f32h __attribute__((vector_size(sizeof(f32) * W / 2)));
+  f32h part[2];
+  v = keep(v, f32v{}, lanes);
+  __builtin_memcpy(part, &v, sizeof v);
+  f64h low = scan_half<1>(__builtin_convertvector(part[0], f64h));
+  f64h high = scan_half<1>(__builtin_convertvector(part[1], f64h));
+  f64 middle = run + low[W / 2 - 1];
+  part[0] = __builtin_convertvector(low + run, f32h);
+  part[1] = __builtin_convertvector(high + middle, f32h);
+  run = middle + high[W / 2 - 1];
+  __builtin_memcpy(&v, part, sizeof v);
+  return v;
+}
