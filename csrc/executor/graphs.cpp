@@ -375,7 +375,20 @@ int64_t Replay::held_bytes() const {
   return bytes;
 }
 
-// The held storage takes over the memory of `fresh`, which has its contents.
+// The storage takes over the memory of `fresh`, which has its contents. False: a Python error is
+// set.
+bool take_memory(c10::StorageImpl& storage, const c10::TensorImpl& fresh) {
+  c10::StorageImpl& from = *fresh.unsafe_storage().unsafeGetStorageImpl();
+  if (from.nbytes() != storage.nbytes() || fresh.storage_offset() != 0) {
+    PyErr_SetString(PyExc_ValueError, "the new memory has another size");
+    return false;
+  }
+  c10::DataPtr memory = from.set_data_ptr(c10::DataPtr(nullptr, from.device()));
+  from.set_nbytes(0);
+  storage.set_data_ptr_noswap(std::move(memory));
+  return true;
+}
+
 bool Replay::move(size_t index, const c10::TensorImpl& fresh) {
   if (index >= memories_.size()) {
     PyErr_SetString(PyExc_IndexError, "there is no such memory");
@@ -383,14 +396,7 @@ bool Replay::move(size_t index, const c10::TensorImpl& fresh) {
   }
   StoragePtr storage = memories_[index].held();
   if (!storage) return true;
-  c10::StorageImpl& from = *fresh.unsafe_storage().unsafeGetStorageImpl();
-  if (from.nbytes() != storage->nbytes() || fresh.storage_offset() != 0) {
-    PyErr_SetString(PyExc_ValueError, "the new memory has another size");
-    return false;
-  }
-  c10::DataPtr memory = from.set_data_ptr(c10::DataPtr(nullptr, from.device()));
-  from.set_nbytes(0);
-  storage->set_data_ptr_noswap(std::move(memory));
+  if (!take_memory(*storage, fresh)) return false;
   memories_[index].lent.reset();
   return true;
 }
@@ -582,7 +588,20 @@ PyObject* take_status(PyObject*, PyObject* index) {
   });
 }
 
+PyObject* give_memory(PyObject*, PyObject* args) {
+  PyObject *held, *fresh;
+  if (!PyArg_ParseTuple(args, "OO", &held, &fresh)) return nullptr;
+  const c10::TensorImpl* tensor = tensor_of(held);
+  const c10::TensorImpl* memory = tensor_of(fresh);
+  if (!tensor || !memory) return PyErr_Format(PyExc_TypeError, "expected two tensors");
+  return guarded([&]() -> PyObject* {
+    bool good = take_memory(*tensor->unsafe_storage().unsafeGetStorageImpl(), *memory);
+    return good ? Py_NewRef(Py_None) : nullptr;
+  });
+}
+
 PyMethodDef functions[] = {
+    {"give_memory", give_memory, METH_VARARGS, "Give a tensor's storage the memory of another."},
     {"take_status", take_status, METH_O, "What kernels on a CUDA device reported; 0: nothing."},
     {"is_lent", is_lent, METH_O, "Whether a tensor stands in the memory of a recorded graph."},
     {nullptr, nullptr, 0, nullptr},

@@ -91,6 +91,9 @@ class Replay:
     def hand_out(self, args: tuple[Any, ...], /) -> tuple[Any, ...]:
         """The results of the replay that was just issued."""
 
+def give_memory(held: torch.Tensor, fresh: torch.Tensor, /) -> None:
+    """The storage of `held` takes the memory of `fresh`, which has its contents and as many bytes."""
+
 def take_status(index: int, /) -> int:
     """What kernels on CUDA device `index` have reported since the last look (a key of STATUS_ERRORS), or 0."""
 

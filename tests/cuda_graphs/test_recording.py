@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
+from kiln.native._executor import is_lent
 from kiln.runtime.cuda_graphs.device import RecordingFailed
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, GraphedPlan
@@ -95,6 +97,22 @@ def test_views_and_detached_tensors_go_with_a_held_result(device: NullDevice) ->
         assert torch.equal(one, torch.full_like(one, 2))
     view.fill_(7)
     assert y.tolist() == detached.tolist() == [2, 7, 7, 2]
+
+
+def test_a_pointer_that_left_torch_stays_good(device: NullDevice) -> None:
+    run = graphed(device, double)
+    run(full(0))
+    outside = []
+    for n in range(6):
+        y = run(full(n))[0]
+        view = y[1:]
+        outside.append((numpy.from_dlpack(y), view))
+        assert not is_lent(view)
+    for n, (one, view) in enumerate(outside):
+        assert one.tolist() == [2 * n] * 4 and view.tolist() == [2 * n] * 3
+    view.fill_(1)
+    assert one[1] == 1
+    assert len(device.graphs) == 1
 
 
 def test_a_view_alone_holds_the_memory(device: NullDevice) -> None:

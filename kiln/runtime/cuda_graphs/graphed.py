@@ -27,6 +27,7 @@ from torch import nn
 
 from kiln.native._executor import is_lent
 from kiln.runtime.cuda_graphs.device import GraphDevice, RecordingFailed
+from kiln.runtime.cuda_graphs.exports import watch_exports
 from kiln.runtime.cuda_graphs.recording import FITS, HELD, MOVED, Function, Recordable, Recording, span_bytes
 
 KEPT = 8
@@ -209,6 +210,7 @@ class GraphedPlan:
             self._stop(f"{ATTEMPTS} recordings were made for changing arguments")
             return None
         self.attempts += 1
+        watch_exports()
         try:
             made = Recording.make(self.what, self.device, args, copied)
         except (RecordingFailed, torch.cuda.OutOfMemoryError) as problem:
