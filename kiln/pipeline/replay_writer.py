@@ -52,6 +52,8 @@ def write_replay(recorder: Recorder, trace: Trace) -> ReplayData:
     try:
         written = written_inputs(trace)
         refuse_random(trace)
+        if any(record.given is not None for record in trace.used_inputs):
+            raise NotReplayable("a number of the caller is one of its inputs")
         writer = _Writer(recorder, trace.used_inputs)
         calls = [writer.call(one) for one in live_calls(trace.calls, trace.fake_outputs)]
         outputs = [writer.number(one) for one in trace.fake_outputs]

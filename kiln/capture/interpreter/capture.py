@@ -28,7 +28,15 @@ from kiln.capture.interpreter.breaks import (
     SkippedCode,
     SkippedFrame,
 )
-from kiln.capture.interpreter.builtins import context, copying, deques, functions, methods, polyfilled
+from kiln.capture.interpreter.builtins import (
+    autograd_function,
+    context,
+    copying,
+    deques,
+    functions,
+    methods,
+    polyfilled,
+)
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
@@ -66,7 +74,7 @@ from kiln.support.events import EventSink
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(logger, builtin, classes, context, copying, deques, functions, methods, polyfilled),
+    *(logger, autograd_function, builtin, classes, context, copying, deques, functions, methods, polyfilled),
     *(build, control, match, operators, stack),
 )
 """Modules whose import fills the tables of handlers."""

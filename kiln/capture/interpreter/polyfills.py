@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 ABSENT: Any = object()
 
 
@@ -211,3 +213,45 @@ def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
     """What `collections.Counter` counts with."""
     for element in iterable:
         mapping[element] = mapping.get(element, 0) + 1
+
+
+class FunctionContext:
+    """What the methods of a `torch.autograd.Function` get as `ctx`, while they are interpreted."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.kiln_plain: tuple[Any, ...] = ()
+        self.kiln_dirty: tuple[Any, ...] = ()
+        self.kiln_materialize = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """For forward-mode derivatives, which a region does not have."""
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.kiln_plain = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.kiln_dirty = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.kiln_materialize = value
+
+
+def function_forward(cls: Any, context: FunctionContext, separate: bool, args: tuple[Any, ...]) -> Any:
+    """The forward of an autograd function: without autograd, with the context set up as its class says."""
+    with torch.no_grad():
+        if not separate:
+            return cls.forward(context, *args)
+        result = cls.forward(*args)
+        cls.setup_context(context, args, result)
+        return result
+
+
+def function_backward(cls: Any, context: FunctionContext, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradients as a tuple."""
+    found = cls.backward(context, *grads)
+    return found if isinstance(found, tuple) else (found,)

@@ -11,7 +11,7 @@ knows the call of the first that made it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, final
 
 import torch
@@ -23,6 +23,7 @@ from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import Constants
+from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
 from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
@@ -290,3 +291,39 @@ class Recorder:
         return Trace(
             list(self.calls), list(self.inputs), graph, list(outputs), self.env, needs_grad, self._constants.tensors
         )
+
+
+def record_function(
+    recorder: Recorder,
+    mark: int,
+    target: Target,
+    args: Sequence[Any],
+    outputs: Sequence[Any],
+    plain: Collection[int],
+    backward: Backward,
+    *,
+    single: bool,
+    stack: tuple[Location, ...] = (),
+) -> list[Any]:
+    """Make the calls since `mark`, which computed `outputs` without autograd, one call of `target(*args)`.
+
+    The tensors among the results have a node of autograd with this backward; those numbered in `plain` have none.
+    `single`: it returns its only output, not a tuple.
+    """
+    inputs = [one for one in args if type(one) is FakeTensor]
+    places = [number for number, one in enumerate(outputs) if type(one) is FakeTensor]
+    marked = [order for order, number in enumerate(places) if number in plain]
+    results = list(outputs)
+    _push(recorder._mode)
+    try:
+        attached = attach(inputs, [outputs[number] for number in places], marked, backward)
+    finally:
+        _pop(None)
+    for number, fake in zip(places, attached, strict=True):
+        results[number] = fake
+    effects = any(call.effects for call in recorder.calls[mark:])
+    del recorder.calls[mark:]
+    location = stack[-1] if stack else NOWHERE
+    result = results[0] if single else tuple(results)
+    recorder.calls.append(TorchCall(mark, "function", target, tuple(args), {}, result, location, stack, effects))
+    return results

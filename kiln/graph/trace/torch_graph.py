@@ -12,6 +12,7 @@ computed by calls of `operator`.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ class _Builder:
         if isinstance(call.target, str):
             node = self.graph.call_method(call.target, args, kwargs)
         else:
-            node = self.graph.call_function(call.target, args, kwargs)
+            node = self.graph.call_function(plain_function(call.target), args, kwargs)
         self.bind(call.result, node)
 
     def bind(self, value: Any, node: torch.fx.Node) -> None:
@@ -139,6 +140,18 @@ def torch_graph(
     builder.graph.output(tuple([builder.argument(one) for one in outputs]))
     _drop_unused_items(builder.graph)
     return graph_module(builder.root, builder.graph)
+
+
+def plain_function(target: Any) -> Any:
+    """fx writes what belongs to torch by its name, which is wrong of a method that a class inherits from torch."""
+    if not isinstance(target, types.MethodType):
+        return target
+
+    def apply(*args: Any) -> Any:
+        return target(*args)
+
+    apply.__module__, apply.__qualname__ = "kiln.functions", f"{getattr(target.__self__, '__qualname__', '')}.apply"
+    return apply
 
 
 def _given(fake: Any) -> list[Any]:

@@ -1,0 +1,183 @@
+"""`torch.autograd.Function`: forward and backward of the program are interpreted on the same recorder.
+
+    y = Scale.apply(x, 2.0)     forward: a nested frame, now, without autograd
+                                backward: a nested frame when the joint graph is made, its gradients part of that graph
+
+Where nothing needs a gradient that is all of it. Else the results get a node of autograd that calls back here, and
+the log has one call, `Scale.apply`, which is what user backends see. A break in the forward breaks at the call of
+`apply`, and so does one in the backward, which is interpreted after everything else: the capture begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+import kiln.capture.interpreter.polyfills as polyfills
+from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedCall
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.graph.trace.recorder import record_function
+
+FUNCTION = torch.autograd.Function
+
+
+@final
+@dataclass(frozen=True)
+class CallPlace:
+    """Where a frame called `apply`: a break in the backward is a break there."""
+
+    number: int
+    step: int
+    continuation: None = None
+    is_generator: bool = False
+
+    def stop(self, function: str, why: str) -> UnsupportedCall:
+        """A break in front of the call: what was recorded since is dropped."""
+        made = UnsupportedCall(function=function, why=why)
+        made.frames, made.resumable = [self], False
+        return made
+
+
+@handles(FUNCTION.__dict__["apply"].__func__)
+def apply(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    """`cls.apply(*args)`."""
+    cls, given = args[0], args[1:]
+    name = f"{cls.real().__qualname__}.apply"
+    if not isinstance(cls, Class) or kwargs:
+        raise UnsupportedCall(function=name, why="it is called with keyword arguments")
+    if cls.cls.__module__.startswith("torch."):
+        raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
+    frame = s.frame
+    place = CallPlace(frame.number, frame.step)
+    s.unguarded += 1  # what a later call of an equal block would do is decided in the backward
+    mark = s.recorder.mark()
+    tensors = [arg for arg in given if isinstance(arg, Tensor)]
+    needs = tuple(isinstance(arg, Tensor) and arg.fake.requires_grad for arg in given)
+    context = interpret(s, polyfills.FunctionContext, [Tuple([Constant(need) for need in needs])])
+    assert isinstance(context, Object)
+    separate = s.lookup(cls.cls, "setup_context")
+    own = Constant(separate is not None and separate[0].__module__ != FUNCTION.__module__)
+    result = interpret(s, polyfills.function_forward, [cls, context, own, Tuple(list(given))])
+    if not torch.is_grad_enabled() or not any(tensor.fake.requires_grad for tensor in tensors):
+        return result
+    if attribute(s, context, "kiln_dirty"):
+        raise place.stop(name, "its forward changes its arguments in place (`mark_dirty`)")
+    outputs = list(result.items(s)) if isinstance(result, Tuple) else [result]
+    backward = InterpretedBackward(s, frame, place, cls, context, tuple(given), tuple(outputs))
+    single = not isinstance(result, Tuple)
+    made = attach(s, cls, given, outputs, plain_outputs(s, context, outputs), backward, mark, frame, single)
+    return made[0] if single else Tuple(made)
+
+
+def interpret(s: Session, function: Any, args: Args) -> Value:
+    return s.wrap(function, None).call(s, args, {})
+
+
+def attribute(s: Session, context: Object, name: str) -> list[Value]:
+    """A tuple that the methods of the context left."""
+    found = context.attrs[name]
+    return list(found.items(s)) if isinstance(found, Tuple) else []
+
+
+def plain_outputs(s: Session, context: Object, outputs: list[Value]) -> set[int]:
+    """Which outputs have no gradient: those that were marked, and integers."""
+    marked = {id(one) for one in attribute(s, context, "kiln_plain")}
+    return {
+        number
+        for number, one in enumerate(outputs)
+        if isinstance(one, Tensor)
+        and (id(one) in marked or not (one.fake.is_floating_point() or one.fake.is_complex()))
+    }
+
+
+def attach(
+    s: Session,
+    cls: Class,
+    given: Args,
+    outputs: list[Value],
+    plain: set[int],
+    backward: InterpretedBackward,
+    mark: int,
+    frame: SymbolicFrame,
+    single: bool,
+) -> list[Value]:
+    """The outputs with a node of autograd; what is no tensor stays."""
+    args = [arg.torch_arg(s) for arg in given]
+    plain_results = [one.fake if isinstance(one, Tensor) else None for one in outputs]
+    results = record_function(
+        s.recorder,
+        mark, cls.cls.apply, args, plain_results, plain, backward, single=single, stack=frame.locations()  # type: ignore[attr-defined]
+    )  # fmt: skip
+    return [one if fake is None else from_torch(s, fake) for one, fake in zip(outputs, results, strict=True)]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InterpretedBackward:
+    """Called by the autograd engine with fakes, None where an output has no gradient."""
+
+    session: Session
+    frame: SymbolicFrame
+    place: CallPlace
+    cls: Class
+    context: Object
+    arguments: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def __call__(self, grads: tuple[Any, ...]) -> list[Any]:
+        s = self.session
+        before = s.frame, dict(s.effects), s.state.pop("modes", None)
+        s.frame = self.frame
+        try:
+            found = self._run(s, self._gradients(s, list(grads)))
+            if s.effects != before[1]:
+                raise UnsupportedCall(function=self.name, why="its backward changes what exists outside of it")
+            return found
+        except (GraphBreak, Raised) as problem:
+            raise self._at_the_call(s, problem) from problem
+        finally:
+            s.frame = before[0]
+            s.state.pop("modes", None)
+            if before[2] is not None:
+                s.state["modes"] = before[2]
+
+    @property
+    def name(self) -> str:
+        return f"{self.cls.cls.__qualname__}.backward"
+
+    def _at_the_call(self, s: Session, problem: GraphBreak | Raised) -> GraphBreak:
+        reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
+        stop = self.place.stop(self.name, reason)
+        stop.at = getattr(problem, "at", None) or self.frame.location()
+        return stop
+
+    def _gradients(self, s: Session, grads: list[Any]) -> list[Value]:
+        """One per output; zeros where there is none, unless the program wants None."""
+        materialize = self.context.attrs["kiln_materialize"]
+        made: list[Value] = []
+        tensors = iter(grads)
+        for output in self.outputs:
+            grad = next(tensors) if isinstance(output, Tensor) else None
+            if grad is not None:
+                made.append(from_torch(s, grad))
+            elif isinstance(output, Tensor) and materialize is not None and materialize.constant(s):
+                made.append(s.record(torch.zeros_like, [output], {}))
+            else:
+                made.append(Constant(None))
+        return made
+
+    def _run(self, s: Session, grads: list[Value]) -> list[Any]:
+        self.frame.direct = None
+        result = interpret(s, polyfills.function_backward, [self.cls, self.context, Tuple(grads)])
+        assert isinstance(result, Tuple)
+        pairs = zip(self.arguments, result.items(s), strict=False)
+        wanted = [grad for argument, grad in pairs if isinstance(argument, Tensor)]
+        return [grad.fake if isinstance(grad, Tensor) else None for grad in wanted]
