@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, final
 
+import numpy
 import torch
 
 from kiln.runtime.plan import Kernel
@@ -76,6 +77,10 @@ def _start() -> None:
         return convert(data, source, target, mode)
 
     interpreter._convert_float = rounded  # type: ignore[attr-defined]
+    # A GPU's plain maximum takes the number, the interpreter's the NaN.
+    builder = interpreter.InterpreterBuilder
+    builder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, numpy.fmax)
+    builder.create_minnumf = lambda self, x, y: self.binary_op(x, y, numpy.fmin)
 
 
 def _run(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.codegen_triton.check import Runner, assert_same_values
+from tests.codegen_triton.check import Runner, assert_same_values, scheduled_for_gpu
+from tests.schedule.check import kernels
 from tests.schedule.programs import PROGRAMS
+from tests.schedule.random_loops import random_program
 from tests.schedule.test_single import PROGRAMS as SINGLE
 
 
@@ -17,3 +19,24 @@ def test_single_nodes(name: str, runner: Runner) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_fused(name: str, runner: Runner) -> None:
     assert_same_values(runner, PROGRAMS[name], {"s0": 7})
+
+
+@pytest.mark.parametrize("name", ["gelu_norm", "softmax", "rms_norm", "views", "bias_gradient", "transposed"])
+def test_one_kernel(name: str) -> None:
+    assert len(kernels(scheduled_for_gpu(PROGRAMS[name]))) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random(seed: int, runner: Runner) -> None:
+    assert_same_values(runner, random_program(seed))
+
+
+@pytest.mark.parametrize("seed", range(12, 18))
+def test_random_symbolic(seed: int, runner: Runner) -> None:
+    assert_same_values(runner, random_program(seed, symbolic=True), {"s0": (1, 2, 5, 13)[seed % 4]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_more_random(seed: int, runner: Runner) -> None:
+    assert_same_values(runner, random_program(seed, symbolic=seed % 3 == 0), {"s0": (1, 2, 5, 13)[seed % 4]})

@@ -18,6 +18,9 @@ from kiln.symbolic import Symbol
 STRIP = 32
 """Units next to each other in memory that one program of a GPU takes at least."""
 
+PIECE_POINTS = 1 << 15
+"""Points that one program of a GPU is through with in the time of a launch."""
+
 
 def is_gpu(target: Target) -> bool:
     return target.device == "cuda"
@@ -37,6 +40,11 @@ def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
             size = max(guess(group.sizes[vector]), 1)
             count = count // size * -(-size // STRIP)
     return count
+
+
+def starves(points: int, count: int, target: Target) -> bool:
+    """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?"""
+    return count < wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
 
 
 def floor_power(value: int) -> int:

@@ -16,7 +16,7 @@ from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_si
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.layout import best_vector
-from kiln.loops.schedule.parallel import is_gpu, pieces, wanted_pieces
+from kiln.loops.schedule.parallel import is_gpu, pieces, starves, wanted_pieces
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
@@ -241,9 +241,12 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
     if left >= wanted_pieces(target):
         return False
     for group in (first, second):
-        points = [group.points(member.symbols()) for member in group.members]
-        if left < pieces(group, group.units, target) and any(guess_large(one) > SERIAL_POINTS for one in points):
-            return True
+        if left >= pieces(group, group.units, target):
+            continue
+        for member in group.members:
+            points = group.points(member.symbols())
+            if starves(guess(points), left, target) if is_gpu(target) else guess_large(points) > SERIAL_POINTS:
+                return True
     return False
 
 

@@ -19,7 +19,7 @@ from kiln.loops.ir.builder import BodyBuilder
 from kiln.loops.ir.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.group import Group, Member, Partial
-from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, wanted_pieces
+from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, starves, wanted_pieces
 from kiln.loops.schedule.single import accumulator_dtype
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
@@ -33,8 +33,6 @@ COLUMN_TERMS = 512
 COLUMN_BLOCK = 128
 """Rows of a block of a column reduction."""
 
-GPU_SERIAL_POINTS = 1 << 16
-"""So many points are not worth a second launch."""
 GPU_BLOCK_POINTS, GPU_COLUMN_BLOCK = 1 << 12, 1 << 6
 """The shortest block of a row, and the fewest rows of a block of columns, that a program is worth."""
 
@@ -64,10 +62,8 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
 
 def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
     """Split where the kept axes give too few programs and each would take long."""
-    if not is_splittable(member) or guess(group.points(member.symbols())) <= GPU_SERIAL_POINTS:
-        return kept
     have = pieces(group, kept, target)
-    if have >= wanted_pieces(target):
+    if not is_splittable(member) or not starves(guess(group.points(member.symbols())), have, target):
         return kept
     reduced = member.reduced()
     least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK

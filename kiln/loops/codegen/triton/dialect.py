@@ -45,7 +45,7 @@ TRITON = Dialect(
     },
     compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
     exprs=_libdevice() | {
-        "neg": "-{0}",
+        "neg": "{0} * -1.0",  # Triton's minus is 0 - x, which loses the sign of zero
         "abs": "tl.abs({0})",
         "sign": "sign({0})",
         "add": "{0} + {1}",
@@ -89,6 +89,8 @@ TRITON = Dialect(
     exprs_for={
         "int": {
             # Integers have no NaN and wrap around. `{divisor}` is {1}, checked where it may be zero.
+            "neg": "-{0}",
+            "bitwise_not": "-{0} - 1",
             "isnan": "{0} != {0}",
             "isinf": "{0} != {0}",
             "signbit": "{0} < 0",

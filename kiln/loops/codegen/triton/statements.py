@@ -27,7 +27,7 @@ from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
 from kiln.loops.codegen.triton.tiles import Tiling
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.kernel import Local
-from kiln.symbolic import Int, Relation, Symbol
+from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -177,7 +177,8 @@ class TritonStatements(StatementWriter):
 
     def pointer(self, storage: Storage, offset: Int, dims: Dims, shape: Dims) -> str:
         """Addresses of elements; `dims`: those of the offset, `shape`: those that the block has to have."""
-        text = self.ints.operand(offset)
+        text = self.ints.text(offset)
+        text = text if isinstance(offset, Atom) else f"({text})"
         text = storage.name if offset == 0 else f"{storage.name} + {text}"
         return text if dims == shape else f"tl.broadcast_to({text}, {self.frame.block_shape(shape)})"
 

@@ -20,7 +20,7 @@ from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Axis
-from kiln.loops.schedule.affine import guess
+from kiln.loops.schedule.affine import guess_large
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 
@@ -115,7 +115,7 @@ def _pointwise(facts: Facts, target: Target) -> Tiling:
         side = _flat_block(facts, tiled[0].size, 4, target)
     else:
         side = facts.line_elements() if len(tiled) == 2 else 16
-        points = guess(product(axis.size for axis in units))
+        points = guess_large(product(axis.size for axis in units))
         while side > 16 and points < 2 * target.multiprocessors * side ** len(tiled):
             side //= 2
     dims = [
@@ -171,7 +171,7 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
     wide = _pow2(axis.size, facts.line_elements())
-    rest, length = guess(product(one.size for one in numbers)), guess(axis.size)
+    rest, length = guess_large(product(one.size for one in numbers)), guess_large(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
     dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))

@@ -92,6 +92,7 @@ def _meta(
     return (
         ("constants", constants),
         ("divisible", tuple(place for place, one in enumerate(aligned) if one)),
+        ("enable_fp_fusion", False),  # what rounds once says so
         ("num_stages", 1),
         ("num_warps", writer.tiling.warps),
         ("signature", tuple(types)),

@@ -1,0 +1,85 @@
+"""Kernels become cubins, without a GPU: a few always, all of them in the slow tests."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kiln.loops.codegen.triton import TritonKernel, write_triton
+from kiln.loops.ir.scheduled import Launch
+from kiln.runtime.triton_compile import compile_source, jit_function
+from kiln.support.target import cuda_gpu
+from tests.codegen_triton.check import scheduled_for_gpu
+from tests.codegen_triton.test_kernels import BACKWARDS, CASES
+from tests.schedule.programs import PROGRAMS
+from tests.schedule.test_single import PROGRAMS as SINGLE
+
+H100 = cuda_gpu((9, 0), 132)
+FEW = ("softmax", "norm_backward", "transposed", "looked_up")
+COPY = """
+loops copy
+    x: {dtype}[{size}] = input 0
+    y: {dtype}[{size}] = pointwise (i0: {size}): abs(load x[i0])
+    return y
+"""
+
+
+def cubin_size(written: TritonKernel, capability: int) -> int:
+    kernel = written.kernel
+    return len(compile_source(kernel.source, kernel.symbol, dict(kernel.meta), capability)["cubin"])
+
+
+def kernels(text: str) -> list[TritonKernel]:
+    steps = (step for step in scheduled_for_gpu(text).steps if isinstance(step, Launch))
+    return [write_triton(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_compile(name: str) -> None:
+    for written in kernels(PROGRAMS[name]):
+        assert cubin_size(written, 90) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", PROGRAMS | SINGLE)
+def test_programs_compile(name: str, capability: int) -> None:
+    for written in kernels((PROGRAMS | SINGLE)[name]):
+        assert cubin_size(written, capability) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(BACKWARDS)])
+def test_kernels_compile(name: str, capability: int) -> None:
+    assert cubin_size(write_triton(CASES[name].kernel, H100), capability) > 1000
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_memory_is_accessed_16_bytes_at_a_time(dtype: str) -> None:
+    """Where parameters are aligned and sizes are known, also if the last block is not full."""
+    (written,) = kernels(COPY.format(dtype=dtype, size=8 * 100003))
+    ptx = _ptx(written)
+    assert set(re.findall(r"(?:ld|st)\.global\S*", ptx)) == {"ld.global.v4.b32", "st.global.v4.b32"}
+
+
+def test_what_is_not_aligned_is_accessed_by_element() -> None:
+    (written,) = kernels(COPY.format(dtype="f32", size=4096))
+    assert "v4" in _ptx(written)
+    (step,) = (one for one in scheduled_for_gpu(COPY.format(dtype="f32", size=4096)).steps if isinstance(one, Launch))
+    assert "v4" not in _ptx(write_triton(step.kernel, H100))
+
+
+def _ptx(written: TritonKernel) -> str:
+    triton = pytest.importorskip("triton")
+    kernel, meta = written.kernel, dict(written.kernel.meta)
+    function, constants = jit_function(kernel.source, kernel.symbol), dict(meta["constants"])
+    names = [name for name in function.arg_names if name not in constants]
+    signature = dict(zip(names, meta["signature"], strict=True)) | dict.fromkeys(constants, "constexpr")
+    attrs = {(place,): [["tt.divisibility", 16]] for place in meta["divisible"]}
+    source = triton.compiler.ASTSource(function, signature, constants, attrs)
+    text: str = triton.compile(
+        source, triton.backends.compiler.GPUTarget("cuda", 90, 32), {"num_warps": meta["num_warps"]}
+    ).asm["ptx"]
+    return text
