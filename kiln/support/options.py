@@ -41,6 +41,7 @@ class Options:
     """Bit-equal to eager; eager's cast points; or error against float64 at most twice eager's."""
     autotune: Literal["off", "fast", "thorough"] = "fast"
     cuda_graphs: bool = False
+    """Record on a GPU what a compiled region launches, and replay it: less work for the CPU per call, more memory."""
     verify: Literal["off", "first"] = "off"
     """Run each new variant once against eager and disable the region on a mismatch."""
     variants: int = 8

@@ -167,6 +167,10 @@ def test_a_parameter_is_used_in_place_and_may_change(device: NullDevice) -> None
         weight.data = full(5)  # another address: recorded again, in place of the old one
         assert torch.equal(run(full(2), weight)[0], full(10))
         assert len(device.graphs) == 2 and len(run.recordings) == 1
+        for n in range(6):  # an optimizer that replaces parameters
+            weight.data = full(n)
+            assert torch.equal(run(full(2), weight)[0], full(2 * n))
+        assert len(device.graphs) <= 4 and 1 in run.recordings[0].copied
 
 
 def test_an_argument_that_moves_is_copied(device: NullDevice) -> None:

@@ -47,11 +47,12 @@ TWIN_BYTES = 64 << 20
 `TWIN_SHARE` times as large: copying them would take over 30 us on an H200 in each call."""
 TWIN_SHARE = 4
 
-COPY_BYTES = 64 << 20
+COPY_BYTES = 256 << 20
 """Arguments that are not always at the same place are copied up to this size in all; beyond, calls run plainly."""
 
-LENT_MOVES = 2
-"""So often a recording is added for results of other graphs that stand elsewhere; then they are copied."""
+MOVES = 2
+"""So often a recording is made for a parameter, or a result of another graph, that stands elsewhere; then it is copied.
+"""
 
 STRIKES = 16
 """Calls of one layout with too much to copy before the plan is not recorded any more."""
@@ -94,7 +95,7 @@ class GraphedPlan:
         """Why nothing more is recorded."""
         self._thread = 0
         self._shared = False
-        self._lent_moves: Counter[int] = Counter()
+        self._moves: Counter[int] = Counter()
 
     def __call__(self, *args: Any) -> Any:
         if self._thread != get_ident() and not self._claim():
@@ -134,7 +135,7 @@ class GraphedPlan:
             self.log.dropped(self.what.facts.name, recording.graph.bytes)
         self.recordings, self.sightings = [], {}
         self.attempts, self._thread, self._shared = 0, 0, False
-        self._lent_moves.clear()
+        self._moves.clear()
         self.stopped = ""
 
     # ------------------------------------------------------------------------------------- calls that nothing fits
@@ -158,8 +159,9 @@ class GraphedPlan:
         """The layout is known, and arguments stand elsewhere than in all its recordings."""
         nearest = min(moved, key=lambda one: len(one.state.moved(args)))
         places = nearest.state.moved(args)
-        stale = {place for place in places if isinstance(args[place], nn.Parameter)}
-        lent = {place for place in places if is_lent(args[place]) and self._lent_moves[place] < LENT_MOVES}
+        again = [place for place in places if self._moves[place] < MOVES]
+        stale = {place for place in again if isinstance(args[place], nn.Parameter)}
+        lent = {place for place in again if is_lent(args[place])}
         elsewhere = set(places) - stale - lent
         copied = nearest.copied | elsewhere
         if not self._may_copy(args, copied):
@@ -167,7 +169,7 @@ class GraphedPlan:
         made = self._record(args, copied)
         if made is None:
             return self.plain(*args)
-        self._lent_moves.update(lent)
+        self._moves.update(again)
         if stale or elsewhere:  # the new one serves all calls that the old one does, or the old one serves none
             self._drop(nearest)
         return made.run(args)
