@@ -1,6 +1,6 @@
 """Triton kernels: from source to cubins that the native executor loads.
 
-    started = start_cubins(kernels, store, events, capability=(9, 0))     # threads compile meanwhile
+    started = start_cubins(kernels, store, events, capability=(9, 0))     # processes compile meanwhile
     cubins = started.wait()                                               # symbol -> Cubin
     cubins["k_ab12"].image()                                              # what the executor is given
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -23,11 +23,17 @@ from typing import Any, final
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.plan import Kernel
 from kiln.runtime.triton_compile import compile_source
+from kiln.runtime.triton_workers import can_start_workers, shared_workers
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
 
+Compiler = Callable[[str, str, Mapping[str, Any], int], dict[str, Any]]
+"""`compile_source`, here or elsewhere."""
 KIND = "cubin"
+MOST_WORKERS = 16
+FIRST_WORKERS = 8
+"""A worker takes 150 MB and half a second to start; a small model has that many kernels."""
 LETTERS: Mapping[str, str] = {
     "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "bf16": "g", "fp32": "f", "fp64": "d",
 }  # fmt: skip
@@ -89,7 +95,7 @@ class Cubin:
 
 @dataclass
 class CubinCompilation:
-    """Triton at work in threads. `wait` may be called more than once."""
+    """Triton at work, a thread waiting for each worker. `wait` may be called more than once."""
 
     events: EventSink
     cubins: dict[str, Cubin]
@@ -134,7 +140,7 @@ def start_cubins(
     capability: tuple[int, int] | None,
     workers: int = 0,
 ) -> CubinCompilation:
-    """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one thread per core."""
+    """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
     distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
     if distinct and capability is None:
         raise NoCapability(count=len(distinct))
@@ -145,23 +151,31 @@ def start_cubins(
     work = CubinCompilation(events, known)
     missing = [kernel for symbol, kernel in distinct.items() if symbol not in known]
     if missing:
-        work.pool = ThreadPoolExecutor(min(len(missing), workers or os.cpu_count() or 1), "kiln-triton")
+        count = min(len(missing), workers or os.cpu_count() or 1, MOST_WORKERS)
+        compiler = compile_source if workers == 1 or not can_start_workers() else shared_workers().compile
+        work.pool = ThreadPoolExecutor(count, "kiln-triton")
         for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
             key = keys[kernel.symbol]
-            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, number, store, key)
+            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, number, store, key, compiler)
     return work
 
 
-def compile_and_keep(kernel: Kernel, capability: int, store: Store, key: str) -> Cubin:
-    cubin = compile_cubin(kernel, capability)
+def prepare_compiling() -> None:
+    """Start workers ahead of the kernels, while the program is still being captured."""
+    if can_start_workers() and triton_version():
+        shared_workers().start(min(os.cpu_count() or 1, FIRST_WORKERS))
+
+
+def compile_and_keep(kernel: Kernel, capability: int, store: Store, key: str, compiler: Compiler) -> Cubin:
+    cubin = compile_cubin(kernel, capability, compiler)
     store.put(KIND, key, cubin.encode())
     return cubin
 
 
-def compile_cubin(kernel: Kernel, capability: int) -> Cubin:
+def compile_cubin(kernel: Kernel, capability: int, compiler: Compiler = compile_source) -> Cubin:
     """`capability`: 10 * major + minor."""
     meta = dict(kernel.meta)
-    made = compile_source(kernel.source, kernel.symbol, meta, capability)
+    made = compiler(kernel.source, kernel.symbol, meta, capability)
     code = made.pop("cubin")
     return Cubin(
         **made, letters=parameter_letters(kernel), status=bool(meta.get("status")), capability=capability, code=code

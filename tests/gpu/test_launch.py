@@ -330,7 +330,7 @@ def test_cost_of_torchs_own_ways(libraries: Libraries) -> None:
 
 
 def test_cost_of_compiling(tmp_path: Path) -> None:
-    """Threads against one thread, on kernels that differ."""
+    """Worker processes against this one alone, on kernels that differ; the first with workers starts them."""
     body = """def {name}(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, at < n)
@@ -350,7 +350,7 @@ def test_cost_of_compiling(tmp_path: Path) -> None:
         ]
 
     compile_kernels(kernels(0)[:1], Store(tmp_path), EventSink(), 1)
-    for place, workers in enumerate((1, 2, 4, 8, 16)):
+    for place, workers in enumerate((1, 16, 4, 8, 16)):
         started = time.perf_counter()
         compile_kernels(kernels(100 + 20 * place), Store(tmp_path), EventSink(), workers)
-        print(f"\n16 kernels, {workers} threads: {time.perf_counter() - started:.2f} s")
+        print(f"\n16 kernels, {workers} workers: {time.perf_counter() - started:.2f} s")

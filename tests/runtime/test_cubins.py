@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kiln.runtime import cubins, triton_compile
+from kiln.runtime import cubins, triton_compile, triton_workers
 from kiln.runtime.cache.store import Store
 from kiln.runtime.cubins import Cubin, NoCapability, NoTriton, TritonRefused, start_cubins
+from kiln.runtime.triton_workers import WorkerError, Workers
 from kiln.support import optional
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
@@ -81,7 +83,36 @@ def test_a_machine_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton_compile, "load_required", missing)
     other = replace(SCALE, source=SCALE.source + "# another\n")
     with pytest.raises(NoTriton, match="KILN4104"):
-        start_cubins([other], store, EventSink(), (9, 0)).wait()
+        start_cubins([other], store, EventSink(), (9, 0), workers=1).wait()
     with pytest.raises(NoCapability, match="KILN4106"):
         start_cubins([other], store, EventSink(), None)
     assert optional.load("triton") is not None
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers()
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+def test_workers(workers: Workers) -> None:
+    meta = dict(SCALE.meta)
+    here = triton_compile.compile_source(SCALE.source, SCALE.symbol, meta, 90)
+    assert workers.compile(SCALE.source, SCALE.symbol, meta, 90) == here
+    with pytest.raises(WorkerError, match="NameError"):
+        workers.compile("import triton\n\n\nundefined\n", "t_bad", meta, 90)
+    (one,) = workers.idle
+    one.process.kill()
+    one.process.wait()
+    assert workers.compile(SCALE.source, SCALE.symbol, meta, 90)["cubin"] == here["cubin"]
+    workers.start(2)
+    assert len(workers.idle) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_is_an_error(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_workers, "STARTER", "raise SystemExit(1)")
+    with pytest.raises(WorkerError, match="has ended"):
+        workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta), 90)
