@@ -139,6 +139,20 @@ def test_a_value_that_follows_from_constants_needs_no_check(lab, agrees):
     assert lab.speculated() == [[]] and lab.breaks() == []
 
 
+def test_a_value_that_follows_from_sizes_needs_no_check(lab, agrees):
+    """Positions made by `arange`: known once the sizes are."""
+
+    def packed(x):
+        positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1)
+        if ((steps != 1).cumsum(-1)[:, -1] == 0).all():
+            return x + 1
+        return x * 2
+
+    agrees(packed, (X,))
+    assert lab.speculated() == [[]] and lab.breaks() == []
+
+
 def test_no_side_effect_happens_before_the_side_exit(agrees):
     def f(x, mask, seen):
         seen.append("called")
