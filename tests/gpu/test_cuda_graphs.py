@@ -164,6 +164,7 @@ def test_what_cannot_be_recorded_ends_recording_and_leaves_torch_whole() -> None
         assert torch.equal(run(full(n))[0], full(n) * full(n).sum())
     assert run.stopped and not run.recordings
     assert not torch.cuda.is_current_stream_capturing()
+    assert F.dropout(full(1), 0.5).sum() > 0, "torch draws random numbers still"
     other = graphed(chain)
     for n in range(4):
         assert torch.equal(other(full(n))[0], full(n + 10))

@@ -150,13 +150,21 @@ class CudaGraphDevice:
         torch.mm(small, small)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """End a capture that failed. Where torch cannot, its allocator is told that the pool is not used any more."""
+        """End a capture that failed.
+
+        Where torch cannot, its allocator is told that the pool is not used any more, and a capture that succeeds
+        follows: until one ends, torch's generator believes that it is being recorded and refuses every random op.
+        """
         try:
             graph.capture_end()
         except RuntimeError:
             for give_up in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
                 with contextlib.suppress(RuntimeError):
                     give_up(self.device.index, pool)
+            with contextlib.suppress(RuntimeError):
+                empty = torch.cuda.CUDAGraph()
+                empty.capture_begin(capture_error_mode="thread_local")
+                empty.capture_end()
         with contextlib.suppress(RuntimeError):
             graph.reset()
 
