@@ -12,12 +12,14 @@ absence of every other key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import islice
+from operator import attrgetter
 from typing import final
 
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import ItemSource, Source
+from kiln.runtime.guards.source import SOURCES, ItemSource, Source
 from kiln.support.location import Location
 
 _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
@@ -38,6 +40,15 @@ _SEVERAL = (
 DETAILED = frozenset(kind.value for kind in _SEVERAL)
 """Kinds of which one source may have several."""
 ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
+
+
+def detail_of(kind: type[Source]) -> Callable[[Source], object]:
+    """What tells two steps of a kind from one base apart."""
+    names = [one.name for one in fields(kind) if one.name != "base"]
+    return attrgetter(*names) if names else lambda source: None
+
+
+DETAILS = {kind: detail_of(kind) for kind in SOURCES.values()}
 
 
 @final
@@ -72,11 +83,11 @@ class GuardCollector:
         """The guards that say something which no other says."""
         paths = Paths()
         numbered = [(paths.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
-        asked = {(number, kind) for number, kind, _ in numbered}
+        keyed = {number for number, kind, _ in numbered if kind == DICT_KEYS}
         weaker = {(number, other) for number, kind, _ in numbered for other in IMPLIED.get(kind, ())}
         kept: dict[tuple[int, str, str], Guard] = {}
         for number, kind, guard in numbered:
-            if (number, kind) in weaker or (kind == ABSENT and (paths.base(number), DICT_KEYS) in asked):
+            if (number, kind) in weaker or (kind == ABSENT and paths.base(number) in keyed):
                 continue
             detail = repr(guard.expected) if kind in DETAILED else ""
             kept.setdefault((number, kind, detail), guard)
@@ -91,7 +102,6 @@ class Paths:
         self._known: dict[int, int] = {}
         self._steps: dict[tuple[object, ...], int] = {}
         self._bases: list[int] = []
-        self._fields: dict[type[Source], tuple[str, ...]] = {}
 
     def number(self, source: Source) -> int:
         found = self._known.get(id(source))
@@ -100,18 +110,14 @@ class Paths:
         return found
 
     def _step(self, source: Source) -> int:
-        parent = source.parent
+        kind = type(source)
+        parent: Source | None = getattr(source, "base", None)
         base = self.number(parent) if parent is not None else -1
-        names = self._fields.get(type(source))
-        if names is None:
-            names = self._fields[type(source)] = tuple(one.name for one in fields(source) if one.name != "base")
-        detail = tuple([getattr(source, name) for name in names])
-        kinds = tuple([type(one) for one in detail])
-        key = (type(source), base, detail, kinds)
+        key = (kind, base, DETAILS[kind](source))
         found = self._steps.get(key)
         if found is None:
             found = self._steps[key] = len(self._bases)
-            self._bases.append(base if isinstance(source, ItemSource) else -1)
+            self._bases.append(base if kind is ItemSource else -1)
         return found
 
     def base(self, number: int) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeAlias, final
 
@@ -78,18 +78,24 @@ class BadGuard(ValueError):
 
 
 @final
-@dataclass(slots=True)
 class _Node:
-    access: int
-    key: Any
-    index: int
-    children: dict[Any, _Node] = field(default_factory=dict)
-    checks: list[tuple[int, int, Any]] = field(default_factory=list)
-    number: int = -1
+    __slots__ = ("access", "checks", "children", "index", "key", "number")
+
+    def __init__(self, access: int, key: Any, index: int) -> None:
+        self.access = access
+        self.key = key
+        self.index = index
+        self.children: dict[Any, _Node] = {}
+        self.checks: list[tuple[int, int, Any]] = []
+        self.number = -1
 
     def child(self, access: int, key: Any = None, index: int = 0) -> _Node:
         # An object as key is told apart by its address: the node holds it, and `True` is not `1`.
-        mark = (access, index, type(key), key if isinstance(key, (str, int)) else id(key))
+        mark: Any
+        if type(key) is str:
+            mark = (access, key)
+        else:
+            mark = (access, index, type(key), key if isinstance(key, (str, int)) else id(key))
         node = self.children.get(mark)
         if node is None:
             node = self.children[mark] = _Node(access, key, index)
@@ -146,7 +152,8 @@ class _Builder:
         if guard.kind is GuardKind.EQUALS and type(guard.source) in _EXTENTS:
             self.relation(number, f"n == {guard.expected}", {"n": guard.source})
             return
-        row = _NODE_CHECKS.get(guard.kind)
+        # `_value_`: the hash of an enum member is computed in Python.
+        row = _ROWS.get(guard.kind._value_)
         if row is None:
             _WHOLE_CHECKS[guard.kind](self, number, guard)
             return
@@ -161,7 +168,10 @@ class _Builder:
             number = node.number = len(nodes)
             nodes.append(None)
             first = len(checks)
-            checks.extend((kind, guard, number, payload) for kind, guard, payload in sorted(node.checks, key=_by_kind))
+            if len(node.checks) > 1:
+                node.checks.sort(key=_by_kind)
+            for kind, guard, payload in node.checks:
+                checks.append((kind, guard, number, payload))
             last = len(checks)
             for child in node.children.values():
                 visit(child, number)
@@ -282,6 +292,7 @@ _NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], Any]]] = {
     GuardKind.FUNCTION_CODE: (FUNCTION_CODE, _function),
     GuardKind.SET_ITEMS: (SET_ITEMS, _set_items),
 }
+_ROWS = {kind.value: row for kind, row in _NODE_CHECKS.items()}
 
 
 def _aliases(builder: _Builder, number: int, guard: Guard) -> None:

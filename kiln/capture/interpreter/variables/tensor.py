@@ -29,7 +29,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import DictAttrSource, GradSource, LocalSource, Source
+from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
 
 METADATA_ATTRIBUTES = frozenset(
     (
@@ -356,10 +356,23 @@ def input_name(s: Session, source: Source) -> str:
     if isinstance(source, LocalSource):
         base = source.name
     else:
-        base = "_".join([part for part in WORDS.findall(source.text()) if part not in NOISE])
+        base = "_".join(words_of(source, s.state.setdefault("input_words", {})))
     taken: dict[str, int] = s.state.setdefault("input_names", {})
     taken[base] = taken.get(base, -1) + 1
     return f"{base}_{taken[base]}" if taken[base] else base
+
+
+def words_of(source: Source, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """The words of a path that tell something; `known` has those of its first steps, which many inputs share."""
+    found = known.get(id(source))
+    if found is None:
+        if isinstance(source, DictAttrSource | ItemSource):
+            own = source.name if isinstance(source, DictAttrSource) else repr(source.key)
+            before = words_of(source.base, known)
+        else:
+            own, before = source.text(), ()
+        found = known[id(source)] = (*before, *[part for part in WORDS.findall(own) if part not in NOISE])
+    return found
 
 
 WORDS = re.compile(r"\w+")
