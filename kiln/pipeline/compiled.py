@@ -18,9 +18,10 @@ from kiln.pipeline.stages import Executable
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries, compile_kernels
+from kiln.runtime.libraries import Libraries, start_compile
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import Plan
+from kiln.runtime.program import encode_program
 
 NAME = "main"
 
@@ -28,9 +29,12 @@ NAME = "main"
 @final
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents)."""
+    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
+    `program`: the plan as the native executor reads it.
+    """
 
     plan: Plan
+    program: bytes
     libraries: Libraries
     constants: Mapping[str, torch.Tensor]
     adapt: Collection[int] = ()
@@ -40,7 +44,7 @@ class CompiledPlan:
         go to the caller as they are.
         """
         constants = [self.constants[key] for key in self.plan.constants]
-        plain = make_executor(self.plan, self.libraries, constants, self.adapt)
+        plain = make_executor(self.plan, self.libraries, constants, self.adapt, self.program)
         if graphs is None:
             return plain
 
@@ -52,17 +56,26 @@ class CompiledPlan:
     def bundle(self) -> bytes:
         """The file that `load_plan` reads."""
         constants = {key: self.constants[key] for key in self.plan.constants}
-        return save_bundle({NAME: self.plan}, self.libraries, constants, adapt={NAME: self.adapt}, readable=False)
+        programs = {NAME: self.program}
+        return save_bundle({NAME: self.plan}, self.libraries, constants, programs=programs, readable=False)
 
 
 def compile_plan(
     plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
 ) -> CompiledPlan:
-    """Compile the kernels that the store does not have and load them."""
+    """Compile the kernels that the store does not have and load them. The plan is encoded while g++ runs."""
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("kernels"):
-        libraries = compile_kernels(plan.kernels, context.store, context.events, context.options.compile_workers)
-    return CompiledPlan(plan, libraries, constants, adapt)
+        started = start_compile(plan.kernels, context.store, context.events, context.options.compile_workers)
+    try:
+        with context.events.stage("encode"):
+            program = encode_program(plan, adapt)
+    except BaseException:
+        started.stop()
+        raise
+    with context.events.stage("kernels"):
+        libraries = started.wait()
+    return CompiledPlan(plan, program, libraries, constants, adapt)
 
 
 def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:

@@ -39,14 +39,20 @@ OBSERVERS: list[Observer] = []
 
 
 def make_executor(
-    plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = (), adapt: Collection[int] = ()
+    plan: Plan,
+    libraries: Libraries,
+    constants: Sequence[torch.Tensor] = (),
+    adapt: Collection[int] = (),
+    program: bytes | None = None,
 ) -> Executor:
     """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
+    `program`: what `encode_program(plan, adapt)` gave, if it has been called.
 
     Raises InvalidPlan, UnknownOperator, MissingKernel.
     """
     names = [one.name for one in plan.inputs]
-    executor = load_executor(encode_program(plan, adapt), libraries, constants, Explain(plan.name, names, libraries))
+    program = program or encode_program(plan, adapt)
+    executor = load_executor(program, libraries, constants, Explain(plan.name, names, libraries))
     for observe in OBSERVERS:
         executor = observe(plan, libraries, constants, adapt, executor)
     return executor

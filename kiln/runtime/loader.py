@@ -54,9 +54,11 @@ def save_bundle(
     *,
     adapt: Mapping[str, Collection[int]] | None = None,
     specs: Mapping[str, RegionSpec] | None = None,
+    programs: Mapping[str, bytes] | None = None,
     readable: bool = True,
 ) -> bytes:
     """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions.
+    `programs`: plans that have been encoded.
 
     Without `readable` the plans themselves are left out: nobody can read them or compile their kernels again.
     """
@@ -65,7 +67,8 @@ def save_bundle(
     for name, plan in plans.items():
         if readable:
             sections[f"plan/{name}"] = encode_plan(plan)
-        sections[f"program/{name}"] = encode_program(plan, (adapt or {}).get(name, ()))
+        program = (programs or {}).get(name)
+        sections[f"program/{name}"] = program or encode_program(plan, (adapt or {}).get(name, ()))
         inputs = [one.name for one in plan.inputs]
         facts = graph_facts(plan)
         if facts.seeds and not facts.refusal:

@@ -24,7 +24,7 @@ from kiln.native._frames import BoundCall, Entry
 from kiln.runtime.cache.bundle import pack, unpack
 from kiln.runtime.code_file import CodeFile, CodeReader, NotWritable, PartWriter
 from kiln.runtime.guards.constant import Json, NotSerialisable
-from kiln.runtime.guards.guard import Guard, guard_from_json, guard_to_json
+from kiln.runtime.guards.guard import Guard, guards_from_json, guards_to_json
 from kiln.runtime.guards.reference import resolve
 from kiln.runtime.guards.source import Source, SourceTable, sources_from_rows
 from kiln.runtime.guards.tree import BadGuard, TreeRows
@@ -80,7 +80,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
     try:
         modules = {name: digest for name in sorted(set(variant.modules)) if (digest := module_digest(name))}
         checks = {"modules": modules, "tree": write_tree(tree, variant.guards)}
-        guards = [guard_to_json(guard, table.number) for guard in variant.guards]
+        guards = guards_to_json(variant.guards, table.number)
         collect = [table.number(source) for source in variant.collect]
     except NotSerialisable as problem:
         raise NotWritable(what="a guard", reason=str(problem)) from problem
@@ -141,7 +141,7 @@ class StoredGuards(Sequence[Guard]):
     def _content(self) -> tuple[list[Guard], list[Source]]:
         data = json.loads(self._data)
         sources = sources_from_rows(data["sources"])
-        guards = [guard_from_json(row, lambda number: sources[int(str(number))]) for row in data["guards"]]
+        guards = guards_from_json(data["guards"], lambda number: sources[int(str(number))])
         return guards, [sources[number] for number in data["collect"]]
 
     def __len__(self) -> int:

@@ -5,8 +5,7 @@ verify_plan(plan)      raises InvalidPlan("P1: %7 is used before it is defined, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kiln.runtime.plan import (
@@ -67,10 +66,10 @@ def slot_specs(plan: Plan) -> dict[Slot, BufferSpec]:
     return found
 
 
-def slots_read(step: Step) -> Iterator[Slot]:
+def slots_read(step: Step) -> Iterable[Slot]:
     """Slots that must be live before the step."""
     reads = READS.get(type(step))
-    yield from reads(step) if reads is not None else ()
+    return reads(step) if reads is not None else ()
 
 
 def slots_written(step: Step) -> tuple[Slot, ...]:
@@ -80,23 +79,38 @@ def slots_written(step: Step) -> tuple[Slot, ...]:
     return (step.out,) if isinstance(step, Allocate | View | Constant | RandomSeed) else ()
 
 
-def refs_in(value: Any) -> Iterator[Slot]:
-    if isinstance(value, Ref):
-        yield value.slot
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from refs_in(item)
+def refs_in(value: Any) -> list[Slot]:
+    """Slots that an argument refers to."""
+    found: list[Slot] = []
+    _find_refs(value, found)
+    return found
 
 
-def expressions_in(value: Any) -> Iterator[Expr | Relation]:
-    """Every expression below a step, nested plans excepted."""
-    if isinstance(value, Expr | Relation):
-        yield value
-    elif isinstance(value, tuple | list):
+def _find_refs(value: Any, found: list[Slot]) -> None:
+    kind = type(value)
+    if kind is Ref:
+        found.append(value.slot)
+    elif kind is tuple or kind is list:
         for item in value:
-            yield from expressions_in(item)
-    elif isinstance(value, BufferSpec):
-        yield from expressions_in((value.sizes, value.strides, value.offset))
+            _find_refs(item, found)
+
+
+def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
+    """Every expression below a step, nested plans excepted. Layouts whose address is in `seen` are passed over."""
+    found: list[Expr | Relation] = []
+    stack = [getattr(step, name) for name in step.__slots__]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        if kind is tuple or kind is list:
+            stack.extend(value)
+        elif kind is BufferSpec:
+            if id(value) not in seen:
+                seen.add(id(value))
+                stack += (value.sizes, value.strides, value.offset)
+        elif kind is not int and kind is not str and isinstance(value, Expr | Relation):
+            found.append(value)
+    return found
 
 
 READS: Mapping[type, Callable[[Any], Iterable[Slot]]] = {
@@ -120,6 +134,7 @@ class _Verifier:
         self.live = set(range(len(plan.inputs)))
         self.defined = set(self.live)
         self.owner: dict[Slot, Slot] = {}
+        self.seen: set[int] = set()
         self.symbols = {binding.name for binding in plan.symbols if binding.kind != "unbacked"}
         self.landing = {binding.name: binding.slot for binding in plan.symbols if binding.kind == "unbacked"}
 
@@ -144,8 +159,7 @@ class _Verifier:
                 self.fail(f"P1: %{slot} is used {state}", step)
 
     def check_symbols(self, step: Step) -> None:
-        values = [getattr(step, field.name) for field in fields(step)]
-        for expression in expressions_in(values):
+        for expression in expressions_in(step, self.seen):
             for symbol in expression.free_symbols():
                 if symbol.name not in self.symbols:
                     self.fail(f"P2: symbol {symbol} is not bound", step)

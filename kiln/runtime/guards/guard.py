@@ -251,6 +251,7 @@ _EXPECTATIONS: dict[str, type] = {
     "set": SetExpectation,
 }
 _TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
+_FIELDS = {tag: tuple([one.name for one in fields(kind)]) for tag, kind in _EXPECTATIONS.items()}
 
 
 SourceWriter = Callable[[Source], Json]
@@ -263,7 +264,7 @@ def _expected_to_json(value: object, write: SourceWriter) -> Json:
     if type(value) is tuple:
         return {"tuple": [_expected_to_json(item, write) for item in value]}
     if (tag := _TAGS.get(type(value))) is not None:
-        return {tag: [_expected_to_json(getattr(value, one.name), write) for one in fields(value)]}  # type: ignore[arg-type]
+        return {tag: [_expected_to_json(getattr(value, name), write) for name in _FIELDS[tag]]}
     return {"constant": constant_to_json(value)}
 
 
@@ -283,10 +284,16 @@ def _expected_from_json(data: Json, read: SourceReader) -> object:
 
 def guard_to_json(guard: Guard, write: SourceWriter = source_to_json) -> Json:
     """`[source, kind, expected, place, reason]`; raises `NotSerialisable`."""
-    at = guard.location
+    return [*_asked_to_json(guard, write), _place_to_json(guard.location), guard.reason]
+
+
+def _asked_to_json(guard: Guard, write: SourceWriter) -> list[Json]:
     expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
-    place: Json = None if at is None else [at.file, at.line, at.function]
-    return [write(guard.source), guard.kind.value, expected, place, guard.reason]
+    return [write(guard.source), guard.kind._value_, expected]
+
+
+def _place_to_json(at: Location | None) -> Json:
+    return None if at is None else [at.file, at.line, at.function]
 
 
 def guard_from_json(data: Json, read: SourceReader = source_from_json) -> Guard:
@@ -295,6 +302,31 @@ def guard_from_json(data: Json, read: SourceReader = source_from_json) -> Guard:
     source, kind, expected, at, reason = data
     place = Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None
     return Guard(read(source), GuardKind(kind), _expected_from_json(expected, read), place, str(reason))
+
+
+def guards_to_json(guards: Iterable[Guard], write: SourceWriter) -> Json:
+    """Many guards; who asked, which few lines of code do for all, once each. Raises `NotSerialisable`."""
+    numbers: dict[tuple[Location | None, str], int] = {}
+    rows: list[Json] = []
+    for guard in guards:
+        row = _asked_to_json(guard, write)
+        row.append(numbers.setdefault((guard.location, guard.reason), len(numbers)))
+        rows.append(row)
+    places = [_place_to_json(at) for at, _ in numbers]
+    return {"guards": rows, "places": places, "reasons": [reason for _, reason in numbers]}
+
+
+def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
+    """Inverse of `guards_to_json`."""
+    assert isinstance(data, dict)
+    rows, places, reasons = data["guards"], data["places"], data["reasons"]
+    assert isinstance(rows, list) and isinstance(places, list) and isinstance(reasons, list)
+    found = []
+    for row in rows:
+        assert isinstance(row, list)
+        why = int(str(row[3]))
+        found.append(guard_from_json([*row[:3], places[why], reasons[why]], read))
+    return found
 
 
 def unserialisable(guards: Iterable[Guard]) -> list[Guard]:
