@@ -34,6 +34,7 @@ from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.warm import VariantStore
 from kiln.runtime.cache.store import Store, default_folder
+from kiln.runtime.cubins import prepare_compiling
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.tree import tree_rows
 from kiln.runtime.variant import Fact, Makers, Variant
@@ -200,6 +201,8 @@ class Session:
     def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
         function = original_of(dispatcher)
         self.events.emit("compile", function=function.__qualname__)
+        if self.settings.backend is None:
+            prepare_compiling(self.settings.options.compile_workers)
         captured = self._capture(dispatcher, arguments)
         capture = captured.capture
         if capture.function is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, final
+
+import torch
 
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.plan import Kernel
@@ -160,10 +163,15 @@ def start_cubins(
     return work
 
 
-def prepare_compiling() -> None:
-    """Start workers ahead of the kernels, while the program is still being captured."""
-    if can_start_workers() and triton_version():
-        shared_workers().start(min(os.cpu_count() or 1, FIRST_WORKERS))
+def prepare_compiling(workers: int = 0) -> None:
+    """Where this process uses a GPU, start workers while the program is still being captured; returns at once.
+
+    `workers` as in `start_cubins`.
+    """
+    if workers == 1 or not torch.cuda.is_initialized() or not can_start_workers() or not triton_version():
+        return
+    count = min(workers or (os.cpu_count() or 1), FIRST_WORKERS)
+    threading.Thread(target=shared_workers().start, args=(count,), daemon=True).start()
 
 
 def compile_and_keep(kernel: Kernel, capability: int, store: Store, key: str, compiler: Compiler) -> Cubin:

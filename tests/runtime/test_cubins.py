@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kiln.runtime import cubins, triton_compile, triton_workers
 from kiln.runtime.cache.store import Store
@@ -109,6 +112,21 @@ def test_workers(workers: Workers) -> None:
     assert workers.compile(SCALE.source, SCALE.symbol, meta, 90)["cubin"] == here["cubin"]
     workers.start(2)
     assert len(workers.idle) == 2
+
+
+def test_workers_start_only_where_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    made = Workers()
+    monkeypatch.setattr(made, "start", started.append)
+    monkeypatch.setattr(cubins, "shared_workers", lambda: made)
+    cubins.prepare_compiling()
+    assert torch.cuda.is_initialized() or started == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    cubins.prepare_compiling(1)
+    cubins.prepare_compiling(3)
+    while threading.active_count() > 1 and not started:
+        time.sleep(0.001)
+    assert started[-1] == 3
 
 
 @pytest.mark.slow
