@@ -162,9 +162,10 @@ class CudaGraphDevice:
                 with contextlib.suppress(RuntimeError):
                     give_up(self.device.index, pool)
             with contextlib.suppress(RuntimeError):
-                empty = torch.cuda.CUDAGraph()
-                empty.capture_begin(capture_error_mode="thread_local")
-                empty.capture_end()
+                mark, small = torch.zeros((), device=self.device), torch.cuda.CUDAGraph()
+                small.capture_begin(capture_error_mode="thread_local")
+                mark.zero_()
+                small.capture_end()
         with contextlib.suppress(RuntimeError):
             graph.reset()
 
