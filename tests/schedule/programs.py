@@ -151,10 +151,23 @@ loops looked_up
         -> neg(load logp[i0, j0])
     return loss
 """
+PICKED = """
+loops picked
+    x: f32[s0, 500] = input 0
+    target: i64[s0] = input 1
+    top: f32[s0] = reduction amax over (i1: 500) keeping (i0: s0): load x[i0, i1]
+    low: f32[s0, 500] = pointwise (i0: s0, i1: 500): sub(load x[i0, i1], load top[i0])
+    total: f32[s0] = reduction sum over (i1: 500) keeping (i0: s0): exp(load low[i0, i1])
+    logp: f32[s0, 500] = pointwise (i0: s0, i1: 500): sub(load low[i0, i1], log(load total[i0]))
+    loss: f32[s0] = pointwise (i0: s0):
+        j0 = indirect(load target[i0], 500)
+        -> neg(load logp[i0, j0])
+    return loss
+"""
 PROGRAMS = {
     text.split()[1]: text
     for text in (
         GELU_NORM, SOFTMAX, CROSS_ENTROPY, RMS_NORM, NORM_BACKWARD, VIEWS, FULL_SUM, BIAS_GRADIENT, LONG_COLUMNS,
-        TRANSPOSED, CAT, HEADS, TWO_COLUMNS, LOOKED_UP,
+        TRANSPOSED, CAT, HEADS, TWO_COLUMNS, LOOKED_UP, PICKED,
     )
 }  # fmt: skip

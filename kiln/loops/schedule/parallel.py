@@ -42,6 +42,12 @@ def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
     return count
 
 
+def strip(group: Group, units: dict[Symbol, None]) -> int:
+    """Units that a program of a GPU takes together."""
+    vector = best_vector(group, group.members)
+    return min(guess(group.sizes[vector]), STRIP) if vector in units else 1
+
+
 def starves(points: int, count: int, target: Target) -> bool:
     """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?"""
     return count < wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)

@@ -19,7 +19,7 @@ from kiln.loops.ir.builder import BodyBuilder
 from kiln.loops.ir.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.group import Group, Member, Partial
-from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, starves, wanted_pieces
+from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, starves, strip, wanted_pieces
 from kiln.loops.schedule.single import accumulator_dtype
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
@@ -136,11 +136,14 @@ def _block_size(group: Group, member: Member, kept_in_strips: bool) -> int:
 
 
 def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
-    """Units per block: the most that leave enough programs, without a rest if half as many do not need one."""
+    """Units per block: the most that leave enough programs, but enough work for each; without a rest if half as many
+    units do not need one."""
     others = {one: None for one in group.units if one is not blocked}
     blocks = -(-wanted_pieces(target) // max(pieces(group, others, target), 1))
     size = guess(group.sizes[blocked])
-    most = max(size // blocks, 1)
+    inner = guess(group.points({one: None for one in group.sizes if one not in group.units}))
+    least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
+    most = max(min(max(size // blocks, least), size), 1)
     if is_static(group.sizes[blocked]):
         whole = next((one for one in range(most, most // 2, -1) if size % one == 0), None)
         if whole is not None:

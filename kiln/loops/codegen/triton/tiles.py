@@ -149,8 +149,7 @@ def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
 
 def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
     """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
-    kept = any(facts.is_kept(group) for group in groups)
-    dims = _inner_dims(facts, groups, LOOP_BLOCK if kept or len(groups) > 1 else WHOLE_BLOCK)
+    dims = _inner_dims(facts, groups, _row_block(facts, groups))
     points = _points(dims)
     units = facts.free_units
     rows = 1
@@ -164,6 +163,15 @@ def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) ->
     if rows == 1:
         return _tiling(facts, dims, units, _warps(points))
     return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), _warps(points * rows))
+
+
+def _row_block(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> int:
+    """Elements that a program takes at once: all of a row that several phases go through, if registers hold it."""
+    if len(groups) > 1 or facts.is_kept(groups[0]):
+        return LOOP_BLOCK
+    points = product(axis.size for axis in groups[0])
+    again = sum(1 for phase in facts.kernel.phases if phase.axes) > 1
+    return LARGEST_BLOCK if again and is_static(points) and points <= LARGEST_BLOCK else WHOLE_BLOCK
 
 
 def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
