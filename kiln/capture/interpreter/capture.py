@@ -30,6 +30,7 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
+    checkpoint,
     context,
     copying,
     deques,
@@ -74,7 +75,19 @@ from kiln.support.events import EventSink
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(logger, autograd_function, builtin, classes, context, copying, deques, functions, methods, polyfilled),
+    *(
+        logger,
+        autograd_function,
+        builtin,
+        checkpoint,
+        classes,
+        context,
+        copying,
+        deques,
+        functions,
+        methods,
+        polyfilled,
+    ),
     *(build, control, match, operators, stack),
 )
 """Modules whose import fills the tables of handlers."""

@@ -7,6 +7,8 @@ A value costs the bytes that saving it moves: one read if it is in memory anyway
 made by a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans,
 scatters, and values that a library op of the backward reads from memory anyway. Views are never saved but
 their base.
+Values inside of a checkpoint region are not saved whatever they cost, but for random numbers: backward computes them
+again from what enters the region, and what leaves it is kept.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
 """
@@ -26,6 +28,8 @@ from kiln.symbolic import Int, ShapeEnv
 
 KEPT_KINDS = frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.RANDOM, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
 """Ops whose result is saved rather than computed again."""
+DRAWN = frozenset({Kind.RANDOM, Kind.EFFECT, Kind.NESTED})
+"""Ops that are not done twice in a checkpoint region either."""
 
 FAR, FARTHEST = 1.1, 50
 """A value that is one op further from its use in the backward counts as this much more expensive, up to a limit."""
@@ -50,6 +54,25 @@ class Sides:
         self.forward = _closure_up(graph.nodes, [*roots, *self.effects])
         self.needed = self._crossing(graph.nodes)
         self.nodes = graph.nodes
+        self.recomputed = self._recomputed()
+
+    def _recomputed(self) -> set[Node]:
+        """Nodes of checkpoint regions whose values stay inside."""
+        inside = {node for node in self.nodes if region_of(node) and node not in self.backward}
+        if not inside:
+            return inside
+        leaving = set(map(base_of, self.forward_roots))
+        for node in self.nodes:
+            if node not in self.backward and not is_derivative(node):
+                leaving.update(base_of(one) for one in node.inputs if region_of(one) not in (0, region_of(node)))
+        drawn = {node for node in inside if node.op.kind in DRAWN}
+        drawn.update(node for node in inside if node.op.name == "item" and node.inputs[0] in drawn)
+        stay = inside - leaving - drawn
+        # What backward computes of them alone, such as `1 - tanh(x) ** 2`, is no better saved than they are.
+        for node in self.nodes:
+            if is_derivative(node) and node not in self.backward and not stay.isdisjoint(node.inputs):
+                stay.add(node)
+        return stay
 
     def _crossing(self, nodes: Iterable[Node]) -> dict[Node, None]:
         """Values that do not need tangents and are read by something that does, in order."""
@@ -72,6 +95,16 @@ class Sides:
             if node.op.kind is Kind.LIBRARY and (node in self.backward) is backward
             for one in node.inputs
         }
+
+
+def is_derivative(node: Node) -> bool:
+    """It was recorded by the autograd engine."""
+    return node.origin is not None and node.origin.backward
+
+
+def region_of(node: Node) -> int:
+    """The checkpoint region it was recorded in."""
+    return node.origin.region if node.origin is not None else 0
 
 
 def base_of(node: Node) -> Node:
@@ -158,8 +191,10 @@ class _CutNetwork:
 
     def must_keep(self, node: Node) -> bool:
         """It is there when the backward begins, or not at all: it is not computed again."""
-        if node in self.primals or node.op.name in ("item", "constant_tensor"):
-            return True
+        if node in self.sides.recomputed:
+            return False
+        if node in self.primals or node.op.name in ("item", "constant_tensor") or region_of(node):
+            return node.op.kind is not Kind.VIEW
         if node not in self.sides.forward:
             return False
         return node.op.kind in KEPT_KINDS or (node.op.kind is not Kind.CREATE and node in self.kept)
@@ -167,7 +202,7 @@ class _CutNetwork:
     def cost(self, node: Node) -> int:
         """Bytes moved by saving it, weighted by its distance from the backward."""
         spec = node.spec
-        if isinstance(spec, tuple) or node.op.kind is Kind.VIEW:
+        if isinstance(spec, tuple) or node.op.kind is Kind.VIEW or node in self.sides.recomputed:
             return INFINITE
         if not isinstance(spec, TensorSpec):
             return 1

@@ -106,7 +106,8 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
 def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
     """Forward and backward of `joint`; without `recompute` all that the backward reads is saved."""
     sides = Sides(joint)
-    chosen = values_to_save(sides, joint.env) if recompute else values_without_recomputation(sides)
+    again = recompute or bool(sides.recomputed)
+    chosen = values_to_save(sides, joint.env) if again else values_without_recomputation(sides)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
     forward, places = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)

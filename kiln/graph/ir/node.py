@@ -26,12 +26,16 @@ class Arg:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which torch call made a node: its name, its number in the call log, the user's line, and the direction."""
+    """Which torch call made a node: its name, its number in the call log, the user's line, and the direction.
+
+    `region`: the number of the checkpoint region it was made in (its values are not saved for backward); 0: none.
+    """
 
     call: str
     number: int
     location: Location | None = None
     backward: bool = False
+    region: int = 0
 
 
 @final

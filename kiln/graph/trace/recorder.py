@@ -90,6 +90,8 @@ class Recorder:
         self.env = env
         self.events = events
         self.numerics = numerics
+        self.region = 0
+        """The checkpoint region that the calls belong to; 0: none."""
         self._grad_at_start = torch.is_grad_enabled()
         self.state_at_start = ambient_state()
         self._restart()
@@ -144,7 +146,7 @@ class Recorder:
         name = self._names.get(target)
         if name is None:
             name = self._names[target] = target_name(target)
-        self._emit.origin = Origin(name, len(self.calls), location)
+        self._emit.origin = Origin(name, len(self.calls), location, region=self.region)
         self._symbols.location = location
         mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)

@@ -1,0 +1,42 @@
+"""`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`.
+
+The function is inlined; what it records is tagged as a region, whose inner values the partition does not save. Random
+numbers are saved, so that both runs see the same ones.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.utils.checkpoint
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+
+CHECKPOINT = torch.utils.checkpoint.checkpoint
+NAME = "torch.utils.checkpoint.checkpoint"
+OWN = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
+"""Its own keyword arguments; all others are the function's."""
+
+
+@handles(CHECKPOINT, getattr(CHECKPOINT, "__wrapped__", CHECKPOINT))
+def checkpoint(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    own = {name: kwargs[name] for name in OWN if name in kwargs}
+    rest = {name: value for name, value in kwargs.items() if name not in OWN}
+    reentrant = own.get("use_reentrant")
+    if reentrant is None or not reentrant.is_constant or reentrant.constant(s) is not False:
+        raise UnsupportedCall(function=NAME, why="only `use_reentrant=False` is modelled")
+    if "context_fn" in own or ("debug" in own and own["debug"].truth(s)):
+        raise UnsupportedCall(function=NAME, why="`context_fn` and `debug` act while it is computed again")
+    return tagged(s, args[0], args[1:], rest)
+
+
+def tagged(s: Session, function: Value, args: Args, kwargs: Kwargs) -> Value:
+    """A call whose torch calls are one region; one inside of another belongs to it."""
+    recorder = s.recorder
+    outer = recorder.region
+    if not outer and torch.is_grad_enabled():
+        s.state["regions"] = recorder.region = s.state.get("regions", 0) + 1
+    try:
+        return function.call(s, args, kwargs)
+    finally:
+        recorder.region = outer
