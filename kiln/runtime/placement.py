@@ -1,8 +1,9 @@
 """Kernels of a GPU and values that stand in CPU memory.
 
-    launch t(%0, %1, %2)                     %3 = aten._to_copy.default(%0, device=cuda:0) -> f32[ @cuda:0]
-        with %0: f32[] on the CPU      =>    launch t(%3, %1, %2)
-                                             free %3
+    launch t(%0, %1, %2)                     %4 = aten.clone.default(%0) -> f32[]
+        with %0: f32[] on the CPU      =>    %3 = aten._to_copy.default(%4, device=cuda:0) -> f32[ @cuda:0]
+                                             launch t(%3, %1, %2)
+                                             free %3, %4
 
 A scalar tensor on the CPU may stand where torch wants one on the GPU, and reaches a kernel as a tensor like any other.
 """
@@ -38,11 +39,12 @@ def with_device_copies(plan: Plan) -> Plan:
             if access[slot] != "read":
                 raise InvalidPlan(plan=plan.name, problem=f"{step.kernel} writes %{slot}, which is in CPU memory")
         device = launch_device(step, specs) or torch.device("cuda")
-        copies = {slot: slots + n for n, slot in enumerate(away)}
-        slots += len(copies)
-        steps += [copy_step(slot, copy, replace(specs[slot], device=device)) for slot, copy in copies.items()]
+        copies = {slot: slots + 2 * n for n, slot in enumerate(away)}
+        for slot, copy in copies.items():
+            steps += copy_steps(slot, copy + 1, copy, specs[slot], device)
         steps.append(replace(step, tensors=tuple(copies.get(slot, slot) for slot in step.tensors)))
-        steps.append(Free(tuple(copies.values())))
+        steps.append(Free(tuple(range(slots, slots + 2 * len(copies)))))
+        slots += 2 * len(copies)
     return plan if slots == plan.num_slots else replace(plan, steps=tuple(steps), num_slots=slots)
 
 
@@ -57,6 +59,14 @@ def launch_device(step: Launch, specs: dict[Slot, BufferSpec]) -> torch.device |
     return next((device for device in devices if device.type != "cpu"), None)
 
 
-def copy_step(source: Slot, target: Slot, spec: BufferSpec) -> CallAten:
-    device = ("device", spec.device)
-    return CallAten("aten._to_copy.default", (Ref(source),), (device,), (target,), (replace(spec, offset=0),))
+def copy_steps(source: Slot, host: Slot, target: Slot, spec: BufferSpec, device: torch.device) -> list[Step]:
+    """`source` to `target` on `device` without a wait: of pageable memory the driver takes what stands there now.
+
+    `source` may be pinned, which would be read later; so it is its copy `host` that is sent.
+    """
+    layout = replace(spec, offset=0)
+    kwargs = (("device", device), ("non_blocking", True))
+    return [
+        CallAten("aten.clone.default", (Ref(source),), (), (host,), (layout,)),
+        CallAten("aten._to_copy.default", (Ref(host),), kwargs, (target,), (replace(layout, device=device),)),
+    ]

@@ -187,9 +187,9 @@ def test_scalar_tensors_on_the_cpu(null_device: None) -> None:
     """A kernel of the GPU gets a copy of what stands on the CPU; it never writes there."""
     plan = replace(gather(), inputs=(gather().inputs[0], PlanInput("index", spec(3, dtype=torch.int64))))
     assert run_log(plan, [torch.randn(5), torch.tensor([0, 1, 2])]) == (
-        "load t_gather on device 0\nallocate %2\ncall aten._to_copy.default\n"
+        "load t_gather on device 0\nallocate %2\ncall aten.clone.default\ncall aten._to_copy.default\n"
         "launch t_gather grid (1, 1, 1) threads 128 shared 512: "
-        "p %0, p %3, p %2, q 0500000000000000, i 03000000, p status, p null, p null\nfree %3\n"
+        "p %0, p %3, p %2, q 0500000000000000, i 03000000, p status, p null, p null\nfree %3, %4\n"
     )
     with pytest.raises(InvalidPlan, match="writes %2, which is in CPU memory"):
         run_log(replace(plan, steps=(Allocate(2, spec(3)), plan.steps[1])), [])

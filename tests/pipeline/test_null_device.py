@@ -1,0 +1,95 @@
+"""Graphs for CUDA through all stages to the null device: allocations, launches and library calls in order.
+
+Kernels are not compiled: what a launch would get is checked against their signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kiln.graph.ir.parse import parse_graph
+from kiln.native import _executor
+from kiln.pipeline.context import CompileContext, Dump
+from kiln.pipeline.stages import graph_to_plan
+from kiln.runtime.cache.store import Store
+from kiln.runtime.executor import make_executor
+from kiln.runtime.plan import Plan
+from kiln.support.events import EventSink
+from kiln.support.options import Options
+from kiln.support.target import Target
+from tests.runtime.test_null_device import fake_libraries, null_device  # noqa: F401  a fixture
+
+Case = tuple[str, Callable[[], list[Any]]]
+
+CASES: dict[str, Case] = {
+    "norm": (
+        """
+        graph(%0: f32[128, 256 @cuda:0] "x", %1: f32[256 @cuda:0] "bias"):
+            %2: f32[128, 256 @cuda:0] = add(%0, %1)
+            %3: f32[128, 256 @cuda:0] = mul(%2, %2)
+            %4: f32[128 @cuda:0] = sum(%3, axes=(1,))
+            %5: f32[128, 1 @cuda:0] = unsqueeze(%4, axis=1)
+            %6: f32[128, 1 @cuda:0] = sqrt(%5)
+            %7: f32[128, 256 @cuda:0] = div(%2, %6)
+            return %7
+        """,
+        lambda: [torch.randn(128, 256), torch.randn(256)],
+    ),
+    "symbolic": (
+        """
+        graph(%0: f32[s0, 64 @cuda:0] "x", %1: f32[s0, 64 @cuda:0] "y"):
+            %2: f32[s0, 64 @cuda:0] = add(%0, %1)
+            %3: f32[s0, 64 @cuda:0] = exp(%2)
+            return %3
+        """,
+        lambda: [torch.randn(40, 64), torch.randn(40, 64)],
+    ),
+    "dropout": (
+        """
+        graph(%0: f32[64, 128 @cuda:0] "x", %1: f32[32, 128 @cuda:0] "w", %2: f32[32 @cuda:0] "b", %3: f32[100, 32 @cuda:0] "t", %4: i64[64 @cuda:0] "i"):
+            %5: f32[64, 32 @cuda:0] = index(%3, %4, axes=(0,))
+            %6: f32[128, 32 | 1, 128 @cuda:0] = permute(%1, dims=(1, 0))
+            %7: f32[64, 32 @cuda:0] = aten.addmm.default(%2, %0, %6)
+            %8: f32[ @cuda:0] = constant(value=0.0, dtype=f32, device=cuda:0)
+            %9: f32[64, 32 @cuda:0] = maximum(%7, %8)
+            %10: f32[64, 32 @cuda:0] = add(%9, %5)
+            %11: f32[64, 32 @cuda:0] = random(distribution="bernoulli", params=(0.75,), sizes=(64, 32), dtype=f32, device=cuda:0)
+            %12: f32[ @cuda:0] = constant(value=0.75, dtype=f32, device=cuda:0)
+            %13: f32[64, 32 @cuda:0] = div(%11, %12)
+            %14: f32[64, 32 @cuda:0] = mul(%10, %13)
+            return %14
+        """,  # noqa: E501
+        lambda: [*(torch.randn(*one) for one in ((64, 128), (32, 128), (32,), (100, 32))), torch.arange(64)],
+    ),
+    "scalar_on_the_cpu": (
+        """
+        graph(%0: f32[4096 @cuda:0] "x", %1: f32[] "scale"):
+            %2: f32[4096 @cuda:0] = mul(%0, %1)
+            return %2
+        """,
+        lambda: [torch.randn(4096), torch.tensor(2.0)],
+    ),
+}
+
+
+def plan_of(text: str, folder: Path) -> Plan:
+    host = Target()
+    context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(folder))
+    return graph_to_plan(parse_graph(text), context)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps(name: str, golden: Callable[[str], None], tmp_path: Path, null_device: Iterator[None]) -> None:  # noqa: F811
+    text, inputs = CASES[name]
+    plan = plan_of(text, tmp_path)
+    executor = make_executor(plan, fake_libraries(plan))
+    executor(*inputs())
+    log = _executor.take_null_log()
+    for number, kernel in enumerate(plan.kernels):
+        log = log.replace(kernel.symbol, f"kernel{number}")
+    golden(log)
