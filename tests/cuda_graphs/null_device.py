@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class NullDevice:
         self.graphs: list[NullGraph] = []
         self.fail: Exception | None = None
         self.capturing = False
-        self.lock = Lock()
+        self.lock = RLock()
 
     def is_recording(self) -> bool:
         return self.capturing

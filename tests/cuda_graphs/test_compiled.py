@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,25 @@ def test_random_orders(device: NullDevice, seed: int, monkeypatch: pytest.Monkey
         monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
         monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_SHARE", 1000)
     random_order(Setup(CPU, device), seed)
+
+
+def test_threads_with_graphs_of_their_own(device: NullDevice) -> None:
+    faults: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            setup = Setup(CPU, device)
+            for name in ("training_steps", "forwards_last_in_first_out"):
+                SCENARIOS[name](setup)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
 
 
 class Dropping(nn.Module):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol, final
 
 import torch
@@ -49,7 +49,7 @@ class GraphDevice(Protocol):
     """Where graphs are recorded and replayed; one for all threads."""
 
     device: torch.device
-    lock: Lock
+    lock: RLock
     """Held from `enter` until the replay is launched."""
 
     def is_recording(self) -> bool:
@@ -83,7 +83,7 @@ class CudaGraphDevice:
         self.device = torch.device("cuda", index)
         self.side = torch.cuda.Stream(self.device)
         self.last: torch.cuda.Stream | None = None
-        self.lock = Lock()
+        self.lock = RLock()
         self._last_raw = -1
 
     def is_recording(self) -> bool:
