@@ -88,7 +88,11 @@ class Kernel:
     range over torch's intra-op pool in chunks of at least `grain` units. `scratch` is private to the call and
     64-byte aligned.
     `status[0]` is set to a nonzero code by a kernel that found an index out of range (1) or a division by zero (2).
-    Triton kernels carry their launch data in `meta` (cubin key, num_warps, shared bytes, signature).
+
+    A Triton kernel's `source` is Python text that defines `symbol` with `@triton.jit`. Its parameters: a pointer per
+    tensor (offset applied), the ints, the floats, with `status` a pointer to the status slot, then the constants.
+    `meta`, sorted by name: "constants", pairs (name, value); "divisible", places of parameters that are multiples of
+    16; "num_stages" and "num_warps"; "signature", Triton's type of each parameter that is no constant; "status".
     """
 
     symbol: str  # derived from the source: equal kernels have equal symbols
