@@ -18,10 +18,11 @@ from kiln.pipeline.stages import Executable
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries, start_compile
+from kiln.runtime.libraries import Compilation, Libraries, start_compile
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import Plan
 from kiln.runtime.program import encode_program
+from kiln.support.events import EventSink
 
 NAME = "main"
 
@@ -35,9 +36,18 @@ class CompiledPlan:
 
     plan: Plan
     program: bytes
-    libraries: Libraries
+    started: Compilation
     constants: Mapping[str, torch.Tensor]
+    events: EventSink
     adapt: Collection[int] = ()
+
+    @property
+    def libraries(self) -> Libraries:
+        """The kernels; waits for those that are still compiled. Raises KilnError."""
+        if self.started.waited:
+            return self.started.wait()
+        with self.events.stage("kernels"):
+            return self.started.wait()
 
     def executor(self, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
         """The native executor; with `graphs`, replayed as CUDA graphs where that is right. `standalone`: its results
@@ -63,19 +73,13 @@ class CompiledPlan:
 def compile_plan(
     plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
 ) -> CompiledPlan:
-    """Compile the kernels that the store does not have and load them. The plan is encoded while g++ runs."""
+    """Start to compile the kernels that the store does not have. The plan is encoded while g++ runs."""
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("kernels"):
         started = start_compile(plan.kernels, context.store, context.events, context.options.compile_workers)
-    try:
-        with context.events.stage("encode"):
-            program = encode_program(plan, adapt)
-    except BaseException:
-        started.stop()
-        raise
-    with context.events.stage("kernels"):
-        libraries = started.wait()
-    return CompiledPlan(plan, program, libraries, constants, adapt)
+    with context.events.stage("encode"):
+        program = encode_program(plan, adapt)
+    return CompiledPlan(plan, program, started, constants, context.events, adapt)
 
 
 def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:

@@ -64,14 +64,16 @@ def differentiable_region(
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context)
     spec = region_spec(plan, signature)
-    with context.events.stage("load"):
-        run = join_halves(forward.executor(context.graphs, standalone=False), backward, spec, again)
+
+    def finish() -> Executable:
+        with context.events.stage("load"):
+            return join_halves(forward.executor(context.graphs, standalone=False), backward, spec, again)
 
     def write() -> bytes:
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
         return pack({**sections, **replay_sections(again)})
 
-    return CompiledRegion(run, write)
+    return CompiledRegion(finish, write)
 
 
 def load_differentiable(sections: Mapping[str, memoryview], context: CompileContext) -> Executable:

@@ -26,7 +26,7 @@ def part_writer(regions: Sequence[CompiledRegion]) -> PartWriter:
 
     def write(value: object) -> bytes | None:
         for region in regions:
-            if value is region.run:
+            if value is region:
                 return None if region.write is None else pack({REGION: region.write()})
         return write_check(value) if isinstance(value, Check) else None
 

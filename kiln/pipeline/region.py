@@ -1,4 +1,4 @@
-"""A traced region becomes a callable: `compile_region(recorder, trace, context).run(*used inputs) -> tuple of outputs`.
+"""A traced region becomes a callable: `compile_region(recorder, trace, context).finish()(*used inputs) -> outputs`.
 
 Inference is one plan; where an output needs a gradient, a forward and a backward plan (`differentiable.py`).
 `load_region(compiled.write(), context)` is the same callable in another process.
@@ -25,9 +25,12 @@ def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) ->
     if trace.needs_grad:
         return compile_differentiable(recorder, trace, context)
     compiled = compile_plan(graph_to_plan(trace.graph, context), trace.constants, context)
-    with context.events.stage("load"):
-        run = compiled.executor(context.graphs)
-    return CompiledRegion(run, lambda: pack({"plan": compiled.bundle()}))
+
+    def finish() -> Executable:
+        with context.events.stage("load"):
+            return compiled.executor(context.graphs)
+
+    return CompiledRegion(finish, lambda: pack({"plan": compiled.bundle()}))
 
 
 def load_region(data: bytes, context: CompileContext) -> Executable:

@@ -29,7 +29,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.region import compile_region
-from kiln.pipeline.region_file import CompiledRegion
+from kiln.pipeline.region_file import CompiledRegion, put_in
 from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.warm import VariantStore
@@ -224,6 +224,7 @@ class Session:
             with self.events.stage("save"):
                 exits, part = dispatcher.__dict__.get(SIDE_EXITS, 0), part_writer(captured.regions)
                 self.stored.save(function, exits, arguments, variant, rows, part)
+        put_in(capture.function, captured.regions)
         run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
         return Entry(tree, run, variant)  # the capture itself holds the arguments of this call
 
@@ -255,7 +256,7 @@ class Session:
             if self.settings.backend is not None:
                 return run_backend(self.settings.backend, trace, context)
             regions.append(compile_region(recorder, trace, context))
-            return regions[-1].run
+            return regions[-1]
 
         mine = threading.get_ident()  # another thread may compile a backward meanwhile
 

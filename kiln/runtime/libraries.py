@@ -174,7 +174,7 @@ class Unit:
 
 @dataclass
 class Compilation:
-    """g++ at work. `wait` may be called once."""
+    """g++ at work. One that nobody waits for is stopped."""
 
     kernels: Sequence[Kernel]
     store: Store
@@ -184,11 +184,30 @@ class Compilation:
     cubins: CubinCompilation
     units: list[Unit] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
+    made: Libraries | KilnError | None = None
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, end_units, self.units)
+
+    @property
+    def waited(self) -> bool:
+        return self.made is not None
 
     def wait(self) -> Libraries:
         """Raises KernelsDoNotCompile with the compiler's message, TritonRefused, NoTriton."""
+        if self.made is None:
+            try:
+                self.made = self._libraries()
+            except KilnError as problem:
+                self.made = problem
+        if isinstance(self.made, KilnError):
+            raise self.made
+        return self.made
+
+    def _libraries(self) -> Libraries:
         paths = dict(self.known)
         kept: list[Path] = []
+        counted = {"compiled": sum(len(unit.kernels) for unit in self.units), "units": len(self.units)}
         try:
             for unit in self.units:
                 path = self.finish(unit)
@@ -198,10 +217,7 @@ class Compilation:
         finally:
             self.stop(kept)
         seconds = time.perf_counter() - self.started
-        compiled = sum(len(unit.kernels) for unit in self.units)
-        self.events.emit(
-            "compiled_kernels", compiled=compiled, cached=len(self.known), units=len(self.units), seconds=seconds
-        )
+        self.events.emit("compiled_kernels", **counted, cached=len(self.known), seconds=seconds)
         libraries = Libraries(paths, self.kernels, cubins)
         for folder in kept:
             weakref.finalize(libraries, shutil.rmtree, folder, ignore_errors=True)
@@ -226,12 +242,17 @@ class Compilation:
     def stop(self, kept: Sequence[Path] = ()) -> None:
         """End what still runs and remove the working folders but `kept`."""
         self.cubins.stop()
-        for unit in self.units:
-            if unit.process.poll() is None:
-                unit.process.kill()
-                unit.process.communicate()
-            if unit.folder not in kept:
-                shutil.rmtree(unit.folder, ignore_errors=True)
+        end_units(self.units, kept)
+        self.units.clear()
+
+
+def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
+    for unit in units:
+        if unit.process.poll() is None:
+            unit.process.kill()
+            unit.process.communicate()
+        if unit.folder not in kept:
+            shutil.rmtree(unit.folder, ignore_errors=True)
 
 
 def compile_kernels(

@@ -1,0 +1,72 @@
+"""Regions are finished when their kernels are compiled; until then guards and files are made."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+import kiln
+from kiln.pipeline import region_file
+from kiln.pipeline.region_file import CompiledRegion, put_in
+from kiln.pipeline.session import KilnWarning
+from kiln.runtime import libraries
+from kiln.runtime.cache.store import Store
+from kiln.runtime.libraries import Toolchain, start_compile
+from kiln.runtime.plan import Kernel
+from kiln.support.errors import InternalFault
+from kiln.support.events import EventSink
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x + x.exp()
+
+
+def test_a_compiler_that_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(libraries, "toolchain", lambda march="native": Toolchain("/bin/false", "0", ()))
+    x = torch.randn(5)
+    compiled = kiln.compile(double, options={"cache": True, "cache_dir": str(tmp_path)})
+    with pytest.warns(KilnWarning, match="KILN4102"):
+        assert torch.equal(compiled(x), double(x))
+    assert torch.equal(compiled(x), double(x))
+
+
+def test_code_gets_what_runs_the_region() -> None:
+    region = CompiledRegion(lambda: lambda *inputs: inputs)
+    made = (lambda x: x).__code__
+    function = type(double)(made.replace(co_consts=(region, 1)), {})
+    with pytest.raises(InternalFault):
+        region(1)
+    put_in(function, [region])
+    assert function.__code__.co_consts[0](3) == (3,) and function.__code__.co_consts[1] == 1
+
+
+def test_guards_are_made_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+    kept = region_file.put_in
+
+    def noted(function: object, regions: object) -> None:
+        stages.append("finish")
+        kept(function, regions)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kiln.pipeline.session.put_in", noted)
+    record = EventSink.record
+
+    def listen(self: EventSink, event: object) -> None:
+        stages.append(event.stage if event.kind == "stage" else event.kind)  # type: ignore[attr-defined]
+        record(self, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EventSink, "record", listen)
+    kiln.compile(double)(torch.randn(7))
+    assert stages.index("guards") < stages.index("finish") < stages.index("compiled_kernels")
+
+
+def test_compilers_that_nobody_waits_for_are_stopped(tmp_path: Path) -> None:
+    kernel = Kernel("k_unwaited", "cpp", 'extern "C" void k_unwaited() {}', (), 0)
+    work = start_compile([kernel], Store(tmp_path), EventSink())
+    folder, process = work.units[0].folder, work.units[0].process
+    del work
+    gc.collect()
+    assert process.poll() is not None and not folder.exists()
