@@ -114,7 +114,7 @@ def errors(task: dict[str, Any], names: list[str]) -> dict[str, Any]:
             case.model = base.model
         reference, eager = in_float64(case), copies(case.run(case.model))
         for name in names:
-            verdict = judge(copies(case.run(compiled[name])), eager, reference)
+            verdict = judge(copies(case.run(compiled[name])), eager, reference, case.autocast)
             if name not in worst or verdict.ratio > worst[name].ratio:
                 worst[name] = verdict
     return {

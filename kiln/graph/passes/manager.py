@@ -3,19 +3,22 @@
     graph = run_passes(graph, events)                      the passes of `pipeline.py`, each verified and timed
     check_order(PASSES, before("simplify", "cse", because="..."))
 
-A pass never prints, and never changes a graph in place. It returns a graph and how many changes it made.
+A pass never prints, and never changes a graph in place. It returns a graph and how many changes it made. It may take
+one value for another that differs in strides of dimensions of size 1, where no element is elsewhere; of what leaves
+the graph even those are eager's, so the runner puts a view behind such an output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, final
 
+from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.verify import RULES, STRUCTURE, verify
-from kiln.graph.prims.spec import SizeOracle
+from kiln.graph.prims.spec import SizeOracle, TensorSpec
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 
@@ -54,11 +57,29 @@ def apply_passes(
     context = PassContext(KnownSizes(env), numerics)
     for one in passes:
         with events.stage(one.name):
+            before = graph
             graph, changes = one.run(graph, context)
+            graph = with_strides_of(before, graph, context)
             events.emit("pass", name=one.name, changes=changes, nodes=len(graph.nodes))
         if changes and checks != "none":
             verify(graph, one.name, env, RULES if checks == "full" else STRUCTURE)
     return graph
+
+
+def with_strides_of(before: Graph, after: Graph, context: PassContext) -> Graph:
+    """`after`, its outputs with the strides that those of `before` have."""
+    builder = Builder(context.oracle)
+    outputs = list(after.outputs)
+    for place, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+        wanted, found = old.value.spec, new.value.spec
+        if old.alias is not None or not isinstance(wanted, TensorSpec) or not isinstance(found, TensorSpec):
+            continue
+        if wanted.strides != found.strides:
+            layout = {"sizes": wanted.sizes, "strides": wanted.strides, "offset": found.offset}
+            outputs[place] = replace(new, value=builder.node("as_strided", new.value, **layout))
+    if not builder.nodes:
+        return after
+    return replace(after, nodes=[*after.nodes, *builder.nodes], outputs=tuple(outputs))
 
 
 # Order.

@@ -243,3 +243,17 @@ def test_cpu_scalars_move_once_to_the_device_of_their_readers() -> None:
         "%5: f32[4 @cuda:0] = add(%4, %3)",
         "return %5, %2",
     ]
+
+
+def test_outputs_keep_even_the_strides_of_dimensions_of_size_one() -> None:
+    """A pass takes one value for the other, since no element is elsewhere; the caller still sees eager's strides."""
+    graph = graph_of(
+        '%0: f32[4, 3, 1, 1] "x"',
+        "%1: f32[4, 3, 1, 1 | 3, 1, 3, 3] = clone(%0, strides=(3, 1, 3, 3))",
+        "%2: f32[4, 3, 1, 1 | 3, 1, 3, 3] = exp(%1)",
+        "%3: f32[4, 3, 1, 1] = clone(%2, strides=(3, 1, 1, 1))",
+        "return %3",
+    )
+    made = run_passes(graph, EventSink(), checks="full")
+    assert made.outputs[0].value.tensor.strides == (3, 1, 1, 1)
+    assert [node.op.name for node in made.nodes] == ["exp", "as_strided"]
