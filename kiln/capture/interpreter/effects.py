@@ -109,6 +109,14 @@ class CallEffect:
         g.op("POP_TOP")
 
 
+WRITES = frozenset(("contents", "attribute", "global", "cell"))
+"""Effects on what existed before the frame: from then on real objects do not tell what the program would see."""
+
+
+def writes_outside(s: Session) -> bool:
+    return any(key[0] in WRITES for key in s.effects)
+
+
 def mutated(s: Session, value: Value) -> None:
     """Note that a container from outside is about to change."""
     if value.source is not None:

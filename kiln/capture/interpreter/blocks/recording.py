@@ -15,8 +15,6 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 
-WRITES = frozenset(("contents", "attribute", "global", "cell"))
-"""Effects on what existed before the frame: from then on real objects do not tell what the program would see."""
 WORTH = 48
 """A call of fewer opcodes is as soon interpreted as repeated."""
 
@@ -26,10 +24,6 @@ FakeState = tuple[Any, bool, bool, bool]
 def fake_state(fake: Any) -> FakeState:
     """What a program can see of a tensor without asking for its values."""
     return fake.place.spec, fake.requires_grad, fake.is_leaf, fake.is_input
-
-
-def writes_outside(s: Session) -> bool:
-    return any(key[0] in WRITES for key in s.effects)
 
 
 def lasting_effects(s: Session) -> dict[Any, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.capture.interpreter.blocks.pairing import Pairing
-from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects, writes_outside
+from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects
 from kiln.capture.interpreter.blocks.template import (
     NotRepeatable,
     Template,
@@ -22,6 +22,7 @@ from kiln.capture.interpreter.blocks.template import (
     make_template,
 )
 from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value
+from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.module import Module, interpret_call
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.place import Place

@@ -17,7 +17,7 @@ from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import MISSING, Args, Codegen, Kwargs, Session, Value
-from kiln.capture.interpreter.effects import attribute_set
+from kiln.capture.interpreter.effects import attribute_set, writes_outside
 from kiln.capture.interpreter.frame import Discard
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -265,12 +265,27 @@ def get_attr(s: Session, value: Value, name: str) -> Value:
     if custom is not None and type(custom[1]) is types.FunctionType:
         s.frame.direct = None
         function = s.class_attr(value, "__getattribute__", custom[1])
-        return fallback(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
+        return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
     found = find_attr(s, value, name)
     if found is not None:
         return found
     s.frame.direct = None if s.lookup(value.python_type(), "__getattr__") is None else s.frame.direct
     return missing_attr(s, value, name)
+
+
+def remembered(s: Session, value: Value, name: str, read: Callable[[], Value]) -> Value:
+    """The program's own way of reading `name`, interpreted once: what it asked is guarded and was not written since."""
+    known: dict[tuple[int, str], Value] = s.state.setdefault("reads", {})
+    key = (id(value), name)
+    if writes_outside(s) or value.source is None:
+        return fallback(s, value, name, read)
+    found = known.get(key)
+    if found is None:
+        before = (s.unguarded, len(s.recorder.calls), dict(s.effects))
+        found = fallback(s, value, name, read)
+        if before == (s.unguarded, len(s.recorder.calls), s.effects) and (found.source or found.is_constant):
+            known[key] = found
+    return found
 
 
 def fallback(s: Session, value: Value, name: str, first: Any) -> Value:

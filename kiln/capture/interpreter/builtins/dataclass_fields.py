@@ -1,0 +1,26 @@
+"""`dataclasses.fields`: a function of the class alone, asked by `ModelOutput` at every attribute it sets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.sequence import Tuple
+
+FIELDS = "__dataclass_fields__"
+
+
+@handles(dataclasses.fields)
+def fields(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0] if args else kwargs["class_or_instance"]
+    if isinstance(value, Class):
+        cls = value.constant(s)
+    else:
+        cls = s.guard_type(value)
+        s.hides_nothing(value, FIELDS)
+    try:
+        found = dataclasses.fields(cls)
+    except TypeError as error:
+        raise s.error(TypeError, *error.args) from None
+    return Tuple([s.wrap(one, None) for one in found])
