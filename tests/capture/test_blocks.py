@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from kiln.capture.interpreter import Capture, capture
@@ -427,3 +428,44 @@ def test_arguments_that_are_one_tensor_in_one_call_only(repeats: Any) -> None:
             return x
 
     assert repeats(Caller(*[Same(CONFIG) for _ in range(5)]).eval(), x()) == 3
+
+
+def test_checkpoint_regions_inside_a_block(repeats: Any) -> None:
+    class Region(Block):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    # The method is no module, so nothing inside is repeated either.
+    assert repeats(Stack(*[Region(CONFIG) for _ in range(4)]).eval(), x().requires_grad_(), grad=True) == 0
+
+
+def test_blocks_inside_checkpoint_regions(repeats: Any) -> None:
+    class Regions(Stack):
+        def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            x = x * self.config.scale
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            return x
+
+    assert repeats(Regions(*[Block(CONFIG) for _ in range(4)]).eval(), x().requires_grad_(), grad=True) == 3
+
+
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, block: Any) -> torch.Tensor:
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * 2, None
+
+
+def test_blocks_inside_a_function_with_its_own_backward(repeats: Any) -> None:
+    class Hidden(Stack):
+        def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            x = x * self.config.scale
+            for number, block in enumerate(self.blocks):
+                x = Through.apply(x, block) if number % 2 else block(x)
+            return x
+
+    repeats(Hidden(*[Block(CONFIG) for _ in range(6)]).eval(), x().requires_grad_(), grad=True)

@@ -10,10 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
+
 from kiln.capture.interpreter.core import Args, Kwargs, Session, Value
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.autocast import is_any_autocast_enabled
+from kiln.graph.trace.log import TorchCall
 
 WORTH = 48
 """A call of fewer opcodes is as soon interpreted as repeated."""
@@ -24,6 +28,11 @@ FakeState = tuple[Any, bool, bool, bool]
 def fake_state(fake: Any) -> FakeState:
     """What a program can see of a tensor without asking for its values."""
     return fake.place.spec, fake.requires_grad, fake.is_leaf, fake.is_input
+
+
+def modes() -> tuple[bool, ...]:
+    """Torch's modes on which the meaning of a call depends, and which change without an effect."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), is_any_autocast_enabled()
 
 
 def lasting_effects(s: Session) -> dict[Any, Any]:
@@ -45,12 +54,15 @@ class Marks:
     speculations: int
     distinct: int
     writes: int
+    inputs: int
+    regions: int
 
     @staticmethod
     def of(s: Session) -> Marks:
         return Marks(
             len(s.guards), len(s.objects), len(s.other_paths), len(s.recorder.calls), s.frames, s.unguarded,
             len(s.speculations), len(s.distinct), s.recorder.writes,
+            len(s.recorder.inputs), s.state.get("regions", 0),
         )  # fmt: skip
 
 
@@ -68,7 +80,9 @@ class Recording:
     steps: int
     depth: int
     """How many lines of the stack are the caller's."""
+    modes: tuple[bool, ...]
     end: Marks = field(init=False)
+    calls: list[TorchCall] = field(init=False)
     result: Value = field(init=False)
     template: Any = None
     misses: int = 0
@@ -78,18 +92,19 @@ class Recording:
         tensors: dict[int, FakeState] = {}
         for value in (*args, *kwargs.values()):
             note_tensors(value, tensors)
-        return Recording(
-            module, args, kwargs, tensors, lasting_effects(s), Marks.of(s), s.steps, len(s.frame.locations())
-        )
+        depth = len(s.frame.locations())
+        return Recording(module, args, kwargs, tensors, lasting_effects(s), Marks.of(s), s.steps, depth, modes())
 
     def ended(self, s: Session, result: Value) -> bool:
         """Whether the call can be repeated as far as the session tells, and is worth it."""
         self.end, self.result = Marks.of(s), result
+        self.calls = s.recorder.calls[self.start.calls :]
         start, end = self.start, self.end
         return (
             s.steps - self.steps >= WORTH
             and end.unguarded == start.unguarded
             and end.speculations == start.speculations
+            and end.regions == start.regions
             and not any(one.source and other.source for one, other in s.distinct[start.distinct :])
             and self.effects == lasting_effects(s)
             and is_fixed_result(result)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.capture.interpreter.blocks.pairing import Pairing
-from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects
+from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects, modes
 from kiln.capture.interpreter.blocks.template import (
     NotRepeatable,
     Template,
-    calls_of,
     is_counterpart,
     make_template,
 )
@@ -71,7 +70,7 @@ def call_module(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value
 
 def repeated(s: Session, recording: Recording, module: Module, args: Args, kwargs: Kwargs) -> Value | None:
     """The result where the recorded call can be repeated for `module`."""
-    if recording.module is module or recording.effects != lasting_effects(s):
+    if recording.module is module or recording.modes != modes() or recording.effects != lasting_effects(s):
         return None
     pairing = pair_arguments(recording, args, kwargs)
     if pairing is None:
@@ -86,9 +85,7 @@ def repeated(s: Session, recording: Recording, module: Module, args: Args, kwarg
         return None
     for value in pairing.asked:
         value.constant(s)
-    s.recorder.repeat(
-        calls_of(s, recording), pairing.fakes, s.frame.locations(), recording.depth, recording.start.writes
-    )
+    s.recorder.repeat(recording.calls, pairing.fakes, s.frame.locations(), recording.depth, recording.start.writes)
     s.frames += recording.end.frames - recording.start.frames
     return pairing.result(s, recording.result)
 

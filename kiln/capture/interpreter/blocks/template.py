@@ -114,15 +114,13 @@ def make_template(s: Session, recording: Recording) -> Template:
     made = Template(Paths(root))
     collect_guards(s, recording, made)
     collect_objects(s, recording, made)
-    if any(call.kind == "setstate" or gives_numbers(call.result) for call in calls_of(s, recording)):
+    if any(call.kind == "setstate" or gives_numbers(call.result) for call in recording.calls):
         raise NotRepeatable("it changes a mode of torch or gets a number from a torch call")
+    for record in s.recorder.inputs[recording.start.inputs : recording.end.inputs]:
+        if record.real is None and made.paths.number(record.source) is not None:
+            raise NotRepeatable("a number of it is an input")
     made.tree = make_tree(s, made)
     return made
-
-
-def calls_of(s: Session, recording: Recording) -> list[Any]:
-    calls: list[Any] = s.recorder.calls[recording.start.calls : recording.end.calls]
-    return calls
 
 
 def gives_numbers(result: Any) -> bool:
