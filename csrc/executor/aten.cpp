@@ -8,6 +8,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include "executor/check.h"
 #include "executor/tensors.h"
 
 namespace kiln {
@@ -242,9 +243,9 @@ IValue fed(const Feed& feed, const CallView& call) {
 TensorPtr as_planned(at::Tensor result, const Layout& layout, const int64_t* ints) {
   c10::TensorImpl* made = result.unsafeGetTensorImpl();
   if (result.defined() && fits(*made, layout, ints)) return result.unsafeReleaseIntrusivePtr();
-  TORCH_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
-  TORCH_CHECK(made->sizes() == sizes_of(layout, ints), "an ATen step returned sizes ",
-              made->sizes(), " where the plan has ", sizes_of(layout, ints));
+  KILN_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
+  KILN_CHECK(made->sizes() == sizes_of(layout, ints), "an ATen step returned sizes ", made->sizes(),
+             " where the plan has ", sizes_of(layout, ints));
   TensorPtr planned = empty_strided(layout, ints);
   copy_into(*planned, *made);
   return planned;
@@ -260,8 +261,8 @@ void put(Value& slot, IValue result, int32_t layout, const CallView& call) {
   if (result.isInt()) return slot.set_int(result.toInt());
   if (result.isBool()) return slot.set_bool(result.toBool());
   if (result.isDouble()) return slot.set_float(result.toDouble());
-  TORCH_CHECK(result.isNone(),
-              "an ATen step returned a value that a plan cannot hold: ", result.tagKind());
+  KILN_CHECK(result.isNone(),
+             "an ATen step returned a value that a plan cannot hold: ", result.tagKind());
   slot.clear();
 }
 
@@ -300,8 +301,8 @@ class BoxedCall final : public AtenCall {
 
  private:
   void spread(c10::ArrayRef<IValue> results, const CallView& call) const {
-    TORCH_CHECK(results.size() >= outs_.size(), "an ATen step returned ", results.size(),
-                " tensors where the plan has ", outs_.size());
+    KILN_CHECK(results.size() >= outs_.size(), "an ATen step returned ", results.size(),
+               " tensors where the plan has ", outs_.size());
     for (size_t n = 0; n < outs_.size(); n++) {
       if (outs_[n] != kNone) put(call.slots[outs_[n]], results[n], layouts_[n], call);
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor/aten.h"
+#include "executor/check.h"
 #include "executor/device.h"
 #include "executor/python.h"
 #include "executor/value.h"
@@ -200,7 +201,7 @@ bool Replay::add_argument(PyObject* given, PyObject* used) {
   Argument made;
   c10::TensorImpl* tensor = tensor_of(given);
   if (tensor) {
-    TORCH_CHECK(tensor->has_storage(), "only strided tensors can be arguments of a graph");
+    KILN_CHECK(tensor->has_storage(), "only strided tensors can be arguments of a graph");
     made.is_tensor = true;
     made.keys = tensor->key_set().raw_repr();
     made.shape = Shape(*tensor);

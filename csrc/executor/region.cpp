@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "executor/aten.h"
+#include "executor/check.h"
 
 namespace kiln {
 
@@ -41,6 +42,17 @@ PyObject* mask_to_python(const std::vector<bool>& mask) {
 
 // Of a value that holds a tensor.
 const at::Tensor& tensor_of(const Value& value) { return value.as<at::Tensor>(); }
+
+// Are there tangents without memory of their own: those of vmap, or of a class in Python?
+bool any_wrapped(const ag::variable_list& tangents) {
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched,
+                                           c10::DispatchKey::FuncTorchGradWrapper,
+                                           c10::DispatchKey::Batched, c10::DispatchKey::Python});
+  for (const at::Tensor& one : tangents) {
+    if (one.defined() && one.key_set().has_any(kWrappers)) return true;
+  }
+  return false;
+}
 
 // Rethrows a Python error as the one that torch's engine carries to the caller.
 [[noreturn]] void throw_to_engine(const RaisedError& error) {
@@ -98,12 +110,16 @@ class RegionNode final : public ag::Node {
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
+    bool wrapped = any_wrapped(tangents);
     try {
-      if (!c10::GradMode::is_enabled()) return run(tangents, mask);
+      if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);
       if (state_->differentiate) return differentiate(tangents, mask);
     } catch (const RaisedError& error) {
       throw_to_engine(error);
     }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !wrapped, joined("KILN4011  the backward of ", name(),
+                         " takes plain tensors, not those of a transform or a subclass"));
     return refuse_second_derivative(tangents, mask);
   }
 
@@ -144,10 +160,10 @@ class RegionNode final : public ag::Node {
 
     Value get(const std::string& name) {
       if (!value.is_tensor()) return value.hand_over();
-      TORCH_CHECK(version_of(value) == version, name,
-                  ": one of the variables needed for gradient computation has been modified by an "
-                  "inplace operation: an input is at version ",
-                  version_of(value), "; expected version ", version, " instead");
+      KILN_CHECK(version_of(value) == version, name,
+                 ": one of the variables needed for gradient computation has been modified by an "
+                 "inplace operation: an input is at version ",
+                 version_of(value), "; expected version ", version, " instead");
       Value made;
       made.set_tensor(value.share());
       return made;
@@ -208,8 +224,8 @@ class RegionNode final : public ag::Node {
   }
 
   ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
-    TORCH_CHECK(results.size() == mask.size(), name(), ": backward returned ", results.size(),
-                " gradients for ", mask.size(), " inputs");
+    KILN_CHECK(results.size() == mask.size(), name(), ": backward returned ", results.size(),
+               " gradients for ", mask.size(), " inputs");
     ag::variable_list made(mask.size());
     for (size_t n = 0; n < mask.size(); n++) {
       if (mask[n]) made[n] = at::Tensor(results[n].take());
@@ -358,14 +374,14 @@ std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
     at::AutoGradMode no_grad(false);
     results = state->forward(lent, false);
   }
-  TORCH_CHECK(results.size() >= state->results.size(), state->name, ": forward returned ",
-              results.size(), " results, expected ", state->results.size(), " or more");
+  KILN_CHECK(results.size() >= state->results.size(), state->name, ": forward returned ",
+             results.size(), " results, expected ", state->results.size(), " or more");
   if (node) {
     for (size_t n = 0; n < state->results.size(); n++) {
       if (!state->results[n].differentiable) continue;
-      TORCH_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
+      KILN_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
       const at::Tensor& result = tensor_of(results[n]);
-      TORCH_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
+      KILN_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
       ag::set_history(result, node);
     }
     node->save(inputs, results);

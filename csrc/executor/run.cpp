@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "executor/aten.h"
+#include "executor/check.h"
 #include "executor/device.h"
 #include "executor/memory_pool.h"
 #include "executor/tensors.h"
@@ -93,7 +94,7 @@ class Run {
   }
   c10::TensorImpl& tensor(Slot slot) const {
     const Value& value = slots_[slot];
-    TORCH_CHECK(value.is_tensor(), "slot ", slot, " of the plan holds no tensor");
+    KILN_CHECK(value.is_tensor(), "slot ", slot, " of the plan holds no tensor");
     return *value.tensor();
   }
 
@@ -477,7 +478,7 @@ void Run::branch(const Step& step) {
 }
 
 TensorPtr Run::alias(const Output& one, const Value& base) {
-  TORCH_CHECK(base.is_tensor(), "an output of the plan is a view of something that is no tensor");
+  KILN_CHECK(base.is_tensor(), "an output of the plan is a view of something that is no tensor");
   const Layout& planned = layout(one.layout);
   return over_storage(*base.tensor(), planned, ints_,
                       base.tensor()->storage_offset() + ints_[one.shift]);

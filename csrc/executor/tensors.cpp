@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "executor/check.h"
+
 namespace kiln {
 
 namespace {
@@ -30,18 +32,8 @@ bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef actual, const int64_t
   return true;
 }
 
-// No stream: a second copy of the C++ library in the process may not have set up its locale.
-std::string numbers_text(c10::IntArrayRef numbers) {
-  std::string text = "[";
-  for (size_t i = 0; i < numbers.size(); i++) {
-    text += (i ? ", " : "") + std::to_string(numbers[i]);
-  }
-  return text + "]";
-}
-
 std::string describe(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  return std::string(c10::toString(dtype)) + numbers_text(sizes) + " strides " +
-         numbers_text(strides);
+  return joined(c10::toString(dtype), sizes, " strides ", strides);
 }
 
 // Bytes from the start of the storage to the end of the last element.
@@ -89,8 +81,8 @@ TensorPtr empty_cpu(const Layout& layout, const int64_t* ints) {
 TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const int64_t* ints,
                        int64_t offset) {
   const c10::Storage& storage = base.storage();
-  TORCH_CHECK(offset >= 0 && reach(layout, ints, offset) <= static_cast<int64_t>(storage.nbytes()),
-              "a view of the plan does not fit into its storage of ", storage.nbytes(), " bytes");
+  KILN_CHECK(offset >= 0 && reach(layout, ints, offset) <= static_cast<int64_t>(storage.nbytes()),
+             "a view of the plan does not fit into its storage of ", storage.nbytes(), " bytes");
   auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
       c10::Storage(storage), base.key_set(), layout.meta);
   made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints), offset);

@@ -1,8 +1,21 @@
-"""What users import."""
+"""What users import. Where the native layer cannot run here, programs run eager: see `without_native.py`."""
 
-from kiln.api.compile import compile, disable, explain, is_compiling, report_of, reset, session_of
 from kiln.backends import list_backends, register_backend
+from kiln.native import problem
 from kiln.support.options import Options
+
+if problem():
+    from kiln.api.without_native import compile, disable, explain, is_compiling, report_of, reset, session_of
+else:
+    from kiln.api.compile import (  # type: ignore[assignment]
+        compile,
+        disable,
+        explain,
+        is_compiling,
+        report_of,
+        reset,
+        session_of,
+    )
 
 __all__ = [
     "Options",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from kiln.backends import find_backend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
 
@@ -21,9 +22,12 @@ class BadArgument(KilnError):
 DYNAMIC: Mapping[bool | None, Literal["auto", "always", "never"]] = {None: "auto", True: "always", False: "never"}
 
 
+MODELS = "a function, a method or an nn.Module (of a class: an instance, or decorate its `forward`)"
+
+
 def check_callable(model: object) -> None:
-    if not callable(model):
-        raise BadArgument(name="model", value=model, allowed="a function, a method or an nn.Module")
+    if not callable(model) or isinstance(model, type):
+        raise BadArgument(name="model", value=model, allowed=MODELS)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -31,13 +35,29 @@ def check_flag(name: str, value: object) -> None:
         raise BadArgument(name=name, value=value, allowed="True or False")
 
 
+def check_arguments(
+    fullgraph: object,
+    dynamic: bool | None,
+    backend: str | Callable[..., Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    disable: object,
+) -> tuple[Options, Callable[..., Any] | None]:
+    """The options, and the backend (None: Kiln's own compiler). Raises KilnError."""
+    for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
+        check_flag(name, flag)
+    if not isinstance(backend, str) and not callable(backend):
+        raise BadArgument(name="backend", value=backend, allowed="a name of kiln.list_backends(), or a callable")
+    return read_options(mode, options, dynamic), find_backend(backend)
+
+
 def read_options(mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Options:
     """Defaults, then KILN_OPTIONS, then the mode, then `options`, then `dynamic`."""
-    if mode is not None and mode not in MODES:
+    if mode is not None and (not isinstance(mode, str) or mode not in MODES):
         raise BadArgument(name="mode", value=mode, allowed="None or one of " + ", ".join(map(repr, MODES)))
     if mode is not None and options is not None:
         raise BadArgument(name="options", value=options, allowed="None together with `mode`")
-    if dynamic not in DYNAMIC:
+    if dynamic is not None and type(dynamic) is not bool:
         raise BadArgument(name="dynamic", value=dynamic, allowed="None, True or False")
     result = options_from_text(os.environ.get("KILN_OPTIONS", ""))
     result = options_from(MODES[mode or "default"], result)

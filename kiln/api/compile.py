@@ -5,29 +5,28 @@ from __future__ import annotations
 import functools
 import os
 import types
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-import kiln.native as native
-from kiln.api.arguments import check_callable, check_flag, read_options
-from kiln.api.module import MARK, compile_module
-from kiln.backends import find_backend
-from kiln.native._frames import Dispatcher, forget_codes
-from kiln.pipeline.session import KilnWarning, Session, SessionSettings
+from kiln.api.arguments import check_arguments, check_callable
+from kiln.api.module import MARK, compile_module, disabled_module
+from kiln.native._frames import Dispatcher, forget_codes, set_enabled
+from kiln.pipeline.session import Session, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages
+from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.target import host_cpu
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 REPORTS: WeakKeyDictionary[Session, Report] = WeakKeyDictionary()
 """The report of each session that is alive."""
+
+__all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
 
 DISABLED = "_torchdynamo_disable"
 """The attribute by which torch's own `torch.compiler.disable` marks functions; libraries carry it already."""
@@ -62,30 +61,22 @@ def compile(
     Raises:
         KilnError: KILN50xx for a wrong argument.
     """
-    for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
-        check_flag(name, flag)
-    chosen = read_options(mode, options, dynamic)
-    found = find_backend(backend)
+    chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable)
+    arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
     if model is None:
-        arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
         return lambda late: compile(late, disable=disable, **arguments)  # type: ignore[arg-type]
+    if isinstance(model, staticmethod):
+        return staticmethod(compile(model.__func__, disable=disable, **arguments))  # type: ignore[arg-type]
     check_callable(model)
-    if disable or _cannot_run():
+    if disable:
         return model
     dump = os.environ.get("KILN_DUMP")
+    if dump:  # what is loaded from disk goes through no stage
+        chosen = replace(chosen, cache=False)
     settings = SessionSettings(
         chosen, found, fullgraph, host_cpu(torch.get_num_threads()), Path(dump) if dump else None
     )
     return _wrap(model, _new_session(model, settings))
-
-
-@functools.lru_cache(maxsize=1)
-def _cannot_run() -> bool:
-    """Whether the native layer does not fit this torch: then programs run eager, after one warning."""
-    problem = native.problem()
-    if problem:
-        warnings.warn(f"KILN4001 kiln.compile does nothing: {problem}", KilnWarning, stacklevel=4)
-    return bool(problem)
 
 
 def _new_session(model: Any, settings: SessionSettings) -> Session:
@@ -94,7 +85,7 @@ def _new_session(model: Any, settings: SessionSettings) -> Session:
     session, report = Session(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
-        events.listen(log_stages(frozenset(stages.split(","))))
+        events.listen(log_stages(frozenset(one.strip() for one in stages.split(","))))
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report
@@ -102,14 +93,16 @@ def _new_session(model: Any, settings: SessionSettings) -> Session:
 
 
 def _progress(name: str) -> Callable[[Event], None]:
-    """One bar per compile: made at its first event, closed with it."""
+    """One bar per compile, from its beginning to its end."""
     bars: list[ProgressBar] = []
 
     def listen(event: Event) -> None:
-        if not bars:
+        if event.stage != "compile":
+            for bar in bars:
+                bar(event)
+        elif event.kind == "begin":
             bars.append(ProgressBar(name))
-        bars[0](event)
-        if event.kind == "stage" and event.stage == "compile":
+        elif event.kind == "stage":
             bars.pop().close()
 
     return listen
@@ -184,17 +177,27 @@ def reset() -> None:
     forget_codes()
 
 
-def disable(function: F) -> F:
-    """Run `function` in Python where compiled code calls it. A decorator; sets the mark that torch's own one sets."""
+def disable(function: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+    """Run `function` (or the `forward` of a module) in Python where compiled code calls it. A decorator.
+
+    With `recursive`, compiled functions that it calls run in Python too. `reason` is for who reads the program.
+    Sets the mark that torch's own `torch.compiler.disable` sets.
+    """
+    if function is None:
+        return lambda late: disable(late, recursive=recursive, reason=reason)
+    if isinstance(function, nn.Module):
+        return disabled_module(function, lambda forward: disable(forward, recursive=recursive))
+    check_callable(function)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        if not recursive:
+            return function(*args, **kwargs)
+        before = set_enabled(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_enabled(before)
 
     setattr(run, DISABLED, True)
-    return run  # type: ignore[return-value]
-
-
-def is_compiling() -> bool:
-    """False in Python; inside a compiled region the capture answers True."""
-    return False
+    return run

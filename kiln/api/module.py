@@ -12,6 +12,7 @@ Only `__call__` differs: it is the dispatcher.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -20,49 +21,58 @@ from kiln.pipeline.session import Session
 
 MARK = "_kiln_session"
 """Class attribute of compiled classes: the session."""
+TWIN = "_kiln_twin"
+"""Class attribute of all classes made here."""
 
 
 def compile_module(module: nn.Module, session: Session) -> nn.Module:
     """The compiled twin of `module`."""
     cls = original_class(module)
-    twin: nn.Module = object.__new__(_compiled_class(cls, session))
-    object.__setattr__(twin, "__dict__", module.__dict__)
-    return twin
+    return _twin(module, _compiled_class(cls, session))
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
     """The class of `module`, or the class that was compiled."""
     cls = type(module)
-    return cls.__mro__[1] if MARK in cls.__dict__ else cls
+    return cls.__mro__[1] if TWIN in cls.__dict__ else cls
 
 
 def original_module(module: nn.Module) -> nn.Module:
     """An instance of the original class with the state of `module`."""
-    plain: nn.Module = object.__new__(original_class(module))
-    object.__setattr__(plain, "__dict__", module.__dict__)
-    return plain
+    return _twin(module, original_class(module))
+
+
+def disabled_module(module: nn.Module, disable: Callable[[Any], Any]) -> nn.Module:
+    """A twin of `module` whose `forward` is `disable(forward)`; it pickles and copies as the original."""
+    cls = original_class(module)
+    return _twin(module, _subclass(cls, {"forward": disable(cls.forward), "__reduce_ex__": _reduce}))
+
+
+def _twin(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
+    twin: nn.Module = object.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin
+
+
+def _subclass(cls: type[nn.Module], body: dict[str, Any]) -> type[nn.Module]:
+    """A class that says it is `cls`."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    metaclass: Any = type(cls)
+    made: type[nn.Module] = metaclass(cls.__name__, (cls,), {**names, **body, TWIN: True})
+    return made
+
+
+def _reduce(self: nn.Module, protocol: Any) -> Any:
+    return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
 
 
 def _compiled_class(cls: type[nn.Module], session: Session) -> type[nn.Module]:
     call: Any = cls.__call__
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         twin = compile_module(copy.deepcopy(original_module(self), memo), session)
         memo[id(self)] = twin
         return twin
 
-    body = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__call__": session.dispatcher(call),
-        "__reduce_ex__": reduce,
-        "__deepcopy__": deepcopy,
-        MARK: session,
-    }
-    metaclass: Any = type(cls)
-    made: type[nn.Module] = metaclass(cls.__name__, (cls,), body)
-    return made
+    body = {"__call__": session.dispatcher(call), "__reduce_ex__": _reduce, "__deepcopy__": deepcopy, MARK: session}
+    return _subclass(cls, body)

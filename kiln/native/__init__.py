@@ -18,7 +18,7 @@ def problem() -> str:
     for name in MODULES:
         try:
             module = importlib.import_module(f"kiln.native.{name}")
-        except ImportError as error:
+        except Exception as error:  # whatever goes wrong in it, it cannot be used
             return f"kiln.native.{name} cannot be loaded: {error}"
         if not getattr(module, "usable", True):
             return f"kiln.native.{name}: {module.problem}"

@@ -134,6 +134,10 @@ class Backward:
 
     def __call__(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
         """`needed`: inputs that want a gradient; `given`: tangents that there are."""
+        with self.context.events.stage("compile"):
+            return self.find_or_compile(needed, given)
+
+    def find_or_compile(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
         key = ""
         if self.context.options.cache:
             settings = compile_key(self.context.options, self.context.host)

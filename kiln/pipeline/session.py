@@ -27,6 +27,7 @@ from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.check import compile_check
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
+from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
 from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.region_file import CompiledRegion, put_in
@@ -150,9 +151,13 @@ class Session:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
+        if mode := unknown_mode():
+            self._tell(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
+            return None
         with (
             self._lock,
             WITHOUT_COLLECTION(),
+            without_autograd_observers(),
             self.events.stage("compile", function=original_of(dispatcher).__qualname__),
         ):
             try:
@@ -281,6 +286,7 @@ class Session:
             )
         finally:
             stop()
+        capture.guards.extend(mode_guards())
         context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
         context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
         return Captured(capture, regions, facts)
@@ -297,6 +303,11 @@ class Session:
 
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """Publish a variant without guards that is the original function."""
+        self._tell(problem, cause)
+        return Entry(None, taking_slots(original_of(dispatcher)), problem)
+
+    def _tell(self, problem: KilnError, cause: Exception | None = None) -> None:
+        """Say, once per code, that a call runs eager; with `fullgraph` raise the reason."""
         if self.settings.fullgraph:
             raise problem from cause or problem.__cause__
         self.events.emit("eager", code=problem.code, reason=problem.reason)
@@ -304,8 +315,7 @@ class Session:
             self._warned.add(problem.code)
             trace = "".join(traceback.format_exception(cause)) if cause else ""
             self.events.emit("fault", text=trace or problem.render())
-            warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=3)
-        return Entry(None, taking_slots(original_of(dispatcher)), problem)
+            warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=4)
 
 
 def original_of(dispatcher: Dispatcher) -> FunctionType:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import final
 
 from tqdm import tqdm
 
 from kiln.support.events import Event
 
 PATIENCE_SECONDS = 2.0
+REDRAW_SECONDS = 0.1
 
 
 def log_stages(stages: frozenset[str]) -> Callable[[Event], None]:
     """Print the events of `stages` ("all": of every stage) on standard error, one line each."""
 
     def listen(event: Event) -> None:
-        if "all" not in stages and event.stage not in stages and event.kind not in stages:
+        if event.kind == "begin" or stages.isdisjoint(("all", event.stage, event.kind)):
             return
         data = " ".join(f"{name}={value}" for name, value in event.data.items())
         took = f" {event.seconds * 1e3:.1f} ms" if event.kind == "stage" else ""
@@ -27,22 +29,38 @@ def log_stages(stages: frozenset[str]) -> Callable[[Event], None]:
     return listen
 
 
+@final
 class ProgressBar:
-    """Follows the stages of a compile; appears only on a terminal, and only after two seconds."""
+    """Follows the stages of a compile; appears only on a terminal, and only after two seconds.
 
-    def __init__(self, title: str, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.title, self.clock = title, clock
-        self.start = clock()
-        self.bar: Any = None
-        self.visible = sys.stderr.isatty()
+    A thread of its own draws it: while g++ runs there are no events.
+    """
+
+    def __init__(self, title: str, patience: float = PATIENCE_SECONDS) -> None:
+        self.title, self.patience = title, patience
+        self.start = time.time()
+        self.stage = ""
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._thread = threading.Thread(target=self._show, name="kiln progress", daemon=True)
+            self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        if not self.visible or event.kind != "stage" or self.clock() - self.start < PATIENCE_SECONDS:
-            return
-        if self.bar is None:
-            self.bar = tqdm(desc=f"kiln {self.title}", bar_format="{desc} {elapsed} {postfix}", file=sys.stderr)
-        self.bar.set_postfix_str(event.stage)
+        self.stage = event.stage
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        """Take it off the terminal."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        if self._done.wait(self.patience):
+            return
+        with tqdm(
+            desc=f"kiln {self.title}", bar_format="{desc} {elapsed}{postfix}", file=sys.stderr, leave=False
+        ) as bar:
+            bar.start_t = self.start
+            while not self._done.wait(REDRAW_SECONDS):
+                bar.set_postfix_str(self.stage)

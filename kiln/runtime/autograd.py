@@ -15,6 +15,7 @@ by backward); results that are views are rebuilt outside the node; a tangent tha
 layout is copied into the planned one (`encode_program(adapt=...)`); without retain_graph each saved tensor is freed at
 its last use in the backward plan and its memory may be reused. With create_graph=True the gradients come from
 `replay`, the same function run eagerly; without a replay they raise KILN4008 when differentiated.
+Tangents that are wrappers (vmap over a backward) take the same way.
 """
 
 from __future__ import annotations
@@ -167,7 +168,11 @@ class SecondDerivative:
     replay: Function
 
     def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[Any]:
-        """Views of the inputs keep the paths apart: an input may have been computed from another one."""
+        """Views of the inputs keep the paths apart: an input may have been computed from another one.
+
+        The gradients have a history where gradients are on.
+        """
+        create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             fresh = [
                 value.view_as(value) if needed and isinstance(value, torch.Tensor) else value
@@ -186,7 +191,7 @@ class SecondDerivative:
                 tuple(root for root, _ in kept),
                 tuple(tangent for _, tangent in kept),
                 True,
-                True,
+                create_graph,
                 tuple(wanted),
                 allow_unreachable=True,
                 accumulate_grad=False,

@@ -14,17 +14,29 @@ class Dump:
     """Writes the text of each stage below `folder`; with no folder, texts are not even made."""
 
     def __init__(self, folder: Path | None, name: str = "region") -> None:
-        self.folder = folder
+        self.root = folder
+        self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+        self.folder: Path | None = None
         self.count = 0
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            number = 1 + sum(1 for _ in folder.iterdir())
-            self.folder = folder / f"{number:03}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}"
-            self.folder.mkdir()
 
     def write(self, stage: str, text: Callable[[], object]) -> None:
         """Write `text()` as the next file, unless there is no folder."""
-        if self.folder is None:
+        if self.root is None:
             return
+        if self.folder is None:
+            self.folder = self._new_folder(self.root)
         self.count += 1
         (self.folder / f"{self.count:02}_{stage}.txt").write_text(str(text()).rstrip() + "\n")
+
+    def _new_folder(self, root: Path) -> Path:
+        """The next number that neither another thread nor another process takes first."""
+        root.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in root.iterdir())
+        while True:
+            number += 1
+            folder = root / f"{number:03}_{self.name}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder

@@ -79,11 +79,12 @@ class EventSink:
 
     @contextmanager
     def stage(self, name: str, **data: object) -> Iterator[None]:
-        """Everything emitted inside belongs to stage `name`; its wall time is recorded at the end."""
+        """Everything emitted inside belongs to stage `name`; "begin" goes before, "stage" with the wall time after."""
         start, stages = time.perf_counter(), self._stages
         stages.names.append(name)
         stages.inner.append(0.0)
         stages.failed = ""
+        self.record(Event("begin", name, time.time(), data))
         try:
             yield
         except BaseException:

@@ -4,7 +4,8 @@
     KILN_OPTIONS="autotune=off,cache_dir=/tmp/kiln" python train.py
 
 `mode` is a named set of options. Environment: KILN_LOG (stages to print), KILN_DUMP (folder for the texts of all
-stages), KILN_VERIFY (verify="first" for every region), KILN_OPTIONS (defaults of the options).
+stages; nothing is then loaded from the cache), KILN_VERIFY (verify="first" for every region), KILN_OPTIONS (defaults
+of the options).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from kiln.capture.interpreter.core import HANDLERS, Args, Kwargs, Session, Value
 from kiln.capture.interpreter.effects import StateEffect
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.support import compiling
 
 NONE = Constant(None)
 INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch"))
@@ -54,6 +55,7 @@ ANSWERS: tuple[tuple[Any, Any], ...] = (
     (torch.overrides.has_torch_function_variadic, False),
     (torch._C._is_tracing, False),
     (torch._C._log_api_usage_once, None),
+    (compiling.is_compiling, True),
 )
 """Questions whose answer while tracing is fixed."""
 if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA only

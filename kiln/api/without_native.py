@@ -1,0 +1,91 @@
+"""The API where the native layer is missing or does not fit this torch: arguments are checked, programs run eager.
+
+kiln.compile(model) is model          True, and the first such call warns with the reason
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kiln.native as native
+from kiln.api.arguments import check_arguments, check_callable
+from kiln.report import Report
+from kiln.support.compiling import is_compiling
+from kiln.support.errors import KilnError
+from kiln.support.events import Event
+
+__all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
+
+
+class NativeLayerMissing(KilnError):
+    code = "KILN4020"
+    what = "kiln.compile does nothing in this process"
+    why = "{problem}"
+    try_ = ("build Kiln against this torch: pip install . --no-build-isolation",)
+
+
+class RunsEager(UserWarning):
+    """Nothing is compiled; the text says why."""
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """`model` as it is. Raises KilnError for a wrong argument, as ever."""
+    check_arguments(fullgraph, dynamic, backend, mode, options, disable)
+    if model is None:
+        return compile
+    check_callable(model)
+    if not disable:
+        warn_once()
+    return model
+
+
+@functools.lru_cache(maxsize=1)
+def warn_once() -> None:
+    problem = NativeLayerMissing(problem=native.problem())
+    warnings.warn(problem.render(), RunsEager, stacklevel=4)
+
+
+def report_of(compiled: Any) -> Report:
+    """There is none.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError(f"{compiled!r} was not compiled: {native.problem()}")
+
+
+session_of = report_of
+
+
+def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Report]:
+    """Calls `function` and gives a report that says why nothing was compiled."""
+    compiled = compile(function, **arguments)
+
+    def call(*args: Any, **kwargs: Any) -> Report:
+        compiled(*args, **kwargs)
+        report = Report(getattr(function, "__qualname__", type(function).__qualname__), eager=1)
+        report.record(Event("note", "", 0.0, {"text": NativeLayerMissing(problem=native.problem()).reason}))
+        return report
+
+    return call
+
+
+def disable(function: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+    """`function` as it is."""
+    return disable if function is None else function
+
+
+def reset() -> None:
+    """Nothing to forget."""

@@ -1,0 +1,72 @@
+"""Modes of torch around a compile: those under which nothing is compiled, and those that it must not run in.
+
+with SomeTorchFunctionMode(): compiled(x)       the original runs: the mode wants to see each call
+torch.set_default_device("cuda"); compiled(x)   compiles, guarded by the device
+with saved_tensors_hooks(pack, unpack): ...     compiles; `pack` never sees the compiler's own tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _device
+from torch.utils._device import DeviceContext
+
+from kiln.runtime.guards.guard import Guard, GuardKind
+from kiln.runtime.guards.source import ModuleGlobalSource
+from kiln.runtime.guards.state import current_state
+from kiln.support.errors import KilnError
+
+
+class UnknownMode(KilnError):
+    code = "KILN1091"
+    what = "`{function}` is called under {mode}"
+    why = "it wants to see or to change every call of torch, so these calls are made one by one"
+    try_ = ("call the compiled function outside of it", "compile the function that contains it")
+
+
+def unknown_mode() -> str:
+    """What of this thread's modes keeps a compiled region from being the same as its calls; "" for nothing."""
+    state = current_state()
+    if state.functorch:
+        return "a transform of torch.func"
+    if state.dispatch_modes:
+        return f"{state.dispatch_modes} TorchDispatchMode(s)"
+    if state.function_modes and not only_default_device():
+        return f"{state.function_modes} TorchFunctionMode(s)"
+    if state.other:
+        return "a mode of torch's dispatcher that Kiln does not know"
+    return ""
+
+
+def only_default_device() -> bool:
+    """Whether the one function mode is that of `torch.set_default_device`, which a guard can tell.
+
+    `with torch.device(...)` leaves no trace that a guard could look at.
+    """
+    modes = _get_current_function_mode_stack()
+    return len(modes) == 1 and type(modes[0]) is DeviceContext and modes[0].device == _device.CURRENT_DEVICE
+
+
+def mode_guards() -> list[Guard]:
+    """What has to hold of the modes beside the word of global state: the default device, if one is set."""
+    if not current_state().function_modes:
+        return []
+    place = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
+    return [Guard(place, GuardKind.EQUALS, _device.CURRENT_DEVICE)]
+
+
+@contextmanager
+def without_autograd_observers() -> Iterator[None]:
+    """Inside, saved-tensor hooks and anomaly detection of the user do not see what the compiler records."""
+    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    hooks = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(hooks)
+        torch.set_anomaly_enabled(anomaly, check_nan)

@@ -1,0 +1,23 @@
+"""What the native sources keep away from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+FORBIDDEN = {
+    r"#include <\w*stream>": "streams crash where a second C++ library has not set up its locale",
+    r"\bTORCH_CHECK\(": "it formats several parts with a stream: KILN_CHECK of executor/check.h does not",
+    r"c10::str\(": "it is a stream",
+}
+
+
+def test_no_streams() -> None:
+    found = []
+    for file in sorted((*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h"))):
+        text = file.read_text()
+        for pattern, reason in FORBIDDEN.items():
+            if re.search(pattern, text) and file.name != "check.h":
+                found.append(f"{file.relative_to(CSRC)}: {pattern}: {reason}")
+    assert found == []
