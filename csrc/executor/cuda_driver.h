@@ -19,6 +19,7 @@ using CudaStream = struct CudaStreamTag*;
 using CudaPointer = unsigned long long;
 
 inline constexpr CudaResult kCudaSuccess = 0;
+inline constexpr CudaResult kCudaOutOfMemory = 2;
 inline constexpr CudaResult kCudaInvalidImage = 200;
 inline constexpr CudaResult kCudaNoBinaryForGpu = 209;
 inline constexpr CudaResult kCudaInvalidPtx = 218;

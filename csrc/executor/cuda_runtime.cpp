@@ -86,9 +86,9 @@ class CudaRuntime final : public DeviceRuntime {
   // torch's allocator for the device, whichever the user has chosen.
   c10::Allocator& allocator(int8_t index);
   void check(CudaResult result, const std::string& what) const {
-    if (result != kCudaSuccess) {
-      fail(DeviceProblem::kFailed, what + ": " + driver_.describe(result));
-    }
+    if (result == kCudaSuccess) return;
+    fail(result == kCudaOutOfMemory ? DeviceProblem::kNoMemory : DeviceProblem::kFailed,
+         what + ": " + driver_.describe(result));
   }
 
  private:
@@ -362,9 +362,7 @@ void CudaScope::issue(CudaFunction function, unsigned x, unsigned y, unsigned z,
   CudaResult result =
       runtime_.driver().launch_kernel(function, x, y, z, threads, 1, 1, shared,
                                       static_cast<CudaStream>(stream_), parameters, nullptr);
-  if (result != kCudaSuccess) {
-    fail(DeviceProblem::kFailed, name + ": " + runtime_.driver().describe(result));
-  }
+  if (result != kCudaSuccess) runtime_.check(result, name);
 }
 
 void CudaScope::store_pair(void* target, int64_t first, int64_t second) {

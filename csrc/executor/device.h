@@ -46,7 +46,14 @@ struct KernelImage {
 };
 
 // Why a kernel cannot run; numbers of kiln/runtime/executor.py.
-enum class DeviceProblem : int64_t { kNoRuntime, kNoDriver, kWrongImage, kTooMuchShared, kFailed };
+enum class DeviceProblem : int64_t {
+  kNoRuntime,
+  kNoDriver,
+  kWrongImage,
+  kTooMuchShared,
+  kFailed,
+  kNoMemory,
+};
 
 // A kernel that a runtime has loaded.
 class DeviceKernel {

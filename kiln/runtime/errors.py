@@ -6,6 +6,8 @@ of the program keep working.
 
 from __future__ import annotations
 
+import torch
+
 from kiln.support.errors import KilnError
 
 
@@ -84,8 +86,15 @@ class LaunchFailed(KilnError, RuntimeError):
     try_ = ("CUDA_LAUNCH_BLOCKING=1 shows which kernel left an error that is reported late",)
 
 
+class NoDeviceMemory(KilnError, torch.OutOfMemoryError):
+    code = "KILN4014"
+    what = "there is no memory on the device for {kernel}"
+    why = "{reason}"
+    try_ = ("use smaller batches", "free what another process holds: `nvidia-smi` lists them")
+
+
 DEVICE_ERRORS: tuple[type[KilnError], ...] = (
-    NoDeviceRuntime, NoDeviceRuntime, KernelDoesNotFit, KernelTooLarge, LaunchFailed,
+    NoDeviceRuntime, NoDeviceRuntime, KernelDoesNotFit, KernelTooLarge, LaunchFailed, NoDeviceMemory,
 )  # fmt: skip
 """By DeviceProblem of csrc/executor/device.h."""
 

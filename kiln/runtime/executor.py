@@ -20,12 +20,14 @@ from kiln.runtime.errors import (
     CheckFailed,
     InputMismatch,
     InvalidProgram,
+    NoDeviceMemory,
     UnknownOperator,
     status_error,
 )
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.plan import Plan
 from kiln.runtime.program import encode_program
+from kiln.support.errors import KilnError
 
 # ErrorKind of csrc/executor/program.h
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
@@ -62,7 +64,12 @@ def load_executor(
     program: bytes, libraries: Libraries, constants: Sequence[torch.Tensor], explain: Explain
 ) -> Executor:
     """An executor of encoded plans; needs no `Plan`."""
-    return Executor(program, libraries.addresses(), list(constants), explain, libraries.images())
+    try:
+        return Executor(program, libraries.addresses(), list(constants), explain, libraries.images())
+    except torch.OutOfMemoryError as error:
+        if isinstance(error, KilnError):
+            raise
+        raise NoDeviceMemory(kernel=f"plan {explain.plan}", reason=str(error)) from error
 
 
 @final

@@ -12,7 +12,7 @@ import torch
 from kiln.native import _executor
 from kiln.runtime.cubins import Cubin, parameter_letters
 from kiln.runtime.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
-from kiln.runtime.executor import make_executor
+from kiln.runtime.executor import DEVICE, Explain, make_executor
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.plan import Allocate, Copy, Free, Kernel, Launch, Plan, PlanInput, PlanOutput, SymbolBinding, View
 from kiln.runtime.verify_plan import InvalidPlan
@@ -208,3 +208,11 @@ def test_without_a_device() -> None:
     assert _executor.cuda_problem() == "torch has no CUDA device"
     with pytest.raises(NoDeviceRuntime, match=r"KILN4010[\s\S]*torch has no CUDA device"):
         make_executor(gather(), fake_libraries(gather()))
+
+
+def test_what_a_device_reports_has_a_code() -> None:
+    explain = Explain("plan", ())
+    found = [explain(DEVICE, problem, "", "k_1: reason") for problem in range(6)]
+    assert [one.code for one in found] == [f"KILN401{n}" for n in (0, 0, 1, 2, 3, 4)]  # type: ignore[attr-defined]
+    assert all("k_1" in str(one) and "reason" in str(one) for one in found)
+    assert isinstance(found[5], torch.OutOfMemoryError)
