@@ -1,6 +1,6 @@
 """Records the graphs of small models on a GPU machine, for tests on machines without one.
 
-    python tools/record_graphs.py tests/gpu/graphs
+    python tools/record_graphs.py tests/gpu_graphs/recorded
 
 A torch without CUDA cannot trace what autograd does on CUDA; lowering, schedule, kernels and plans need only the text
 of a graph. One file for inference, one each for forward and backward of a training step, of each model of the suite
