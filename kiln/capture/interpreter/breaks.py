@@ -8,7 +8,8 @@ A skipped frame runs eager as a whole. `Restart` and `Raised` are no user errors
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 from kiln.support.errors import KilnError
 
@@ -107,6 +108,24 @@ class NotResumable(GraphBreak):
     what = "{reason}"
     why = "it happens where Python cannot resume (inside `{place}`)"
     try_ = ("move the statement to the body of a plain function",)
+
+
+class FrameInspection(GraphBreak):
+    code = "KILN1013"
+    what = "`{function}` looks at the frame that calls it"
+    why = "compiled code runs in frames of its own"
+    try_ = ("pass what it looks for as an argument", "move the call to a function that is not compiled")
+
+
+@final
+@dataclass(frozen=True)
+class BreakPlace:
+    """An instruction of an earlier step, to break in front of: it stands among the frames of a break."""
+
+    number: int
+    step: int
+    continuation: None = None
+    is_generator: bool = False
 
 
 class SkippedFrame(KilnError):

@@ -208,7 +208,7 @@ class Hooks:
     make_list: Callable[[list[Value]], Value]
     make_tuple: Callable[[list[Value]], Value]
     sealed: Wrapper
-    make_generator: Callable[[Any, Args, Kwargs], Value]
+    make_generator: Callable[[Any, Args, Kwargs, Any], Value]
     plain_setattr: Callable[[Value, str, Value | None], bool]
     """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
     number_input: Callable[[Session, Any, Source], Value]

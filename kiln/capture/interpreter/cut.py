@@ -21,7 +21,7 @@ from kiln.capture.bytecode.assemble import Instr, Label, TryBegin, TryEnd, parse
 from kiln.capture.bytecode.decode import Handler
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
-from kiln.capture.interpreter.breaks import GraphBreak, NotResumable, UnsupportedValue
+from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import Session, Value
 from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame
@@ -261,7 +261,7 @@ def write_break(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: M
         write_resumption(s, writer, stop, make_resume)
     except UnsupportedValue as problem:
         problem.at = stop.at
-        if len(stop.frames) > 1:
+        if len(stop.frames) > 1 and not problem.frames:
             problem.frames, problem.resumable = [stop.frames[1]], False
         raise
 
@@ -297,6 +297,9 @@ def write_resumption(s: Session, writer: CodeWriter, stop: GraphBreak, make_resu
 def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
     """Where the state cannot be carried over, break further out."""
     problem = ""
+    if isinstance(stop, FrameInspection):
+        stop.frames, stop.resumable = cut.frames[1:2], False
+        raise stop
     if name not in POPS:
         problem = f"{name} cannot be executed outside of its frame"
     elif name in NEEDS_GLOBALS and len(cut.frames) > 1:

@@ -37,8 +37,7 @@ class AttributeEffect:
     def emit(self, g: Codegen) -> None:
         new = self.value.attrs.get(self.name)
         if new is None:
-            g.emit(self.value)
-            g.op("DELETE_ATTR", self.name)
+            emit_deletion(g, self.value, self.name)
             return
         g.const(object.__setattr__)
         g.emit(self.value)
@@ -46,6 +45,20 @@ class AttributeEffect:
         g.emit(new)
         g.call(3)
         g.op("POP_TOP")
+
+
+def emit_deletion(g: Codegen, value: Value, name: str) -> None:
+    """The attribute may have been there before, or have been made and deleted in the frame."""
+    g.emit(value)
+    if value.python_type().__dictoffset__ == 0:
+        g.op("DELETE_ATTR", name)
+        return
+    g.op("LOAD_ATTR", "__dict__")
+    g.op("LOAD_ATTR", "pop")
+    g.const(name)
+    g.const(None)
+    g.call(2)
+    g.op("POP_TOP")
 
 
 @final

@@ -188,6 +188,7 @@ class SymbolicFrame:
             stop = stops.get((self.number, self.step))
             if stop is not None:
                 stop.frames, stop.resumable, stop.at = [], True, self.location()
+                stop.args = (stop.render(),)
                 raise stop
             self.ip = at + 1
             handler(self, arg)

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedCall
+from kiln.capture.interpreter.breaks import BreakPlace, GraphBreak, Raised, UnsupportedCall
 from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.classes import Class
@@ -29,21 +29,11 @@ from kiln.graph.trace.recorder import record_function
 FUNCTION = torch.autograd.Function
 
 
-@final
-@dataclass(frozen=True)
-class CallPlace:
-    """Where a frame called `apply`: a break in the backward is a break there."""
-
-    number: int
-    step: int
-    continuation: None = None
-    is_generator: bool = False
-
-    def stop(self, function: str, why: str) -> UnsupportedCall:
-        """A break in front of the call: what was recorded since is dropped."""
-        made = UnsupportedCall(function=function, why=why)
-        made.frames, made.resumable = [self], False
-        return made
+def break_at(place: BreakPlace, function: str, why: str) -> UnsupportedCall:
+    """A break in front of the call of `apply`: what was recorded since is dropped."""
+    made = UnsupportedCall(function=function, why=why)
+    made.frames, made.resumable = [place], False
+    return made
 
 
 @handles(FUNCTION.__dict__["apply"].__func__)
@@ -56,7 +46,7 @@ def apply(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if cls.cls.__module__.startswith("torch."):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
     frame = s.frame
-    place = CallPlace(frame.number, frame.step)
+    place = BreakPlace(frame.number, frame.step)
     s.unguarded += 1  # what a later call of an equal block would do is decided in the backward
     mark = s.recorder.mark()
     tensors = [arg for arg in given if isinstance(arg, Tensor)]
@@ -69,7 +59,7 @@ def apply(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if not torch.is_grad_enabled() or not any(tensor.fake.requires_grad for tensor in tensors):
         return result
     if attribute(s, context, "kiln_dirty"):
-        raise place.stop(name, "its forward changes its arguments in place (`mark_dirty`)")
+        raise break_at(place, name, "its forward changes its arguments in place (`mark_dirty`)")
     outputs = list(result.items(s)) if isinstance(result, Tuple) else [result]
     backward = InterpretedBackward(s, frame, place, cls, context, tuple(given), tuple(outputs))
     single = not isinstance(result, Tuple)
@@ -126,7 +116,7 @@ class InterpretedBackward:
 
     session: Session
     frame: SymbolicFrame
-    place: CallPlace
+    place: BreakPlace
     cls: Class
     context: Object
     arguments: tuple[Value, ...]
@@ -155,7 +145,7 @@ class InterpretedBackward:
 
     def _at_the_call(self, s: Session, problem: GraphBreak | Raised) -> GraphBreak:
         reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-        stop = self.place.stop(self.name, reason)
+        stop = break_at(self.place, self.name, reason)
         stop.at = getattr(problem, "at", None) or self.frame.location()
         return stop
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import operator
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kiln.capture.interpreter.breaks import Raised, SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import FrameInspection, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles
 from kiln.capture.interpreter.operations import (
     all_items,
@@ -442,8 +444,28 @@ def reduce(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
+def looks_at_frame(function: Any) -> Callable[[Session, Args, Kwargs], Value]:
+    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        raise FrameInspection(function=function.__name__)
+
+    return handler
+
+
+for _inspecting in (locals, globals, eval, exec, sys._getframe, inspect.currentframe, inspect.stack):
+    handles(_inspecting)(looks_at_frame(_inspecting))
+
+
+@handles(dir)
+def dir_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        raise FrameInspection(function="dir")
+    raise UnsupportedCall(function="dir", why="what it lists is not guarded")
+
+
 @handles(vars)
 def vars_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        raise FrameInspection(function="vars")
     return args[0].get_attr(s, "__dict__")
 
 

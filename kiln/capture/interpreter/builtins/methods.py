@@ -467,10 +467,21 @@ def class_list(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return List([s.wrap(one, None) for one in args[0].constant(s).__mro__])
 
 
+def own_generator(value: Value) -> Generator:
+    """One whose body is interpreted; that of a generator from outside has begun to run in Python."""
+    if not isinstance(value, Generator):
+        raise UnsupportedCall(function="generator", why="it was made outside of the graph")
+    return value
+
+
+@handles(types.GeneratorType.__iter__)
+def generator_iter(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
+
+
 @handles(types.GeneratorType.send)
 def generator_send(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    assert isinstance(args[0], Generator)
-    item = args[0].send(s, args[1])
+    item = own_generator(args[0]).send(s, args[1])
     if item is None:
         raise s.error(StopIteration)
     return item
@@ -478,9 +489,8 @@ def generator_send(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.throw)
 def generator_throw(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    assert isinstance(args[0], Generator)
     error = args[1] if len(args) == 2 or args[2].is_constant else args[2]
-    item = args[0].throw(s, error.call(s, [], {}) if isinstance(error, Class) else error)
+    item = own_generator(args[0]).throw(s, error.call(s, [], {}) if isinstance(error, Class) else error)
     if item is None:
         raise s.error(StopIteration)
     return item
@@ -488,9 +498,8 @@ def generator_throw(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.close)
 def generator_close(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    assert isinstance(args[0], Generator)
     try:
-        args[0].throw(s, s.error(GeneratorExit).value)
+        own_generator(args[0]).throw(s, s.error(GeneratorExit).value)
     except Raised as raised:
         if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
             raise
@@ -499,7 +508,7 @@ def generator_close(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.__next__)
 def generator_next(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    item = args[0].next(s)
+    item = own_generator(args[0]).next(s)
     if item is None:
         raise s.error(StopIteration)
     return item

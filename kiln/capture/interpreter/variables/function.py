@@ -391,7 +391,7 @@ def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
     frame.take_cells()
     if frame.is_generator:
         frame.parent = None
-        return s.hooks.make_generator(frame, args, kwargs)
+        return s.hooks.make_generator(frame, args, kwargs, parent)
     if len(frame.locations()) > MAX_DEPTH:
         raise UnsupportedCall(function=code.co_qualname, why=f"calls are nested more than {MAX_DEPTH} deep")
     result = frame.run()

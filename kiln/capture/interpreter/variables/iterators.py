@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.breaks import BreakPlace, Raised, UnsupportedValue
 from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.constant import Constant
@@ -57,9 +57,10 @@ class Lazy(Value):
 class Generator(Value):
     """A generator; its frame runs up to the next `yield` when asked."""
 
-    __slots__ = ("args", "frame", "kwargs", "started")
+    __slots__ = ("args", "frame", "kwargs", "place", "started")
 
-    def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs) -> None:
+    def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs, caller: SymbolicFrame) -> None:
+        self.place = BreakPlace(caller.number, caller.step)
         self.frame = frame
         self.args = args
         self.kwargs = kwargs
@@ -91,10 +92,11 @@ class Generator(Value):
         return item
 
     def emit(self, g: Codegen) -> None:
-        """One that has not started is made by calling its function again."""
+        """One that has not started is made by calling its function again; else the program breaks where it is made."""
         if self.started:
-            super().emit(g)
-            return
+            stop = UnsupportedValue(type="generator", why="it has begun to run in the graph")
+            stop.frames, stop.resumable = [self.place], False
+            raise stop
         g.const(make_generator)
         g.emit(self.frame.function)
         g.emit(Tuple(list(self.args)))

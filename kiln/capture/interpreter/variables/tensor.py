@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
+from kiln.capture.interpreter.effects import emit_deletion
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
@@ -132,11 +134,32 @@ VALUE_METHODS = frozenset(
 )
 
 
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+@final
+@dataclass(frozen=True)
+class TensorAttributeEffect:
+    """An attribute of a tensor, from outside or a result of the region."""
+
+    value: Any
+    name: str
+
+    def emit(self, g: Codegen) -> None:
+        new = self.value.attrs[self.name]
+        if new is None:
+            emit_deletion(g, self.value, self.name)
+            return
+        g.emit(new)
+        g.emit(self.value)
+        g.op("STORE_ATTR", self.name)
+
+
 @final
 class Tensor(Value):
     """A tensor; `fake` has its dtype, device, sizes and autograd state but no values."""
 
-    __slots__ = ("fake", "original")
+    __slots__ = ("attrs", "fake", "original")
 
     is_torch = True
 
@@ -144,6 +167,8 @@ class Tensor(Value):
         self.fake = fake
         self.source = source
         self.original = original
+        self.attrs: dict[str, Value | None] = {}
+        """Plain attributes that the program wrote; None where it deleted one."""
 
     def python_type(self) -> type:
         if self.original is not None:
@@ -154,6 +179,11 @@ class Tensor(Value):
         return self.fake
 
     def get_attr(self, s: Session, name: str) -> Value:
+        if name in self.attrs:
+            written = self.attrs[name]
+            if written is None:
+                raise s.error(AttributeError, f"'Tensor' object has no attribute '{name}'")
+            return written
         if name in METADATA_ATTRIBUTES:
             if name == "is_leaf":
                 s.state.setdefault("asked_is_leaf", set()).add(id(self.fake))
@@ -175,7 +205,14 @@ class Tensor(Value):
         return TensorMethod(self, name)
 
     def set_attr(self, s: Session, name: str, value: Value | None) -> None:
-        raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of tensors is not modelled")
+        """A name that tensors do not have is a plain attribute."""
+        if s.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
+            raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of torch is not modelled")
+        s.unguarded += 1  # a call of an equal block would write to another tensor
+        if value is None and (name not in self.attrs or self.attrs[name] is None):
+            self.get_attr(s, name)
+        self.attrs[name] = value
+        s.effects.setdefault(("attribute", id(self), name), TensorAttributeEffect(self, name))
 
     def get_item(self, s: Session, key: Value) -> Value:
         return s.record(operator.getitem, [self, key], {})

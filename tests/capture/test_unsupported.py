@@ -1,0 +1,185 @@
+"""What is not modelled: right results, and a break or skip with a stable code, the line, a reason and a hint."""
+
+# ruff: noqa: F841
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+PROGRAMS: list[tuple[Any, list[str]]] = []
+
+
+def program(*codes: str) -> Any:
+    def register(function: Any) -> Any:
+        PROGRAMS.append((function, list(codes)))
+        return function
+
+    return register
+
+
+@program("KILN1002")
+def class_inside(x):
+    y = x + 1
+
+    class A:
+        n = 2
+
+    return y * A.n
+
+
+@program("KILN1010")
+def prints_in_the_middle(x):
+    y = x * 2
+    print("in the middle", y.shape)
+    z = y + 1
+    print("again")
+    return z
+
+
+@program("KILN1002")
+def warning(x):
+    y = x * 2
+    warnings.warn("careful", stacklevel=1)
+    return y + 1
+
+
+@program("KILN1005", "KILN1002")
+def generator_alive_across_a_break(x):
+    g = (x * i for i in range(4))
+    a = next(g)
+    print("break")
+    return a + sum(g)
+
+
+@program("KILN1005")
+def generator_returned(x):
+    g = (x * i for i in range(4))
+    next(g)
+    return g
+
+
+@program("KILN1013")
+def looks_at_locals(x):
+    y = x + 1
+    return y * len(locals())
+
+
+@program("KILN1013")
+def evaluates(x):
+    n = 3
+    return x * eval("n + 1")
+
+
+@program("KILN1013")
+def callee_looks_at_globals(x):
+    def inner(v):
+        return v * len([name for name in globals() if name == "PROGRAMS"])
+
+    return inner(x + 1) * 2
+
+
+async def coroutine_function():
+    return 1
+
+
+@program("KILN1002")
+def coroutine(x):
+    c = coroutine_function()
+    c.close()
+    return x + 1
+
+
+@program("KILN1010")
+def clock(x):
+    return x + (time.time() > 0)
+
+
+@program("KILN1003")
+def attribute_of_torch_written(x):
+    y = x * 2
+    y.requires_grad = True
+    return y.detach() + 1
+
+
+@program("KILN1008")
+def values_of_a_tensor(x):
+    y = x * 2
+    return y * y.tolist()[0][1] + x.sum().item()
+
+
+@program("KILN1012")
+def deletes_a_global(x):
+    global TEMPORARY
+    TEMPORARY = 1
+    del TEMPORARY
+    return x
+
+
+def run(function: Any) -> tuple[Any, str, list[str]]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function(torch.arange(6.0).reshape(2, 3))
+    result = list(result) if hasattr(result, "__next__") else result
+    return result, out.getvalue(), [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(("function", "codes"), PROGRAMS, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_break_says_where_and_why(lab, equal, function, codes) -> None:
+    expected = run(function)
+    equal(run(lab.compile(function)), expected)
+    stops = [stop for got in lab.captures for stop in (*got.breaks, *([got.skipped] if got.skipped else []))]
+    found = {stop.code for stop in stops}
+    assert set(codes) <= found and found <= {*codes, "KILN1002", "KILN1010"}, stops
+    first = stops[0]
+    text = str(first)
+    assert first.code == codes[0] and first.reason
+    assert first.at is None or "test_unsupported.py" in text
+    assert "Try:" in text
+
+
+def tensor_attributes(x):
+    y = x * 2
+    y.tag, y.n = "t", 3
+    x.seen = y
+    z = y.add_(1)
+    del y.tag
+    return y * z.n, hasattr(y, "tag"), x.seen, y
+
+
+class Holder:
+    pass
+
+
+def test_attributes_that_are_made_and_deleted(lab) -> None:
+    def program(x: Any, holder: Any) -> Any:
+        holder.temporary = x + 1
+        y = holder.temporary * 2
+        del holder.temporary
+        return y
+
+    compiled, holder = lab.compile(program), Holder()
+    for _ in range(2):
+        compiled(torch.ones(2), holder)
+        assert not vars(holder)
+    holder.temporary = 1
+    compiled(torch.ones(2), holder)
+    assert not vars(holder)
+    assert lab.breaks() == []
+
+
+def test_plain_attributes_of_tensors(lab, equal) -> None:
+    results = []
+    for function in (tensor_attributes, lab.compile(tensor_attributes)):
+        x = torch.arange(6.0)
+        first, has, seen, y = function(x)
+        assert x.seen is seen is y and y.n == 3 and not has
+        results.append((first, y))
+    equal(results[1], results[0])
+    assert lab.breaks() == []
