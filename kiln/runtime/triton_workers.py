@@ -11,6 +11,7 @@ holds the interpreter lock for 0.1 s (reading libdevice, walking the source), so
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
-from kiln.runtime.triton_compile import PURPOSE
+from kiln.runtime.triton_compile import PURPOSE, compile_source
 from kiln.support.optional import MissingPackage
 
 STARTER = "import sys; sys.path[:] = {path!r}; from kiln.runtime.triton_worker import main; main()"
@@ -80,15 +81,19 @@ class Workers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, count: int) -> None:
-        """At least `count` idle workers. They take about half a second to be ready."""
-        with self.lock:
+        """At least `count` idle workers, if they can be started. They take about half a second to be ready."""
+        with self.lock, contextlib.suppress(OSError):
             self.idle = [one for one in self.idle if one.is_alive()]
-            self.idle += [Worker.start() for _ in range(count - len(self.idle))]
+            while len(self.idle) < count:
+                self.idle.append(Worker.start())
 
     def compile(self, source: str, symbol: str, meta: Mapping[str, Any], capability: int) -> dict[str, Any]:
-        """As `compile_source`. Raises MissingPackage, WorkerError."""
+        """As `compile_source`; in this process where none can be started. Raises MissingPackage, WorkerError."""
         request = {"source": source, "symbol": symbol, "meta": dict(meta), "capability": capability}
-        head, cubin = self.answer(request)
+        try:
+            head, cubin = self.answer(request)
+        except OSError:
+            return compile_source(source, symbol, meta, capability)
         if "error" in head:
             if head["missing"]:
                 raise MissingPackage(package="triton", purpose=PURPOSE)
@@ -97,7 +102,10 @@ class Workers:
         return {**head, "cubin": cubin}
 
     def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """That of an idle worker, which may have ended for want of work, or else of a fresh one."""
+        """That of an idle worker, which may have ended for want of work, or else of a fresh one.
+
+        Raises WorkerError, OSError where no process can be started.
+        """
         while True:
             worker, fresh = self.take()
             try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,3 +135,13 @@ def test_a_worker_that_cannot_start_is_an_error(workers: Workers, monkeypatch: p
     monkeypatch.setattr(triton_workers, "STARTER", "raise SystemExit(1)")
     with pytest.raises(WorkerError, match="has ended"):
         workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta), 90)
+
+
+def test_where_no_process_can_be_started(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError("no process")
+
+    monkeypatch.setattr(triton_workers.subprocess, "Popen", refuse)
+    monkeypatch.setattr(triton_workers, "compile_source", lambda *args: {"symbol": args[1]})
+    workers.start(2)
+    assert workers.idle == [] and workers.compile("", "t_here", {}, 90) == {"symbol": "t_here"}
