@@ -62,10 +62,15 @@ def full(value: float, *sizes: int) -> torch.Tensor:
     return torch.full(sizes or (4,), float(value))
 
 
+def fulls(count: int) -> list[torch.Tensor]:
+    """Arguments at different addresses, which decide what is recorded; those of temporaries are up to malloc."""
+    return [full(n) for n in range(count)]
+
+
 def test_recorded_at_the_second_call_replayed_from_then_on(device: NullDevice) -> None:
     run = graphed(device, double)
-    for n in range(5):
-        (y,) = run(full(n))
+    for n, x in enumerate(fulls(5)):
+        (y,) = run(x)
         assert torch.equal(y, full(2 * n))
         del y
     assert len(device.graphs) == 1
@@ -74,7 +79,8 @@ def test_recorded_at_the_second_call_replayed_from_then_on(device: NullDevice) -
 
 def test_all_held_results_stay(device: NullDevice) -> None:
     run = graphed(device, double)
-    held = [run(full(n))[0] for n in range(6)]
+    keep = fulls(6)
+    held = [run(x)[0] for x in keep]
     for n, y in enumerate(held):
         assert torch.equal(y, full(2 * n))
     assert len(device.graphs) == 1
@@ -82,8 +88,9 @@ def test_all_held_results_stay(device: NullDevice) -> None:
 
 def test_a_dropped_result_gives_its_memory_to_the_next(device: NullDevice) -> None:
     run = graphed(device, double)
-    run(full(0))
-    pointers = {run(full(n))[0].data_ptr() for n in range(5)}
+    first, *others = fulls(6)
+    run(first)
+    pointers = {run(x)[0].data_ptr() for x in others}
     assert len(pointers) == 1
 
 
@@ -101,15 +108,16 @@ def test_views_and_detached_tensors_go_with_a_held_result(device: NullDevice) ->
 
 def test_a_pointer_that_left_torch_stays_good(device: NullDevice) -> None:
     run = graphed(device, double)
-    run(full(0))
+    first, *others = fulls(7)
+    run(first)
     outside = []
-    for n in range(6):
-        y = run(full(n))[0]
+    for x in others:
+        y = run(x)[0]
         view = y[1:]
         outside.append((numpy.from_dlpack(y), view))
         assert not is_lent(view)
     for n, (one, view) in enumerate(outside):
-        assert one.tolist() == [2 * n] * 4 and view.tolist() == [2 * n] * 3
+        assert one.tolist() == [2 * n + 2] * 4 and view.tolist() == [2 * n + 2] * 3
     view.fill_(1)
     assert one[1] == 1
     assert len(device.graphs) == 1
@@ -149,8 +157,8 @@ def test_the_result_is_an_argument(device: NullDevice) -> None:
 
 def test_one_after_the_other(device: NullDevice) -> None:
     f, g = graphed(device, double), graphed(device, lambda x: (x + 1,))
-    for n in range(6):
-        assert torch.equal(g(*f(full(n)))[0], full(2 * n + 1))
+    for n, x in enumerate(fulls(6)):
+        assert torch.equal(g(*f(x))[0], full(2 * n + 1))
     assert len(device.graphs) == 2
 
 
@@ -158,8 +166,8 @@ def test_a_parameter_is_used_in_place_and_may_change(device: NullDevice) -> None
     weight = nn.Parameter(full(3))
     with torch.no_grad():
         run = graphed(device, lambda x, w: (x * w,))
-        for n in range(4):
-            assert torch.equal(run(full(n), weight)[0], full(3 * n))
+        for n, x in enumerate(fulls(4)):
+            assert torch.equal(run(x, weight)[0], full(3 * n))
         assert run.recordings[0].copied <= {0}
         weight.add_(1)
         assert torch.equal(run(full(2), weight)[0], full(8))
@@ -241,17 +249,18 @@ def test_results_that_are_constants(device: NullDevice) -> None:
 
 def test_numbers_belong_to_the_recording(device: NullDevice) -> None:
     run = graphed(device, lambda x, n: (x * n,))
+    x = full(1)
     for factor in (2, 3, 2, 3, 2, 3, 2.0, 2.0, 2.0, True, True):
-        result = run(full(1), factor)[0]
+        result = run(x, factor)[0]
         assert torch.equal(result, full(1) * factor) and result.dtype == (full(1) * factor).dtype
     assert len(device.graphs) == 4
 
 
 def test_layouts_have_recordings_of_their_own(device: NullDevice) -> None:
     run = graphed(device, double)
-    for _ in range(3):
-        for size in range(1, 5):
-            assert torch.equal(run(full(1, size))[0], full(2, size))
+    keep = [full(1, size) for _ in range(3) for size in range(1, 5)]
+    for x in keep:
+        assert torch.equal(run(x)[0], x * 2)
     assert len(device.graphs) == 4
 
 
@@ -268,14 +277,15 @@ def test_the_number_of_recordings_is_bounded(device: NullDevice) -> None:
 def test_a_large_held_result_stays_where_it_is(device: NullDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
     run = graphed(device, double)
-    y = run(full(0))[0]
+    keep = fulls(9)
+    y = run(keep[0])[0]
     places = set()
-    for n in range(8):
-        y = run(full(n))[0]
+    for n in range(1, 9):
+        y = run(keep[n])[0]
         places.add(y.data_ptr())
         assert torch.equal(y, full(2 * n))
     assert len(device.graphs) == len(places) == 2
-    held = [run(full(n))[0] for n in range(5)]
+    held = [run(x)[0] for x in keep[:5]]
     assert [one[0].item() for one in held] == [0, 2, 4, 6, 8]
     assert len(device.graphs) == 2
 
