@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 from torch.utils._device import DeviceContext
@@ -33,6 +34,8 @@ def unknown_mode() -> str:
     state = current_state()
     if state.functorch:
         return "a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
     if state.dispatch_modes:
         return f"{state.dispatch_modes} TorchDispatchMode(s)"
     if state.function_modes and not only_default_device():
@@ -52,11 +55,12 @@ def only_default_device() -> bool:
 
 
 def mode_guards() -> list[Guard]:
-    """What has to hold of the modes beside the word of global state: the default device, if one is set."""
-    if not current_state().function_modes:
-        return []
-    place = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
-    return [Guard(place, GuardKind.EQUALS, _device.CURRENT_DEVICE)]
+    """What has to hold beside the word of global state: no dual level; the default device, if one is set."""
+    guards = [Guard(ModuleGlobalSource(forward_ad.__name__, "_current_level"), GuardKind.EQUALS, -1)]
+    if current_state().function_modes:
+        device = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
+        guards.append(Guard(device, GuardKind.EQUALS, _device.CURRENT_DEVICE))
+    return guards
 
 
 @contextmanager

@@ -289,6 +289,21 @@ def transforms(call: Call) -> Account:
     ]
 
 
+def dual_numbers(call: Call) -> Account:
+    """Forward mode, with and without gradients; a variant that was compiled before is left alone."""
+    x, w = inputs()
+    found: Account = [call(x, w)]
+    with torch.no_grad():
+        found.append(call(x, w))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones(3, 4))
+            found += torch.autograd.forward_ad.unpack_dual(call(dual, w.detach()))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 4))
+        found += torch.autograd.forward_ad.unpack_dual(call(dual, w))
+    return [*found, call(x, w)]
+
+
 def batched_tangents(call: Call) -> Account:
     """vmap over the backward, as `torch.autograd.functional.jacobian(vectorize=True)` does it."""
     x, w = inputs()
@@ -310,11 +325,11 @@ SCENARIOS = (
     changed_input, changed_result, changed_and_seen, changed_data, twice, accumulated, some_inputs, one_needs_none,
     views, not_leaves, tangents, hooks, packed, packed_elsewhere, unpacking_fails, hooks_forbidden, mutation_allowed,
     checkpointed, in_another_thread, modes, inference_tensors, anomaly, requires_grad_later, inside_a_function,
-    transforms, batched_tangents, tape_is_local,
+    transforms, dual_numbers, batched_tangents, tape_is_local,
 )  # fmt: skip
 
 
-RUN_EAGER = (transforms, mutation_allowed)
+RUN_EAGER = (transforms, dual_numbers, mutation_allowed)
 """Under modes that see every call."""
 
 
