@@ -139,3 +139,10 @@ def test_reset_forgets() -> None:
     assert compiles(compiled) == 1
     compiled(x, 1.5)
     assert compiles(compiled) == 2
+
+
+def test_kernels_that_differ_in_the_sign_of_zero() -> None:
+    x = torch.ones(3)
+    for zero in (0.0, -0.0, 0.0):
+        compiled = kiln.compile(lambda x, zero=zero: torch.copysign(x, torch.full((), zero)))
+        assert torch.equal(compiled(x), torch.copysign(x, torch.full((), zero)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.rows import PRIMS
+from kiln.loops.ir.body import Const
 from kiln.loops.ir.builder import BodyBuilder, Inline
 from kiln.loops.ir.reference import REFERENCE
 from kiln.loops.ir.text import body_text
@@ -59,3 +60,10 @@ def test_inlining_substitutes_indices_and_replaces_loads() -> None:
     assert text == (
         "j0 = indirect(load n[i1], 8)\nj1 = indirect(load k[i1 + 1], s0)\n-> add(load x[j1, i1 + 1], load y[j0])"
     )
+
+
+def test_constants_that_are_equal_numbers_are_not_equal_data() -> None:
+    zero, minus, nan = (Const(value, torch.float32) for value in (0.0, -0.0, float("nan")))
+    assert zero != minus and nan == Const(float("nan"), torch.float32)
+    assert Const(1, torch.int64) != Const(True, torch.bool)
+    assert len({zero, minus, nan, Const(0.0, torch.float32)}) == 3

@@ -41,10 +41,20 @@ class Load:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const:
+    """A number. Equal ones are the same to the bit: kernels are found by their bodies, and 0.0 is not -0.0."""
+
     value: bool | int | float
     dtype: torch.dtype
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const) or self.dtype is not other.dtype:
+            return False
+        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash((repr(self.value), self.dtype))
 
 
 @final
