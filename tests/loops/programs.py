@@ -307,6 +307,17 @@ def embedding_backward(g: Env) -> Made:
 
 
 @program
+def put_into_product(g: Env) -> Made:
+    """The product is begun upon where nothing else needs it, else copied."""
+    x, y, rows = g.tensor(7, 3), g.tensor(3, 6), g.tensor(5, 6)
+    n = g.tensor(5, make=lambda s: torch.randint(0, 7, s))
+    one, other = g.mm(x, y), g.mm(x, g.exp(y))
+    first = g.index_put(one, n, rows, axes=(0,), accumulate=True)
+    second = g.index_put(other, n, rows, axes=(0,), accumulate=True)
+    return g.done(first, second, g.neg(other))
+
+
+@program
 def put_last_axis(g: Env) -> Made:
     x, v = g.tensor(3, 7), g.tensor(3, 2)
     n = g.real(torch.tensor([4, -6]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kiln.graph.ir.graph import Graph
+from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
@@ -30,6 +31,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
+    AddEmbedding(),
     UnfuseBias(),
     ChannelsLast(),
     SettleDevices(),
@@ -43,6 +45,8 @@ check_order(
     GRAPH_PASSES,
     before("constant-fold", "simplify",         because="rules look for numbers"),
     before("simplify",      "cse",              because="two chains of views may become one"),
+    before("cse",           "add-embedding",    because="it looks at all readers of a table"),
+    before("add-embedding", "dead-code",        because="the replaced table has no reader"),
     before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
     before("cse",           "channels-last",    because="one value is copied once"),

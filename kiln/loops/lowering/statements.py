@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Kind
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
@@ -89,10 +90,29 @@ SCATTER_OPS: Mapping[str | None, ReduceOp | None] = {
 }  # fmt: skip
 
 
+FRESH = frozenset({
+    "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
+    "aten.embedding_dense_backward.default",
+})  # fmt: skip
+"""Calls whose result is memory of its own."""
+
+
+def _begun(lowering: Lowering, node: Node) -> Buffer:
+    """What a scatter writes into: the memory of its first input if that is a call's and nothing else needs it."""
+    x, *others = node.inputs
+    buffer = lowering.buffers.get(x)
+    fresh = x.op.kind is Kind.LIBRARY and x.attrs["target"] in FRESH and x.spec == node.spec
+    if buffer is None or buffer.base is not None or not fresh or x in others or x in lowering.results_of_graph:
+        return lowering.store(node.tensor, x)
+    written = any(write.value is x for write in lowering.graph.writes)
+    readers = sum(x in one.inputs for one in lowering.graph.nodes)
+    return lowering.store(node.tensor, x) if written or readers > 1 else buffer
+
+
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
     x, numbers, source = node.inputs
-    out = lowering.buffers[node] = lowering.store(node.tensor, x)
+    out = lowering.buffers[node] = _begun(lowering, node)
     axes = loop_axes(numbers.tensor.sizes)
     at = symbols(axes)
     body = lowering.body(axes)
@@ -110,7 +130,7 @@ def scatter(lowering: Lowering, node: Node) -> None:
 @STATEMENT("index_put")
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *numbers, values = node.inputs
-    out = lowering.buffers[node] = lowering.store(node.tensor, x)
+    out = lowering.buffers[node] = _begun(lowering, node)
     sizes = _indexed_sizes(x.tensor, numbers, node.attrs["axes"])
     axes = loop_axes(sizes)
     at = symbols(axes)

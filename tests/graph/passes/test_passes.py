@@ -12,6 +12,7 @@ from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import GRAPH_PASSES, run_passes
+from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
@@ -257,3 +258,28 @@ def test_outputs_keep_even_the_strides_of_dimensions_of_size_one() -> None:
     made = run_passes(graph, EventSink(), checks="full")
     assert made.outputs[0].value.tensor.strides == (3, 1, 1, 1)
     assert [node.op.name for node in made.nodes] == ["exp", "as_strided"]
+
+
+def test_rows_of_an_embedding_are_added_to_the_other_gradient() -> None:
+    """The index has the padding row 3 in it; a table that something else reads stays."""
+    lines = (
+        "%3: f32[12, 4] = mul(%0, %0)",
+        "%4: i64[2, 5] = clone(%1, strides=(5, 1))",
+        "%5: f32[12, 4] = aten.embedding_dense_backward.default(%2, %4, 12, 3, False)",
+        "%6: f32[12, 4] = add(%5, %3)",
+    )
+    head = '%0: f32[12, 4] "x", %1: i64[2, 5] "at", %2: f32[2, 5, 4] "rows"'
+    graph = graph_of(head, *lines, "return %6")
+    changed, count = AddEmbedding().run(graph, CONTEXT)
+    verify(changed, "add-embedding")
+    assert count == 1
+    changed, _ = DeadCode().run(changed, CONTEXT)
+    made = {node.op.name for node in changed.nodes}
+    assert "index_put" in made and not made & {"add", "aten"}
+    inputs = [torch.randn(12, 4), torch.randint(0, 12, (2, 5)), torch.randn(2, 5, 4)]
+    expected, got = (interpret(one, inputs).outputs[0] for one in (graph, changed))
+    torch.testing.assert_close(got, expected)
+    for end in ("return %6, %5", "return %6, %3, %5"):
+        assert AddEmbedding().run(graph_of(head, *lines, end), CONTEXT)[1] == 0
+    strict = PassContext(KnownSizes(), numerics="strict")
+    assert AddEmbedding().run(graph, strict)[1] == 0
