@@ -23,8 +23,9 @@ from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer
 from kiln.loops.schedule.affine import Affine, affine, guess
-from kiln.symbolic import Int, Symbol, product, simplify_in_ranges, symbol
-from kiln.symbolic.expr import is_polynomial_in_symbols
+from kiln.symbolic import Expr, Int, Symbol, product, simplify_in_ranges, symbol
+from kiln.symbolic.expr import from_terms, is_polynomial_in_symbols
+from kiln.symbolic.relation import relate
 
 Effect = Store | Accumulate
 
@@ -51,7 +52,11 @@ def open_sizes(loops: Loops) -> tuple[Loops, dict[Symbol, Int]]:
     """Sizes that the code need not know under symbols of their own, and their values.
 
     The number of the outermost units (of all units where there is nothing inside them), the strides that follow from
-    these, and how long a parameter is that is indexed by its address.
+    these, and how long a parameter is that is indexed by its address. Where there are only units, also the numbers in
+    such an address and in tests of units, but for what belongs to the innermost one, along which vectors lie: so
+    padded images of all sizes share a kernel.
+
+        i1 <= 56, x[8064*i1 + 144*i2 + i3 - 8208]    =>    i1 <= n6, x[n7*i1 + n8*i2 + i3 - n9]
     """
     return _Opener(loops).run()
 
@@ -65,15 +70,54 @@ class _Opener:
         everything = len(loops.phases) == 1 and not loops.phases[0].axes and not loops.locals
         opened = loops.units if everything else loops.units[:1]
         self.sizes = {axis.symbol: self._fresh(axis.size) for axis in opened}
+        self.outer = frozenset(axis.symbol for axis in loops.units[:-1]) if everything else frozenset()
+        self.addresses: dict[Int, Int] = {}
 
     def run(self) -> tuple[Loops, dict[Symbol, Int]]:
         units = tuple(Axis(axis.symbol, self.sizes.get(axis.symbol, axis.size)) for axis in self.loops.units)
         buffers = {name: Buffer(name, self._opened(buffer.spec, self.loops.dims[name]))
                    for name, buffer in self.loops.buffers.items()}  # fmt: skip
-        return replace(self.loops, units=units, buffers=buffers), self.values
+        phases = tuple(map(self._phase, self.loops.phases)) if self.outer else self.loops.phases
+        return replace(self.loops, units=units, phases=phases, buffers=buffers), self.values
+
+    def _phase(self, phase: Phase) -> Phase:
+        body = LoopBody(tuple(map(self._op, phase.body.ops)), phase.body.results)
+        effects = tuple(replace(one, index=self._index(one.target, one.index)) for one in phase.effects)
+        return replace(phase, body=body, effects=effects)
+
+    def _op(self, op: BodyOp) -> BodyOp:
+        if isinstance(op, Load):
+            return replace(op, index=self._index(op.buffer, op.index))
+        if isinstance(op, Test) and op.relation.free_symbols() <= self.outer:
+            opened = relate(op.relation.kind, self._numbers_opened(op.relation.difference, frozenset()))
+            return op if isinstance(opened, bool) else Test(opened)
+        return op
+
+    def _index(self, name: str, index: Index) -> Index:
+        if self.loops.dims[name] != (None,):
+            return index
+        (address,) = index
+        if address not in self.addresses:
+            self.addresses[address] = self._numbers_opened(address, self.outer)
+        return (self.addresses[address],)
+
+    def _numbers_opened(self, value: Int, factors_of: frozenset[Symbol]) -> Int:
+        """The number that is added, and those that multiply one of the symbols `factors_of`, under symbols."""
+        if not isinstance(value, Expr):
+            return value
+        opened: Int = 0
+        for monomial, coefficient in value.terms:
+            known = not monomial or (len(monomial) == 1 and monomial[0] in factors_of)
+            if known and abs(coefficient) > 1:
+                number = self._fresh(abs(coefficient))
+                rest = from_terms(((monomial, 1 if coefficient > 0 else -1),))
+                opened = opened + rest * number
+            else:
+                opened = opened + from_terms(((monomial, coefficient),))
+        return opened
 
     def _fresh(self, value: Int) -> Symbol:
-        made = symbol(f"n{len(self.values)}_")
+        made = symbol(f"n{len(self.values):02}_")  # the order of names is that of arguments
         self.values[made] = value
         return made
 
