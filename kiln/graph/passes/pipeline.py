@@ -10,6 +10,7 @@ from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import Checks, GraphPass, Numerics, apply_passes, before, check_order
+from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.settle_devices import SettleDevices
 from kiln.graph.passes.simplify import Simplify
@@ -34,6 +35,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AddEmbedding(),
     UnfuseBias(),
     ChannelsLast(),
+    PoolChannelsLast(),
     SettleDevices(),
     DeadCode(),
     SeparateOutputs(),
@@ -52,6 +54,8 @@ check_order(
     before("cse",           "channels-last",    because="one value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("constant-fold", "settle-devices",   because="a number that is known needs no move"),
+    before("channels-last", "pool-channels-last", because="pools between convolutions follow them"),
+    before("pool-channels-last", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="what stays in the old layout leaves unread copies"),
     before("channels-last", "separate-outputs", because="an output that it copies has memory of its own"),
     before("dead-code",     "separate-outputs", because="it must see what is left"),

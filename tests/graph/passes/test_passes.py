@@ -17,6 +17,7 @@ from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import GraphPass, PassContext, apply_passes, before, check_order
+from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.settle_devices import SettleDevices
 from kiln.graph.passes.unfuse_bias import UnfuseBias
@@ -283,3 +284,26 @@ def test_rows_of_an_embedding_are_added_to_the_other_gradient() -> None:
         assert AddEmbedding().run(graph_of(head, *lines, end), CONTEXT)[1] == 0
     strict = PassContext(KnownSizes(), numerics="strict")
     assert AddEmbedding().run(graph, strict)[1] == 0
+
+
+def test_max_pooling_runs_channels_last() -> None:
+    """Same values and same indices in eager's strides; few channels and small images stay."""
+    head = '%0: f32[2, 16, 64, 64] "x"'
+    call = (
+        "%1: (f32[2, 16, 32, 32], i64[2, 16, 32, 32]) = "
+        "aten.max_pool2d_with_indices.default(%0, (3, 3), (2, 2), (1, 1))"
+    )
+    items = ("%2: f32[2, 16, 32, 32] = item(%1, index=0)", "%3: i64[2, 16, 32, 32] = item(%1, index=1)")
+    graph = graph_of(head, call, *items, "return %2, %3")
+    changed, count = PoolChannelsLast().run(graph, CONTEXT)
+    verify(changed, "pool-channels-last")
+    changed, _ = DeadCode().run(changed, CONTEXT)
+    assert count == 2
+    assert [node.op.name for node in changed.nodes] == ["clone", "aten", "item", "clone", "item", "clone"]
+    inputs = [torch.randn(2, 16, 64, 64).relu()]
+    inputs[0][0, 0, 3, 5] = float("nan")
+    for a, b in zip(interpret(graph, inputs).outputs, interpret(changed, inputs).outputs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        assert a.stride() == b.stride()
+    few = [line.replace("16", "8") for line in (head, call, *items, "return %2, %3")]
+    assert PoolChannelsLast().run(graph_of(*few), CONTEXT)[1] == 0

@@ -1,0 +1,79 @@
+"""Max pooling on the CPU in the layout in which the library works on vectors.
+
+    %1, %2 = aten.max_pool2d_with_indices.default(%0, [3, 3], [2, 2], [1, 1])
+                                =>
+    %3: f32[4, 64, 112, 112 | 802816, 1, 7168, 64] = clone(%0, strides=(802816, 1, 7168, 64))
+    %4, %5 = aten.max_pool2d_with_indices.default(%3, ...)
+    %1 = clone(%4, strides=...); %2 = clone(%5, strides=...)
+
+On contiguous images ATen goes through each window number by number; on channels-last ones through all channels at
+once, and both give the same maxima and the same indices. The copies join the kernels beside them.
+Where convolutions are laid out anew (`channels_last.py`) nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import fill_template
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rewrite
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import LIBRARY
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.prims.meta import format_strides
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
+from kiln.symbolic import is_static, product
+
+POOL = "aten.max_pool2d_with_indices.default"
+LEAST_CHANNELS = 16
+"""A vector of them; with fewer the lanes stay empty."""
+LEAST_ELEMENTS = 1 << 16
+"""Of the argument: below it two more launches cost what is gained."""
+
+
+@final
+@dataclass(frozen=True)
+class PoolChannelsLast:
+    name: str = "pool-channels-last"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        chosen = {node for node in graph.nodes if node.op.name == "item" and is_candidate(node.inputs[0])}
+        if not chosen:
+            return graph, 0
+        made: dict[Node, Node] = {}
+
+        def relaid(builder: Builder, node: Node) -> Node:
+            (pool,), place = node.inputs, node.attrs["index"]
+            if pool not in made:
+                made[pool] = pooled(builder, pool, Emit(context.oracle, context.numerics))
+            new = made[pool]
+            part = builder.add(PRIMS["item"], (new,), node.attrs, new.spec[place])  # type: ignore[index]
+            return builder.node("clone", part, strides=node.tensor.strides)
+
+        return rewrite(graph, relaid, context.oracle, only=chosen)
+
+
+def is_candidate(node: Node) -> bool:
+    """Pooling of contiguous images with enough channels on the CPU."""
+    if node.op.kind is not Kind.LIBRARY or node.attrs["target"] != POOL:
+        return False
+    spec = node.inputs[0].tensor
+    if spec.device.type != "cpu" or spec.dtype != torch.float32 or spec.rank != 4 or not spec.is_contiguous():
+        return False
+    count, channels = product(spec.sizes), spec.sizes[1]
+    return is_static(count) and is_static(channels) and count >= LEAST_ELEMENTS and channels >= LEAST_CHANNELS
+
+
+def pooled(builder: Builder, node: Node, emit: Emit) -> Node:
+    """The same call on a copy in the other layout; its rule predicts the strides of the results."""
+    (image,) = node.inputs
+    copy = builder.node("clone", image, strides=format_strides(image.tensor.sizes, "channels_last"))
+    args = [fill_template(one, (copy,), lambda value: value) for one in node.attrs["args"]]
+    return builder.add(node.op, (copy,), node.attrs, LIBRARY.get(POOL)(emit, *args))  # type: ignore[misc]
