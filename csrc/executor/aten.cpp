@@ -397,23 +397,25 @@ int64_t read_int(const c10::TensorImpl& tensor) { return element(tensor).toLong(
 double read_float(const c10::TensorImpl& tensor) { return element(tensor).toDouble(); }
 bool read_bool(const c10::TensorImpl& tensor) { return element(tensor).toBool(); }
 
-std::pair<int64_t, int64_t> draw_seed(int32_t device_type, int32_t device_index,
-                                      int64_t increment) {
-  if (device_type == 0) {
-    static const auto op =
-        operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>("aten::random_", "");
-    auto drawn = at::detail::empty_cpu({}, c10::ScalarType::Long, false, std::nullopt);
-    at::Tensor target(drawn);
-    op.call(target, std::nullopt);
-    return {*drawn.const_data_ptr<int64_t>(), 0};
-  }
-  c10::Device device(static_cast<c10::DeviceType>(device_type),
-                     static_cast<c10::DeviceIndex>(device_index));
+std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment) {
+  c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_index));
   at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   uint64_t offset = generator.get_offset();
   generator.set_offset(offset + static_cast<uint64_t>((increment + 3) / 4 * 4));
   return {static_cast<int64_t>(generator.current_seed()), static_cast<int64_t>(offset)};
+}
+
+void draw_seed_into(TensorPtr pair) {
+  static const auto zero = operator_of<at::Tensor&(at::Tensor&)>("aten::zero_", "");
+  static const auto random =
+      operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>("aten::random_", "");
+  auto seed = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
+      c10::Storage(pair->storage()), pair->key_set(), pair->dtype());
+  seed->set_sizes_contiguous({1});
+  at::Tensor both(std::move(pair)), first(std::move(seed));
+  zero.call(both);
+  random.call(first, std::nullopt);
 }
 
 c10::Allocator* allocator_of(c10::Device device) {

@@ -40,6 +40,7 @@ struct Opened {
     find(library, "cuFuncGetAttribute", driver.function_get_attribute);
     find(library, "cuFuncSetAttribute", driver.function_set_attribute);
     find(library, "cuLaunchKernel", driver.launch_kernel);
+    find(library, "cuStreamIsCapturing", driver.stream_is_capturing);
     find(library, "cuMemHostAlloc", driver.host_alloc);
     find(library, "cuMemHostGetDevicePointer_v2", driver.host_get_device_pointer);
     if (!problem.empty()) return;

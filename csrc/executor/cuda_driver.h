@@ -33,6 +33,8 @@ inline constexpr int kFunctionMaxThreads = 0;
 inline constexpr int kFunctionSharedBytes = 1;
 inline constexpr int kFunctionMaxDynamicShared = 8;
 
+inline constexpr int kCaptureActive = 1;  // of CUstreamCaptureStatus
+
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostDeviceMapped = 2;
 
@@ -54,6 +56,7 @@ struct CudaDriver {
                               unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
                               unsigned shared_bytes, CudaStream stream, void** parameters,
                               void** extra);
+  CudaResult (*stream_is_capturing)(CudaStream stream, int* status);
   CudaResult (*host_alloc)(void** pointer, size_t bytes, unsigned flags);
   CudaResult (*host_get_device_pointer)(CudaPointer* pointer, void* host, unsigned flags);
 

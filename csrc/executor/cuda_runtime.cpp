@@ -137,6 +137,7 @@ class CudaScope final : public DeviceScope {
   void launch(const DeviceLaunch& launch) override;
   c10::Allocator& allocator() override { return runtime_.allocator(current_); }
   void store_pair(void* target, int64_t first, int64_t second) override;
+  bool is_capturing() const override;
   int64_t take_status() override;
 
  private:
@@ -369,6 +370,14 @@ void CudaScope::store_pair(void* target, int64_t first, int64_t second) {
   CudaKernel& kernel = runtime_.store_pair();
   void* parameters[] = {&target, &first, &second};
   issue(runtime_.function(kernel, current_), 1, 1, 1, 1, 0, parameters, kernel.image.symbol);
+}
+
+// An error: another stream is being recorded, and this one is not.
+bool CudaScope::is_capturing() const {
+  int status = 0;
+  CudaResult result =
+      runtime_.driver().stream_is_capturing(static_cast<CudaStream>(stream_), &status);
+  return result == kCudaSuccess && status == kCaptureActive;
 }
 
 int64_t CudaScope::take_status() {

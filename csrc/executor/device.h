@@ -88,6 +88,8 @@ class DeviceScope {
   // Of the device that was entered; blocks are freed behind the work of its stream.
   virtual c10::Allocator& allocator() = 0;
   virtual void store_pair(void* target, int64_t first, int64_t second) = 0;
+  // Is what is issued now recorded as a graph, to be run later and again?
+  virtual bool is_capturing() const { return false; }
   // What kernels that have run so far reported on the device that was entered; cleared.
   virtual int64_t take_status() = 0;
 };

@@ -399,21 +399,20 @@ void Run::launch(const Step& step) {
   if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
 }
 
-// a = (seed, offset) for d numbers, from the generator of device b:c, on that device
+// a = (seed, offset) for d numbers, from the generator of device b:c, on that device. A recorded
+// graph draws in each replay: the generator's state on the host is that of the recording.
 void Run::random_seed(const Step& step) {
-  auto [seed, offset] = draw_seed(step.b, step.c, ints_[step.d]);
   static const auto dtype = caffe2::TypeMeta::Make<int64_t>();
   static constexpr int64_t kSizes[] = {2}, kStrides[] = {1};
   bool on_device = step.b != kCpu && program_.runtime;
   c10::Allocator& allocator =
       on_device ? device(static_cast<int8_t>(step.c)).allocator() : *c10::GetCPUAllocator();
   TensorPtr made = empty_from(allocator, dtype, 16, kSizes, kStrides, 0);
-  if (on_device) {
+  if (on_device && !device_->is_capturing()) {
+    auto [seed, offset] = draw_seed(step.c, ints_[step.d]);
     device_->store_pair(made->mutable_data(), seed, offset);
   } else {
-    auto* numbers = static_cast<int64_t*>(made->mutable_data());
-    numbers[0] = seed;
-    numbers[1] = offset;
+    draw_seed_into(made);
   }
   slots_[step.a].set_tensor(std::move(made));
 }

@@ -5,7 +5,9 @@
 A kernel computes its numbers from seed, offset and the element's index; backward gets the same pair and computes
 the same numbers again. The generators advance, so `torch.manual_seed` decides what is drawn and two calls differ.
 * CPU: the Mersenne twister has no offset; each draw takes a fresh 63-bit seed from it.
-* CUDA: the generator's seed and its offset, which moves on by `increment` (rounded up to 4, as torch does).
+* CUDA: the generator's seed and its offset, which moves on by `increment` (rounded up to 4, as torch does). While the
+  user records a CUDA graph, torch keeps the state of its generators from being read: an operator draws the seed, in
+  each replay another one.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import torch
 
 def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
     """int64[2] on `device`; `increment` is the count of random numbers per stream that the kernels will use."""
-    if device.type == "cpu":
-        drawn = torch.zeros(2, dtype=torch.int64)
+    if device.type == "cpu" or torch.cuda.is_current_stream_capturing():
+        drawn = torch.zeros(2, dtype=torch.int64, device=device)
         drawn[0].random_()
         return drawn
     generator = torch.cuda.default_generators[device.index or 0]

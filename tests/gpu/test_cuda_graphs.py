@@ -18,6 +18,10 @@ from kiln.runtime.cuda_graphs.graphed import GraphedPlan
 from kiln.runtime.cuda_graphs.graphs import gpu
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.cuda_graphs.seeds import SeedRows
+from kiln.runtime.executor import make_executor
+from kiln.runtime.libraries import Libraries
+from kiln.runtime.plan import BufferSpec, CallAten, Plan, PlanOutput, RandomSeed, Ref
+from kiln.runtime.python_executor import PythonExecutor
 from tests.cuda_graphs.plans import random_holds
 from tests.cuda_graphs.scenarios import SCENARIOS, Setup, random_order
 
@@ -156,6 +160,45 @@ def test_the_users_own_capture() -> None:
     graph.replay()
     assert torch.equal(y, full(8))
     assert torch.equal(run(x)[0], full(8))
+
+
+def test_dropout_in_the_users_own_capture() -> None:
+    fast = Setup(CUDA).compiled(lambda x: F.dropout(x * 3, 0.5))
+    x = torch.ones(4096, device=CUDA, requires_grad=True)
+    for _ in range(3):
+        fast(x).sum().backward()
+    graph = torch.cuda.CUDAGraph()
+    x.grad = None
+    with torch.cuda.graph(graph):
+        y = fast(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    seen = []
+    for _ in range(4):
+        graph.replay()
+        assert torch.equal(gradient, y) and 0.4 < (y > 0).float().mean() < 0.6
+        seen.append(y.detach().clone())
+    assert not any(torch.equal(one, other) for n, one in enumerate(seen) for other in seen[:n])
+    runs = []
+    for _ in range(2):
+        torch.cuda.manual_seed(5)
+        graph.replay()
+        runs.append(y.detach().clone())
+    assert torch.equal(*runs), "the seed decides what replays draw"
+    assert not torch.equal(fast(x), fast(x))
+
+
+def test_both_executors_draw_seeds_while_recording() -> None:
+    clone = CallAten("aten.clone.default", (Ref(0),), (), (1,), (BufferSpec(torch.int64, (2,), (1,), 0, CUDA),))
+    plan = Plan("seed", (), (), (RandomSeed(0, CUDA, 4), clone), (PlanOutput(slot=1),), (), 2)
+    for run in (PythonExecutor(plan, Libraries({}, ())), make_executor(plan, Libraries({}, ()))):
+        run()
+        graph, pairs = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph):
+            (pair,) = run()
+        for _ in range(3):
+            graph.replay()
+            pairs.append(pair.tolist())
+        assert len({seed for seed, _ in pairs}) == 3 and all(seed >= 0 and offset == 0 for seed, offset in pairs)
 
 
 def test_what_cannot_be_recorded_ends_recording_and_leaves_torch_whole() -> None:
