@@ -11,11 +11,11 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from kiln.capture.interpreter import Capture, capture
+from kiln.capture.interpreter import capture
 from kiln.capture.interpreter.blocks import repeat
 from kiln.capture.interpreter.variables.module import interpret_call
-from kiln.graph.ir.text import graph_text
 from tests.capture.conftest import Lab, assert_equal
+from tests.capture.texts import texts
 
 COUNT = 0
 
@@ -73,26 +73,6 @@ def stack(count: int = 4, config: Config | None = None) -> Stack:
     torch.manual_seed(0)
     config = config or Config()
     return Stack(*[Block(config, index) for index in range(count)]).eval()
-
-
-def texts(captures: list[Capture]) -> dict[str, str]:
-    """All that a capture gives, but how many opcodes it took."""
-    found: dict[str, list[str]] = {}
-
-    def add(name: str, lines: Any) -> None:
-        found.setdefault(name, []).extend(lines)
-
-    for one in captures:
-        add("guards", [f"{guard.text()} {guard.location}" for guard in one.guards])
-        add("collect", [source.text() for source in one.collect])
-        add("breaks", [f"{stop.code} {stop.at}" for stop in one.breaks])
-        for region in one.regions:
-            trace = region.trace
-            add("graph", [graph_text(trace.graph)])
-            add("torch", [trace.torch_graph().code])
-            add("inputs", [f"{record.name} {record.source.text()} {record.used}" for record in trace.inputs])
-            add("calls", [f"{call.name} {call.effects} {[at.text() for at in call.stack]}" for call in trace.calls])
-    return {name: "\n".join(lines) for name, lines in found.items()}
 
 
 @pytest.fixture
@@ -469,3 +449,39 @@ def test_blocks_inside_a_function_with_its_own_backward(repeats: Any) -> None:
             return x
 
     repeats(Hidden(*[Block(CONFIG) for _ in range(6)]).eval(), x().requires_grad_(), grad=True)
+
+
+def test_blocks_called_on_different_lines(repeats: Any) -> None:
+    """Guards and nodes know the line that asked for them."""
+
+    class Lines(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = CONFIG
+            self.first, self.second, self.third = Block(CONFIG), Block(CONFIG), Block(CONFIG)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x * self.config.scale)
+            x = self.second(x)
+            return self.later(x)
+
+        def later(self, x: torch.Tensor) -> torch.Tensor:
+            return self.third(x)
+
+    assert repeats(Lines().eval(), x()) == 2
+
+
+def test_views_of_one_memory_as_arguments(repeats: Any) -> None:
+    class Strided(Block):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            y = super().forward(x)
+            return torch.as_strided(x, (2, 8), (8, 1)) + y.view(16)[4:12].sum()
+
+    class Caller(Stack):
+        def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            whole = torch.cat([x * self.config.scale, x])
+            parts = [block(whole[:2]) for block in self.blocks]
+            parts[0].mul_(2.0)
+            return torch.cat([*parts, whole])
+
+    assert repeats(Caller(*[Strided(CONFIG) for _ in range(4)]).eval(), x()) == 3

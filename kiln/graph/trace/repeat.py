@@ -87,18 +87,17 @@ class Copies:
         args, kwargs = self.successors.of(call.args), self.successors.of(call.kwargs)
         made: list[Node] = []
         origin: Origin | None = None
+        place = stack[-1] if stack else call.location
         for old in self.log[first:last]:
             if old.op is CONSTANT:
                 continue  # of a number there is one
             if origin is None and old.origin is not None:
-                origin = Origin(old.origin.call, number, old.origin.location)
+                origin = Origin(old.origin.call, number, place, region=old.origin.region)
             new = self._nodes[id(old)] = Node(old.op, self._inputs(old.inputs), old.attrs, old.spec, origin)
             made.append(new)
         result = self._result(call.result)
         nodes = (len(self.log), len(self.log) + len(made))
-        return made, TorchCall(
-            number, call.kind, call.target, args, kwargs, result, call.location, stack, call.effects, nodes
-        )
+        return made, TorchCall(number, call.kind, call.target, args, kwargs, result, place, stack, call.effects, nodes)
 
     def _inputs(self, inputs: Iterable[Node]) -> tuple[Node, ...]:
         known = self._nodes

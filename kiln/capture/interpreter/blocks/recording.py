@@ -18,6 +18,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.autocast import is_any_autocast_enabled
 from kiln.graph.trace.log import TorchCall
+from kiln.support.location import Location
 
 WORTH = 48
 """A call of fewer opcodes is as soon interpreted as repeated."""
@@ -81,6 +82,8 @@ class Recording:
     depth: int
     """How many lines of the stack are the caller's."""
     modes: tuple[bool, ...]
+    place: Location
+    """The line of the call."""
     end: Marks = field(init=False)
     calls: list[TorchCall] = field(init=False)
     result: Value = field(init=False)
@@ -92,8 +95,9 @@ class Recording:
         tensors: dict[int, FakeState] = {}
         for value in (*args, *kwargs.values()):
             note_tensors(value, tensors)
-        depth = len(s.frame.locations())
-        return Recording(module, args, kwargs, tensors, lasting_effects(s), Marks.of(s), s.steps, depth, modes())
+        stack = s.frame.locations()
+        effects, start = lasting_effects(s), Marks.of(s)
+        return Recording(module, args, kwargs, tensors, effects, start, s.steps, len(stack), modes(), stack[-1])
 
     def ended(self, s: Session, result: Value) -> bool:
         """Whether the call can be repeated as far as the session tells, and is worth it."""

@@ -143,8 +143,10 @@ def adopt(s: Session, template: Template, module: Module, reals: list[Any], pair
     """Guards and objects of this module as if it had been interpreted; False where an input turns out different."""
     assert module.source is not None
     paths = template.paths.based(module.source)
-    for number, guard in template.guards:
-        s.guards.add(paths[number], guard.kind, guard.expected, guard.location, guard.reason)
+    here = s.location()
+    for number, guard, by_caller in template.guards:
+        at = here if by_caller else guard.location
+        s.guards.add(paths[number], guard.kind, guard.expected, at, guard.reason)
     fitting = True
     count = len(template.objects)
     for (number, old), real in zip(template.objects, reals, strict=False):

@@ -91,10 +91,13 @@ class Paths:
 @final
 @dataclass(slots=True)
 class Template:
-    """`objects` are (number of the path, value in the recorded call); an alias also has the path it must lead to."""
+    """`guards` are (number of the path, guard of the recorded call, whether the line of the call asked for it).
+
+    `objects` are (number of the path, value in the recorded call); an alias also has the path it must lead to.
+    """
 
     paths: Paths
-    guards: list[tuple[int, Guard]] = field(default_factory=list)
+    guards: list[tuple[int, Guard, bool]] = field(default_factory=list)
     objects: list[tuple[int, Value]] = field(default_factory=list)
     aliases: list[tuple[int, int | None, Value]] = field(default_factory=list)
     tree: _frames.GuardTree | None = None
@@ -135,7 +138,7 @@ def collect_guards(s: Session, recording: Recording, made: Template) -> None:
     for guard in s.guards.first(recording.end.guards):
         number = made.paths.number(guard.source)
         if number is not None:
-            made.guards.append((number, guard))
+            made.guards.append((number, guard, guard.location == recording.place))
 
 
 def collect_objects(s: Session, recording: Recording, made: Template) -> None:
@@ -167,7 +170,7 @@ def make_tree(s: Session, made: Template) -> _frames.GuardTree:
     """The native check of all that is asked."""
     paths = made.paths.based(LocalSource("module"))
     asked = GuardCollector()
-    for number, guard in made.guards:
+    for number, guard, _ in made.guards:
         asked.add(paths[number], guard.kind, guard.expected)
     for number, value in made.objects:
         ask_presence(s, asked, paths[number], value)

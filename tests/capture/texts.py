@@ -1,0 +1,28 @@
+"""All that captures give, as texts to compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.capture.interpreter import Capture
+from kiln.graph.ir.text import graph_text
+
+
+def texts(captures: list[Capture]) -> dict[str, str]:
+    """All that a capture gives, but how many opcodes it took."""
+    found: dict[str, list[str]] = {}
+
+    def add(name: str, lines: Any) -> None:
+        found.setdefault(name, []).extend(lines)
+
+    for one in captures:
+        add("guards", [f"{guard.text()} {guard.location}" for guard in one.guards])
+        add("collect", [source.text() for source in one.collect])
+        add("breaks", [f"{stop.code} {stop.at}" for stop in one.breaks])
+        for region in one.regions:
+            trace = region.trace
+            add("graph", [graph_text(trace.graph)])
+            add("torch", [trace.torch_graph().code])
+            add("inputs", [f"{record.name} {record.source.text()} {record.used}" for record in trace.inputs])
+            add("calls", [f"{call.name} {call.effects} {[at.text() for at in call.stack]}" for call in trace.calls])
+    return {name: "\n".join(lines) for name, lines in found.items()}

@@ -1,0 +1,39 @@
+"""The models of the suite `cpu`: repeating equal blocks gives the texts of interpreting all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kiln.capture.interpreter import capture
+from kiln.capture.interpreter.variables.module import interpret_call
+from kiln.cli.bench.models import build
+from kiln.cli.bench.suite import Row
+from tests.capture.conftest import Lab
+from tests.capture.texts import texts
+
+from .tiny import rows, tiny
+
+pytestmark = pytest.mark.models
+RUNS = [
+    pytest.param(row, train, id=f"{row.title}-{'train' if train else 'infer'}")
+    for train in (False, True)
+    for row in rows(train)
+]
+
+
+@pytest.mark.parametrize(("row", "train"), RUNS)
+def test_equal_texts(row: Row, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for hooks in (capture.HOOKS, dataclasses.replace(capture.HOOKS, call_module=interpret_call)):
+        monkeypatch.setattr(capture, "HOOKS", hooks)
+        case, lab = build(tiny(row), train=train, seed=0), Lab()
+        forward = lab.compile(type(case.model).forward)
+        with torch.set_grad_enabled(train):
+            forward(case.model, *case.args, **case.kwargs)
+        assert lab.skipped() == []
+        found.append((texts(lab.captures), sum(one.steps for one in lab.captures)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] <= found[1][1]
