@@ -1,14 +1,19 @@
 """Builds the two native modules against the torch that is installed (never fetched as a build requirement).
 
 `_frames` needs CPython and c10 headers only (seconds); `_executor` calls the ATen dispatcher (the one slow file).
+`--parallel N` compiles N files at a time; setuptools alone would only take the two modules side by side.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 try:
     import torch
@@ -50,8 +55,26 @@ def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Ex
     )
 
 
+class BuildFiles(build_ext):
+    """Compiles files side by side, the largest first: it needs the most headers."""
+
+    def build_extensions(self) -> None:
+        workers, self.parallel = int(self.parallel or 1), None
+        if workers > 1 and self.compiler.compiler_type == "unix":
+            compile_one = self.compiler.compile
+
+            def compile_all(sources: Sequence[str], **settings: Any) -> list[str]:
+                ordered = sorted(sources, key=lambda source: -Path(source).stat().st_size)
+                with ThreadPoolExecutor(workers) as pool:
+                    made = pool.map(lambda source: compile_one([source], **settings), ordered)
+                    return [path for paths in made for path in paths]
+
+            self.compiler.compile = compile_all
+        super().build_extensions()
+
+
 modules = [
     native("_frames", "frames", ["c10"], []),
     native("_executor", "executor", ["c10", "torch_cpu", "torch_python"], PARALLEL),
 ]
-setup(ext_modules=[module for module in modules if module is not None])
+setup(ext_modules=[module for module in modules if module is not None], cmdclass={"build_ext": BuildFiles})
