@@ -12,7 +12,7 @@ import inspect
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,13 @@ class TooManyVariants(KilnError):
     )
 
 
+class BreaksInLoop(KilnError):
+    code = "KILN1092"
+    what = "`{function}` breaks the graph in every round of a loop"
+    why = "after {rounds} rounds the rest of the loop runs eager (the break is at {place})"
+    try_ = ("remove the break", "move the body of the loop to a function and compile that")
+
+
 class FalseGuard(KilnError):
     code = "KILN9001"
     what = "a guard does not hold of the arguments it was made from: {guard}"
@@ -71,6 +78,10 @@ class KilnWarning(UserWarning):
 
 SIDE_EXITS = "side_exits"
 """Attribute of a dispatcher: how many side exits lead to it."""
+RESUMED = "resumed"
+"""Attribute of a dispatcher: the places of the graph breaks that lead to it, in order."""
+ROUNDS = 4
+"""How often one break may lead to itself: each round has a resume function of its own, called by the one before."""
 
 
 @final
@@ -139,6 +150,19 @@ class Session:
 
         return make
 
+    def _remember_break(self, origin: Dispatcher, made: list[Dispatcher], facts: Iterable[Fact]) -> None:
+        """Resume functions know the breaks that lead to them."""
+        places = [str(data.get("at", "")).partition(", in ")[0] for kind, data in facts if kind == "graph_break"]
+        for resume in made if places else ():
+            resume.__dict__[RESUMED] = (*origin.__dict__.get(RESUMED, ()), places[-1])
+
+    def _resume(self, made: list[Dispatcher]) -> Callable[[FunctionType], Dispatcher]:
+        def make(function: FunctionType) -> Dispatcher:
+            made.append(self.dispatcher(function))
+            return made[-1]
+
+        return make
+
     def reset(self) -> None:
         """Forget all variants and what was observed."""
         with self._lock:
@@ -173,6 +197,9 @@ class Session:
 
     def _new_variant(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry:
         function, options = original_of(dispatcher), self.settings.options
+        places = dispatcher.__dict__.get(RESUMED, ())
+        if places and places.count(places[-1]) > ROUNDS:
+            raise BreaksInLoop(function=self.name, rounds=ROUNDS, place=places[-1])
         if len(dispatcher.entries) >= options.variants:
             raise TooManyVariants(
                 function=function.__qualname__,
@@ -189,14 +216,16 @@ class Session:
             return None
         function, exits = original_of(dispatcher), dispatcher.__dict__.get(SIDE_EXITS, 0)
         context = self._context(function)
+        resumes: list[Dispatcher] = []
         makers = Makers(
             part=lambda data: load_part(data, context),
-            resume=self.dispatcher,
+            resume=self._resume(resumes),
             side_exit=self._side_exit(dispatcher) or self.dispatcher,
         )
         with self.events.stage("warm"):
             entry = self.stored.load(function, exits, arguments, makers)
         if entry is not None:
+            self._remember_break(dispatcher, resumes, entry.info.facts)
             self.events.emit("loaded", function=function.__qualname__)
             for kind, data in entry.info.facts:
                 self.events.emit(kind, **data)
@@ -256,6 +285,7 @@ class Session:
         context = self._context(function)
         regions: list[CompiledRegion] = []
         facts: list[Fact] = []
+        resumes: list[Dispatcher] = []
 
         def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
             if self.settings.backend is not None:
@@ -277,7 +307,7 @@ class Session:
                 compile_region=compile_trace,
                 recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=self.events),
                 events=self.events,
-                make_resume=self.dispatcher,
+                make_resume=self._resume(resumes),
                 dims=self.sizes.dims,
                 scalars=self.sizes.scalars(),
                 is_compiling=is_compiling,
@@ -286,6 +316,7 @@ class Session:
             )
         finally:
             stop()
+        self._remember_break(dispatcher, resumes, facts)
         capture.guards.extend(mode_guards())
         context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
         context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))

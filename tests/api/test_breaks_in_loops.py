@@ -1,0 +1,51 @@
+"""A graph break in a loop: right for any number of rounds, with a bounded number of compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+from kiln.pipeline.session import KilnWarning
+
+SEEN: list[int] = []
+
+
+@kiln.disable
+def note(i: int) -> None:
+    SEEN.append(i)
+
+
+def counted(x: Tensor, rounds: int) -> Tensor:
+    for i in range(rounds):
+        x = x + i
+        note(i)
+        x = x * 0.5
+    return x
+
+
+def conditional(x: Tensor, rounds: int) -> Tensor:
+    while x.sum() < rounds:
+        x = x + 1
+    return x
+
+
+def eager_backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return module.forward
+
+
+@pytest.mark.parametrize("function", [counted, conditional])
+def test_many_rounds(function: Any) -> None:
+    compiled = kiln.compile(function, backend=eager_backend)
+    torch.testing.assert_close(compiled(torch.zeros(2), 3), function(torch.zeros(2), 3))
+    with pytest.warns(KilnWarning, match=r"(?s)KILN1092.*test_breaks_in_loops\.py"):
+        torch.testing.assert_close(compiled(torch.zeros(2), 600), function(torch.zeros(2), 600))
+    compiles = kiln.report_of(compiled).compiles
+    assert compiles < 40
+    SEEN.clear()
+    torch.testing.assert_close(compiled(torch.zeros(2), 600), function(torch.zeros(2), 600))
+    assert kiln.report_of(compiled).compiles <= compiles + 12
+    assert SEEN in ([], [*range(600), *range(600)])
