@@ -23,6 +23,7 @@ from kiln.runtime.plan import Kernel, Plan
 from kiln.runtime.python_executor import PythonExecutor
 from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.triton_compile import jit_function
+from tests.codegen_triton.interpreter import TorchFunctions
 from tests.runtime.triton_samples import gather, scaled_product, seed_pair
 
 
@@ -47,6 +48,9 @@ class Interpreter:
         meta: dict[str, Any] = dict(kernel.meta)
         status = torch.zeros(1, dtype=torch.int64)
         function = jit_function(kernel.source, kernel.symbol)
+        names = function.fn.__globals__
+        if "libdevice" in names:  # the interpreter has none
+            names["libdevice"] = TorchFunctions()
         more = [status] if meta["status"] else []
         function[tuple(grid)](*tensors, *ints, *floats, *more, **dict(meta["constants"]))
         if status.item():
