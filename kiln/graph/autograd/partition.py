@@ -156,7 +156,7 @@ def copy_of(node: Node) -> Node:
 def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
     """The backward on the kept values, and the symbols that it needs as numbers."""
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
-    nodes = cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients)
+    nodes = late_recomputation(cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
     names = _Names()
     place: dict[Node, Node] = {}
     for number, node in enumerate(kept):
@@ -175,6 +175,26 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
     outputs, copies = gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
     graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward", joint.graph.facts)
     return graph, symbols
+
+
+def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
+    """Values of the forward that are computed again stand right before their first reader.
+
+    They live no longer than they must, and the backward of a layer holds all that belongs to it: equal layers are
+    equal stretches of nodes, though the backward goes through them from last to first.
+    """
+    again = {node for node in nodes if node.origin is not None and not node.origin.backward}
+    order: dict[Node, None] = {}
+    for node in nodes:
+        stack = [] if node in again else [node]
+        while stack:
+            waiting = [one for one in stack[-1].inputs if one in again and one not in order]
+            if waiting:
+                stack.append(waiting[0])
+            else:
+                order[stack.pop()] = None
+    order.update(dict.fromkeys(nodes))
+    return list(order)
 
 
 class _Names:
