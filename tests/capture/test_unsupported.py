@@ -183,3 +183,22 @@ def test_plain_attributes_of_tensors(lab, equal) -> None:
         results.append((first, y))
     equal(results[1], results[0])
     assert lab.breaks() == []
+
+
+def test_a_list_that_grows_is_no_reason_to_compile_again(lab, equal) -> None:
+    def program(x: Any, log: list[Any], other: list[Any]) -> Any:
+        log.append(x + 1)
+        other.append(2)
+        log.append(len(other) if x.dim() == 2 else 0)
+        return x * 2
+
+    compiled, mine, theirs = lab.compile(program), ([], []), ([], [])
+    for _ in range(5):
+        equal(compiled(torch.ones(2), *mine), program(torch.ones(2), *theirs))
+    equal(mine, theirs)
+    assert len(lab.captures) == 1
+    equal(compiled(torch.ones(2, 2), *mine), program(torch.ones(2, 2), *theirs))
+    one, two = [], []
+    equal(compiled(torch.ones(2), one, one), program(torch.ones(2), two, two))
+    equal(one, two)
+    equal(mine, theirs)

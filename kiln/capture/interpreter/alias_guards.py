@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kiln.capture.interpreter.core import Session, Value
-from kiln.capture.interpreter.effects import AttributeEffect, CellEffect, ContentsEffect
+from kiln.capture.interpreter.effects import AppendEffect, AttributeEffect, CellEffect, ContentsEffect
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List
@@ -58,15 +58,17 @@ def several_groups(s: Session, groups: Iterable[list[Source]], by: str = "object
 def changed_objects(s: Session) -> None:
     """Containers and instances of which one was changed: no other of its type may be the same object."""
     changed: set[type] = set()
+    written: set[int] = set()
     for effect in s.effects.values():
-        if isinstance(effect, (ContentsEffect, AttributeEffect)):
+        if isinstance(effect, (AppendEffect, AttributeEffect, ContentsEffect)):
             changed.add(effect.value.python_type())
+            written.add(id(effect.value))
     if not changed:
         return
     found: dict[type, list[list[Source]]] = {}
     for value in s.shared_objects():
         kind = value.python_type()
-        if kind in changed and value.source is not None and was_read(value):
+        if kind in changed and value.source is not None and (id(value) in written or was_read(value)):
             found.setdefault(kind, []).append([value.source])
     for groups in found.values():
         several_groups(s, groups)

@@ -28,6 +28,22 @@ class ContentsEffect:
 
 @final
 @dataclass(frozen=True)
+class AppendEffect:
+    """A list from outside, whose items nobody asked for, got some more."""
+
+    value: Any
+
+    def emit(self, g: Codegen) -> None:
+        for item in self.value.appended:
+            g.const(list.append)
+            g.emit(self.value)
+            g.emit(item)
+            g.call(2)
+            g.op("POP_TOP")
+
+
+@final
+@dataclass(frozen=True)
 class AttributeEffect:
     """An object's attribute was set or deleted; `attrs[name]` of the value is what stands there now."""
 
@@ -136,6 +152,16 @@ def mutated(s: Session, value: Value) -> None:
         s.effects.setdefault(("contents", id(value)), ContentsEffect(value))
     elif getattr(value, "original", None) is not None:
         raise value.unsupported("change", "it has no path from the arguments of the frame")
+
+
+def appended(s: Session, value: Value) -> None:
+    """Note that a list from outside is about to get an item more."""
+    s.effects.setdefault(("contents", id(value)), AppendEffect(value))
+
+
+def rewritten(s: Session, value: Value) -> None:
+    """What was appended is now part of the contents that are known."""
+    s.effects[("contents", id(value))] = ContentsEffect(value)
 
 
 def attribute_set(s: Session, value: Value, name: str) -> None:

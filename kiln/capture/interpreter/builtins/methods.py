@@ -47,7 +47,7 @@ def method(types_: tuple[type, ...], *names: str) -> Callable[[Handler], Handler
 
 @method((list,), "append")
 def list_append(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).append(args[1])  # type: ignore[attr-defined]
+    args[0].append(s, args[1])  # type: ignore[attr-defined]
     return NONE
 
 

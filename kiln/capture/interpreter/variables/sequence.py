@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.interpreter.core import Codegen, Session, Value, wraps
-from kiln.capture.interpreter.effects import mutated
+from kiln.capture.interpreter.effects import appended, mutated, rewritten
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
@@ -139,12 +139,32 @@ class Tuple(Sequence):
 
 @final
 class List(Sequence):
-    """A list."""
+    """A list; `appended` are new items of one from outside into which the program has not looked."""
 
-    __slots__ = ()
+    __slots__ = ("appended",)
 
     def __init__(self, items: list[Value] | None, source: Source | None = None, original: Any = None) -> None:
         super().__init__(items, list, source, original)
+        self.appended: list[Value] = []
+
+    def append(self, s: Session, item: Value) -> None:
+        """Without asking how long the list is: a log that grows is no reason to compile again."""
+        if self._items is None and self.source is not None and self.cls is list:
+            s.guard_type(self)
+            appended(s, self)
+            self.appended.append(item)
+        else:
+            self.change(s).append(item)
+
+    def _load(self, s: Session) -> list[Value]:
+        items = super()._load(s)
+        if self.appended:
+            items += self.appended
+            rewritten(s, self)
+        return items
+
+    def length(self, s: Session) -> int:
+        return len(self.items(s)) if self.appended else super().length(s)
 
     def change(self, s: Session) -> list[Value]:
         """The items, about to be changed."""
