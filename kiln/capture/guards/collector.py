@@ -72,6 +72,10 @@ class GuardCollector:
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, expected, at, why)
 
+    def asked(self, source: Source, kind: str) -> bool:
+        """Whether this very path was asked so before; `kind` is the value of one that a source has once."""
+        return (id(source), kind, None) in self._guards
+
     def __len__(self) -> int:
         return len(self._guards)
 

@@ -42,6 +42,7 @@ HEAP_TYPE = 1 << 9
 """The flag of classes whose attributes can be set."""
 MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 """What a decorator notes on a class for itself: not guarded, changing it later changes nothing of the class."""
+TYPE_IS = GuardKind.TYPE_IS.value
 MISSING: Any = object()
 """No such attribute, key or item."""
 
@@ -313,8 +314,9 @@ class Session:
 
     def guard_type(self, value: Value) -> type:
         kind = value.python_type()
-        if value.source is not None:
-            self.guards.add(value.source, GuardKind.TYPE_IS, self.class_reference(kind), self.location())
+        source = value.source
+        if source is not None and not self.guards.asked(source, TYPE_IS):
+            self.guards.add(source, GuardKind.TYPE_IS, self.class_reference(kind), self.location())
         return kind
 
     def class_reference(self, kind: Any) -> Any:

@@ -166,12 +166,12 @@ class SymbolicFrame:
             session.steps += self.step - start
 
     def _steps(self) -> None:
-        rows = self.rows
+        rows, stack = self.rows, self.stack
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
             if breaks:
-                self.saved = self.stack.copy()
+                self.saved = stack.copy()
             self.ip = at + 1
             self.step += 1
             handler(self, arg)

@@ -259,9 +259,13 @@ def guard_protocol(s: Session, value: Value, special: str) -> None:
 
 def get_attr(s: Session, value: Value, name: str) -> Value:
     """`value.name`."""
-    guard_protocol(s, value, "__getattribute__")
-    guard_protocol(s, value, "__getattr__")
-    custom = s.lookup(value.python_type(), "__getattribute__")
+    cls = value.python_type()
+    if cls not in s.protocols:
+        guard_protocol(s, value, "__getattribute__")
+        guard_protocol(s, value, "__getattr__")
+        if (cls, "__getattr__") in s.protocols:
+            s.protocols.add(cls)
+    custom = s.lookup(cls, "__getattribute__")
     if custom is not None and type(custom[1]) is types.FunctionType:
         s.frame.direct = None
         function = s.class_attr(value, "__getattribute__", custom[1])
@@ -275,16 +279,17 @@ def get_attr(s: Session, value: Value, name: str) -> Value:
 
 def remembered(s: Session, value: Value, name: str, read: Callable[[], Value]) -> Value:
     """The program's own way of reading `name`, interpreted once: what it asked is guarded and was not written since."""
-    known: dict[tuple[int, str], Value] = s.state.setdefault("reads", {})
+    known: dict[tuple[int, str], tuple[Value, Value]] = s.state.setdefault("reads", {})
     key = (id(value), name)
     if writes_outside(s) or value.source is None:
         return fallback(s, value, name, read)
-    found = known.get(key)
-    if found is None:
-        before = (s.unguarded, len(s.recorder.calls), dict(s.effects))
-        found = fallback(s, value, name, read)
-        if before == (s.unguarded, len(s.recorder.calls), s.effects) and (found.source or found.is_constant):
-            known[key] = found
+    if key in known:
+        return known[key][1]
+    before = (s.unguarded, len(s.recorder.calls), dict(s.effects))
+    found = fallback(s, value, name, read)
+    if before == (s.unguarded, len(s.recorder.calls), s.effects) and (found.source or found.is_constant):
+        # The value is kept with it: else another one might get its address.
+        known[key] = (value, found)
     return found
 
 
