@@ -72,12 +72,12 @@ struct Memory {
     return made;
   }
 
-  // The lent storage, if somebody holds it and it has not got other memory.
+  // The lent storage, if somebody holds it and it has not got other memory. The address tells, not
+  // the lease: torch puts its own owner around memory that it shares with other processes.
   StoragePtr held() const {
     if (lent.expired() || own->nbytes() == 0) return StoragePtr();
     StoragePtr found = lent.lock();
-    bool ours = found && found->data_ptr().get_deleter() == end_lease;
-    return ours && found->data() == own->data() ? std::move(found) : StoragePtr();
+    return found && found->data() == own->data() ? std::move(found) : StoragePtr();
   }
 };
 
@@ -88,7 +88,6 @@ struct Argument {
   Shape shape;
   const void* address = nullptr;
   bool copied = false;
-  bool is_mutated = false;
 };
 
 enum class ResultKind { kObject, kArgument, kViewOfArgument, kMemory };
@@ -192,6 +191,8 @@ class Replay {
                  PyObject* made) const;
 
   std::vector<Argument> arguments_;
+  std::vector<size_t> copied_;  // numbers of arguments, in order
+  std::vector<size_t> mutated_;
   std::vector<Result> results_;
   std::vector<Memory> memories_;
   bool standalone_ = false;
@@ -206,6 +207,7 @@ bool Replay::add_argument(PyObject* given, PyObject* used) {
     made.keys = tensor->key_set().raw_repr();
     made.shape = Shape(*tensor);
     made.copied = given != used;
+    if (made.copied) copied_.push_back(arguments_.size());
     made.address = address_of(*tensor);
   } else if (PyErr_Occurred() || !value_from_python(given, made.number)) {
     return false;
@@ -293,7 +295,7 @@ bool Replay::record(PyObject* given, PyObject* used, PyObject* results, PyObject
   for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(mutated); n++) {
     size_t place = PyLong_AsSize_t(PyTuple_GET_ITEM(mutated, n));
     if (PyErr_Occurred()) return false;
-    arguments_.at(place).is_mutated = true;
+    if (arguments_.at(place).is_tensor) mutated_.push_back(place);
   }
   return true;
 }
@@ -340,13 +342,13 @@ PyObject* Replay::moved(PyObject* args) const {
 // The memory of the arguments that are copied, as flat tensors without a history.
 PyObject* Replay::sources(PyObject* args) const {
   PyObject* found = PyList_New(0);
-  for (size_t n = 0; found && n < arguments_.size(); n++) {
-    if (!arguments_[n].copied) continue;
+  for (size_t n : copied_) {
     const c10::TensorImpl& tensor = *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
     PyObject* flat =
         wrapped(flat_over(storage_of(tensor), arguments_[n].shape, tensor.storage_offset()));
-    if (!flat || PyList_Append(found, flat) != 0) Py_CLEAR(found);
+    if (!flat || !found || PyList_Append(found, flat) != 0) Py_CLEAR(found);
     Py_XDECREF(flat);
+    if (!found) break;
   }
   return found;
 }
@@ -440,8 +442,7 @@ PyObject* Replay::hand_out(PyObject* args) {
   std::vector<StoragePtr> lent;
   lent.reserve(memories_.size());
   for (Memory& memory : memories_) lent.push_back(memory.lend());
-  for (size_t n = 0; n < arguments_.size(); n++) {
-    if (!arguments_[n].is_mutated) continue;
+  for (size_t n : mutated_) {
     c10::TensorImpl& tensor = *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
     if (!tensor.is_inference()) tensor.bump_version();
   }

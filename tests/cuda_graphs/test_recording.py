@@ -15,6 +15,7 @@ from torch import nn
 
 from kiln.native._executor import is_lent
 from kiln.runtime.cuda_graphs.device import RecordingFailed
+from kiln.runtime.cuda_graphs.exports import move_storage, moved_first
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, GraphedPlan
 from kiln.runtime.cuda_graphs.recording import Recordable
@@ -121,6 +122,32 @@ def test_a_pointer_that_left_torch_stays_good(device: NullDevice) -> None:
     view.fill_(1)
     assert one[1] == 1
     assert len(device.graphs) == 1
+
+
+def test_a_capsule_that_left_torch_stays_good(device: NullDevice) -> None:
+    """`to_dlpack` does not go through the tensor's `__dlpack__`."""
+    run = graphed(device, double)
+    first, *others = fulls(4)
+    run(first)
+    outside = [torch.from_dlpack(torch.to_dlpack(run(x)[0])) for x in others]
+    capsules = [torch.utils.dlpack.to_dlpack(run(x)[0]) for x in others]
+    outside += [torch.from_dlpack(capsule) for capsule in capsules]
+    run(first)
+    assert [one.tolist() for one in outside] == [[2 * n] * 4 for n in (1, 2, 3, 1, 2, 3)]
+
+
+def test_memory_shared_with_other_processes_is_moved_before(device: NullDevice) -> None:
+    share = moved_first(torch.UntypedStorage.data_ptr, move_storage)
+    run = graphed(device, double)
+    first, *others = fulls(4)
+    run(first)
+    for n, x in enumerate(others, 1):
+        y = run(x)[0]
+        lent = y.data_ptr()
+        assert share(y.untyped_storage()) == y.data_ptr() != lent and not is_lent(y)
+        run(first)
+        assert torch.equal(y, full(2 * n))
+    assert hasattr(torch.UntypedStorage._share_cuda_, "__wrapped__")
 
 
 def test_a_view_alone_holds_the_memory(device: NullDevice) -> None:

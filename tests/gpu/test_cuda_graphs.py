@@ -232,6 +232,20 @@ def test_out_of_memory_while_recording() -> None:
     assert calls.count(True) == 2 and "memory" in run.stopped
 
 
+def test_memory_that_other_processes_see() -> None:
+    run = graphed(lambda x: (x * 2,))
+    run(full(0))
+    shared, plain = run(full(1))[0], run(full(2))[0]
+    for share, y in ((torch.UntypedStorage._share_cuda_, shared), (torch._C.StorageBase._share_cuda_, plain)):
+        try:
+            share(y.untyped_storage())
+        except RuntimeError as problem:
+            pytest.skip(f"memory cannot be shared here: {problem}")
+    for n in range(3, 6):
+        run(full(n))
+        assert torch.equal(shared, full(2)) and torch.equal(plain, full(4))
+
+
 def test_memory_is_given_back() -> None:
     torch.cuda.synchronize()
     gc.collect()
