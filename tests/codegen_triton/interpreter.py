@@ -77,6 +77,14 @@ def _start() -> None:
         return convert(data, source, target, mode)
 
     interpreter._convert_float = rounded  # type: ignore[attr-defined]
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, *rest: Any) -> None:
+        """Scalars are arrays of one element; Triton 3.6 makes no bound of a loop of them."""
+        patch(tensor, *rest)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched  # type: ignore[attr-defined]
     # A GPU's plain maximum takes the number, the interpreter's the NaN.
     builder = interpreter.InterpreterBuilder
     builder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, numpy.fmax)
@@ -114,7 +122,7 @@ class TorchFunctions:
     """libdevice's functions, computed by torch."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function: Callable[..., torch.Tensor] = getattr(torch, {"rint": "round"}.get(name, name))
+        function: Callable[..., torch.Tensor] = getattr(torch, {"rint": "round", "fast_dividef": "div"}.get(name, name))
 
         def call(*operands: Any) -> Any:
             tl = importlib.import_module("triton.language")

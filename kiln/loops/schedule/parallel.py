@@ -15,10 +15,10 @@ from kiln.loops.schedule.layout import best_vector
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
 
-STRIP = 32
+STRIP = 64
 """Units next to each other in memory that one program of a GPU takes at least."""
 
-PIECE_POINTS = 1 << 15
+PIECE_POINTS = 1 << 14
 """Points that one program of a GPU is through with in the time of a launch."""
 
 

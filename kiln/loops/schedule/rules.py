@@ -176,7 +176,9 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
         found = rule.propose(first, second, context)
         if found is None or not _parts_stay(first, second, found) or _starves(first, second, found, context):
             continue
-        if is_gpu(context.target) and _keeps_inside(first, second, found):
+        if is_gpu(context.target) and (
+            _keeps_inside(first, second, found) or _waits(first, second, found, saved, context)
+        ):
             continue
         score = saved + LAUNCH_BYTES
         if rule.name == "mixed-order":
@@ -247,6 +249,18 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
             points = group.points(member.symbols())
             if starves(guess(points), left, target) if is_gpu(target) else guess_large(points) > SERIAL_POINTS:
                 return True
+    return False
+
+
+def _waits(first: Group, second: Group, found: Alignment, saved: int, context: Context) -> bool:
+    """Would whole rows be gone through one after the other, for a sum over units that reads little of them?"""
+    names: Mapping[Symbol, Symbol]
+    for group, other, names in ((first, second, {}), (second, first, found.names)):
+        reduced = {names.get(one, one) for member in group.members if member.partial is None
+                   for one in member.reduced()}  # fmt: skip
+        rows = any(other.inner(member) for member in other.members)
+        if rows and not reduced.isdisjoint(found.units):
+            return 8 * min(saved, _traffic(group, context)) < _traffic(other, context)
     return False
 
 

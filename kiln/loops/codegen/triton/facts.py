@@ -115,6 +115,9 @@ class Facts:
                 return None
         return inside
 
+    def share_a_phase(self, one: tuple[Axis, ...], other: tuple[Axis, ...]) -> bool:
+        return any({*one, *other} <= set(phase.axes) for phase in self.kernel.phases)
+
     def can_share(self, axes: tuple[Axis, ...]) -> bool:
         return self.shared_phases(axes) is not None
 

@@ -77,7 +77,8 @@ def loop(dim: Dim | None, nest: Nest, depth: int, body: TritonStatements, inner:
     name, size = axis.symbol.name, body.ints.text(nest.expr(axis.size))
     if dim is None:
         return [f"for {name} in range({size}):", *indented(inner, 2)]
-    head = f"for {name}_start in range(0, {size}, {dim.name}):"
+    stages = f", num_stages={body.frame.stages}" if body.frame.stages > 1 else ""
+    head = f"for {name}_start in tl.range(0, {size}, {dim.name}{stages}):"
     place = body.frame.tiling.dims.index(dim)
     return [head, *indented([*index_lines(dim, place, f"{name}_start", body.frame, size), *inner], 2)]
 

@@ -56,6 +56,8 @@ class Frame:
     storages: Mapping[str, Storage]
     wide: bool
     """Indices have 64 bits."""
+    stages: int = 1
+    """Turns of a loop whose loads are on their way together."""
     held: dict[str, Held] = field(default_factory=dict)
     known: dict[str, Value] = field(default_factory=dict)
     """Values by their texts: what a phase has loaded or computed is not loaded again by the next."""

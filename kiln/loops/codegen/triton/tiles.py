@@ -18,6 +18,7 @@ from typing import final
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.ir.analyses import kernel_reads
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Axis
 from kiln.loops.schedule.affine import guess_large
@@ -36,6 +37,8 @@ WHOLE_BLOCK = 8192
 """Elements of a row that is loaded at once though it might be looped over."""
 LOOP_BLOCK = 4096
 """Elements per turn of a loop."""
+MOST_STAGES, STAGE_BYTES = 3, 96 * 1024
+"""Turns of a loop that load ahead, and bytes of shared memory for them."""
 FLIGHT_BYTES = 64
 """Bytes per thread that should be on their way."""
 SHORTEST_AXIS = 32
@@ -62,7 +65,8 @@ class Dim:
     @property
     def exact(self) -> bool:
         """Is no block partly empty?"""
-        return is_static(self.size) and self.size % self.block == 0
+        point_by_point = self.block == 1 and (self.looped or self.unit)
+        return point_by_point or (is_static(self.size) and self.size % self.block == 0)
 
 
 @final
@@ -93,6 +97,19 @@ def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
     if contiguous is not None and any(contiguous is axis.symbol for axis in facts.free_units):
         return _columns(facts, inner, contiguous, target)
     return _rows(facts, inner, target)
+
+
+def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
+    """How many turns of a loop load ahead: up to three where shared memory has room for as many blocks.
+
+    Loads overtake stores, so nothing may be read that the kernel writes.
+    """
+    reads = kernel_reads(kernel)
+    if reads & kernel.writes:
+        return 1
+    each = sum(one.spec.dtype.itemsize for one in kernel.params if one.name in reads)
+    turn = each * _most_points(Facts(kernel), list(tiling.dims))
+    return max(1, min(MOST_STAGES, STAGE_BYTES // max(turn, 1)))
 
 
 # ------------------------------------------------------------------------------------------------ pointwise
@@ -150,7 +167,7 @@ def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
 def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
     """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
     dims = _inner_dims(facts, groups, _row_block(facts, groups))
-    points = _points(dims)
+    points = _most_points(facts, dims)
     units = facts.free_units
     rows = 1
     if units and points < ROW_BLOCK and not any(dim.looped and not is_static(dim.size) for dim in dims):
@@ -179,7 +196,8 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
     wide = _pow2(axis.size, facts.line_elements())
-    rest, length = guess_large(product(one.size for one in numbers)), guess_large(axis.size)
+    rest = guess_large(product(one.size for one in (*numbers, *facts.fixed_units)))
+    length = guess_large(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
     dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))
@@ -190,20 +208,20 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
 def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int) -> list[Dim]:
     """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept."""
     dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
-    if all(dim.block for dim in dims) and _points(dims) <= most:
+    if all(dim.block for dim in dims) and _most_points(facts, dims) <= most:
         return dims
     kept = [dim for dim in dims if facts.is_kept(dim.axes)]
     shared = next((dim for dim in kept if facts.can_share(dim.axes)), None)
     whole = [dim for dim in kept if dim is not shared]
     if not all(dim.block for dim in whole) or _points(whole) > LARGEST_BLOCK:
         raise UnsupportedInKernel(language="Triton", thing="so long a row", reason="registers hold no such block")
-    room = max(most // _points(whole), 1)
     found: dict[Symbol, Dim] = {dim.symbol: dim for dim in whole}
     for dim in reversed(dims):
         if dim not in whole:
+            beside = [one for one in found.values() if facts.share_a_phase(one.axes, dim.axes)]
+            room = max(most // _points(beside), 1)
             block = min(dim.block or room, room)
             found[dim.symbol] = replace(dim, block=block, looped=dim.block != block)
-            room = max(room // block, 1)
     return [found[dim.symbol] for dim in dims]
 
 
@@ -256,6 +274,12 @@ def _points(dims: Iterable[Dim]) -> int:
     for dim in dims:
         total *= dim.block
     return total
+
+
+def _most_points(facts: Facts, dims: list[Dim]) -> int:
+    """Elements of the largest block of a phase."""
+    phases = facts.kernel.phases
+    return max(_points(dim for dim in dims if dim.unit or set(dim.axes) <= set(phase.axes)) for phase in phases)
 
 
 def _warps(points: int) -> int:

@@ -24,11 +24,12 @@ from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
 from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.codegen.triton.narrow import with_narrow_functions
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame
-from kiln.loops.codegen.triton.tiles import Tiling, plan_tiles
+from kiln.loops.codegen.triton.tiles import Tiling, loop_stages, plan_tiles
 from kiln.loops.ir.analyses import accesses, kernel_reads, phase_writes
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis, Buffer
@@ -110,12 +111,12 @@ class _KernelWriter:
     """The statements of one kernel function."""
 
     def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
-        self.kernel, self.tiling = kernel, tiling
+        self.kernel, self.tiling = with_narrow_functions(kernel), tiling
         self.bounds = BoundAnalysis(self._ranges())
         self.wide = is_wide(kernel, self.bounds)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
         storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
-        self.frame = Frame(tiling, storages, self.wide)
+        self.frame = Frame(tiling, storages, self.wide, loop_stages(kernel, tiling))
         self.locals = {one.name: one for one in kernel.locals}
         counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
         counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
