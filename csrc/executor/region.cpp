@@ -207,6 +207,13 @@ class RegionNode final : public ag::Node {
   ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
     bool keep_graph = ag::get_current_graph_task_keep_graph();
     std::vector<bool> wanted = mask;  // then: which tangents there are
+    for (const at::Tensor& one : tangents) wanted.push_back(one.defined());
+    const Callable* backward;
+    {
+      at::AutoGradMode no_grad(false);
+      backward = &state_->backward(wanted);
+    }
+    if (!*backward) return differentiate(tangents, mask);
     std::vector<Value> inputs;
     inputs.reserve(saved_.size() + tangents.size());
     for (Kept& one : saved_) {
@@ -214,13 +221,12 @@ class RegionNode final : public ag::Node {
       if (!keep_graph && one.is_tensor) one.tensor.reset_data();
     }
     for (at::Tensor& one : tangents) {
-      wanted.push_back(one.defined());
       if (!one.defined()) continue;
       inputs.emplace_back();
       inputs.back().set_tensor(one.unsafeReleaseIntrusivePtr());
     }
     at::AutoGradMode no_grad(false);
-    return gradients(state_->backward(wanted)(inputs, !keep_graph), mask);
+    return gradients((*backward)(inputs, !keep_graph), mask);
   }
 
   ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
@@ -339,7 +345,7 @@ const Callable& RegionState::backward(const std::vector<bool>& wanted) {
   Py_XDECREF(needed);
   Py_XDECREF(given);
   if (!made) throw RaisedError::fetch();
-  Callable callable(made);
+  Callable callable = made == Py_None ? Callable() : Callable(made);
   Py_DECREF(made);
   std::lock_guard<std::mutex> lock(mutex_);
   return backwards_.emplace(wanted, std::move(callable)).first->second;

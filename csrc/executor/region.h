@@ -48,7 +48,7 @@ struct RegionState {
   bool optional_tangents = false;
 
   // The callable for the inputs that need a gradient and the tangents that there are (one list of
-  // both), compiled on first use.
+  // both), compiled on first use. An empty one where the gradients come from `differentiate`.
   const Callable& backward(const std::vector<bool>& wanted);
 
   // For Python's collector: shows, or lets go of, the Python objects.

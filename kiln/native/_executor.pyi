@@ -39,7 +39,7 @@ class Region:
         results: Sequence[tuple[int, int, int, int]],
         saved: Sequence[tuple[int, int, int, int]],
         written: Sequence[tuple[int, int]],
-        backward: Callable[..., Callable[..., Sequence[Any]]],
+        backward: Callable[..., Callable[..., Sequence[Any]] | None],
         differentiate: Callable[..., Sequence[Any]] | None,
         no_second_derivative: str,
         optional_tangents: bool,

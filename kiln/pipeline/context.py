@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from kiln.runtime.cache.store import Store
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
+from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
@@ -30,3 +32,5 @@ class CompileContext:
     store: Store
     env: ShapeEnv | None = None
     graphs: CudaGraphs | None = None
+    tell: Callable[[KilnError, Exception | None], None] | None = None
+    """Says that something runs eager and why (or raises it, with fullgraph); for what is compiled after the capture."""

@@ -10,6 +10,7 @@ only saved; `Partition.signature` says which is which.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -39,6 +40,8 @@ from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
 from kiln.runtime.replay import Replay
 from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.signature import SavedTensor, Signature
+from kiln.runtime.variant import UNREADABLE
+from kiln.support.errors import InternalFault, KilnError
 from kiln.symbolic import symbol
 
 
@@ -62,7 +65,7 @@ def differentiable_region(
     signature = halves.signature
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
-    backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context)
+    backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
     spec = region_spec(plan, signature)
 
     def finish() -> Executable:
@@ -85,10 +88,11 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
         for name, data in sections.items()
         if name.startswith(CONSTANT)
     }
-    backward = Backward(lambda: parse_graph(text), signature, grads, constants, context, text)
+    again = read_replay(sections)
+    backward = Backward(lambda: parse_graph(text), signature, grads, constants, context, bool(again.data), text)
     forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
     spec: RegionSpec = decode_plan(bytes(sections["spec"]))
-    return join_halves(forward, backward, spec, read_replay(sections))
+    return join_halves(forward, backward, spec, again)
 
 
 def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again: ReplayData) -> Executable:
@@ -129,13 +133,27 @@ class Backward:
     grads: tuple[int | None, ...]
     constants: Mapping[str, torch.Tensor]
     context: CompileContext
+    replayable: bool = False
     text: str = ""
     """The graph in writing; made where it is needed."""
 
-    def __call__(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
-        """`needed`: inputs that want a gradient; `given`: tangents that there are."""
-        with self.context.events.stage("compile"):
-            return self.find_or_compile(needed, given)
+    def __call__(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable | None:
+        """`needed`: inputs that want a gradient; `given`: tangents that there are.
+
+        None where the compiler fails and the region can be run again by eager: the gradients come from that.
+        """
+        events = self.context.events
+        with events.stage("compile"):
+            try:
+                return self.find_or_compile(needed, given)
+            except Exception as fault:
+                if not self.replayable or self.context.tell is None:
+                    raise
+                if isinstance(fault, KilnError):
+                    self.context.tell(fault, None)
+                else:
+                    self.context.tell(InternalFault(stage=events.failed_stage, problem=repr(fault)), fault)
+                return None
 
     def find_or_compile(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
         key = ""
@@ -144,7 +162,8 @@ class Backward:
             key = content_key(settings, gpu_name(), self.written(), repr((needed, given)), *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
-                return load_plan(stored, self.context.graphs, standalone=False)
+                with suppress(*UNREADABLE):  # written by another version, or damaged
+                    return load_plan(stored, self.context.graphs, standalone=False)
         compiled = self.compile(needed, given)
         if key:
             self.context.store.put("backward", key, compiled.bundle())

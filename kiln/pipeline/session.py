@@ -278,7 +278,9 @@ class Session:
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
         host = self.settings.target
-        return CompileContext(self.settings.options, host, host, self.events, dump, self.store, graphs=self.graphs)
+        return CompileContext(
+            self.settings.options, host, host, self.events, dump, self.store, graphs=self.graphs, tell=self._tell
+        )
 
     def _capture_once(self, dispatcher: Dispatcher, arguments: Arguments, *, is_compiling: bool) -> Captured:
         function = original_of(dispatcher)

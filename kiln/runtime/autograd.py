@@ -102,13 +102,14 @@ class RegionSpec:
 
 def make_region(
     forward: Function,
-    backward: Callable[..., Function],
+    backward: Callable[..., Function | None],
     spec: RegionSpec,
     *,
     replay: Function | None = None,
     no_replay: str = "there is no replay of it",
 ) -> Region:
-    """The differentiable callable. `backward` must not refer to the region.
+    """The differentiable callable. `backward` must not refer to the region; where it gives None, and there is a
+    replay, the gradients come from that.
 
     `replay(*inputs)` computes the user's results with eager operators; it is needed for create_graph=True only.
     `no_replay`: why there is none.
