@@ -141,6 +141,18 @@ def end_send(frame: SymbolicFrame, arg: int) -> None:
     del frame.stack[-2]
 
 
+@opcode("CLEANUP_THROW")
+def cleanup_throw(frame: SymbolicFrame, arg: int) -> None:
+    """3.12, an exception left a `yield from`: inner iterator, sent value, exception  ->  None, its result."""
+    error = frame.pop()
+    if not issubclass(error.python_type(), StopIteration):
+        raise Raised(error)
+    frame.pop_many(2)
+    args = all_items(frame.session, error.get_attr(frame.session, "args"))
+    frame.push(NONE)
+    frame.push(args[0] if args else NONE)
+
+
 @opcode("KW_NAMES")
 def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
     frame.kwnames = names
@@ -278,7 +290,7 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode(
     *("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"),
-    *("CHECK_EG_MATCH", "INTRINSIC_2", "CLEANUP_THROW"),
+    *("CHECK_EG_MATCH", "INTRINSIC_2"),
     *("DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
     breaks=True,
 )
