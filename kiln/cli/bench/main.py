@@ -82,7 +82,8 @@ def measure(rows: list[Row], candidates: list[str], arguments: argparse.Namespac
                 "task": "steady", "candidates": ["eager", *able], "row": row.title, "pairs": arguments.pairs,
                 "seeds": arguments.seeds,
             })  # fmt: skip
-        steady = in_steps(start(tasks, arguments, caches / "steady"), 3, alone=1)
+        alone = (TIMED, COMPARED) if rows[0].device == "cuda" else (TIMED,)  # models in float64 fill a GPU
+        steady = in_steps(start(tasks, arguments, caches / "steady"), 3, alone)
     finally:
         shutil.rmtree(caches, ignore_errors=True)
     return [
@@ -91,11 +92,15 @@ def measure(rows: list[Row], candidates: list[str], arguments: argparse.Namespac
     ]
 
 
-def in_steps(workers: list[Worker], count: int, alone: int = -1) -> list[Found]:
-    """What the workers find in `count` steps. In step `alone` the clock runs: one worker at a time."""
+TIMED, COMPARED = 1, 2
+"""Steps of a worker in which the clock runs, and in which results are compared with float64."""
+
+
+def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> list[Found]:
+    """What the workers find in `count` steps; the steps `alone` are for one worker at a time."""
     found: list[Found] = [{} for _ in workers]
     for step in range(count):
-        if step != alone:
+        if step not in alone:
             for worker in workers:
                 worker.go_on()
         for worker, one in zip(workers, found, strict=True):

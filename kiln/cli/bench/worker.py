@@ -9,6 +9,7 @@ errors against float64).
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import resource
@@ -27,7 +28,7 @@ from kiln.cli.bench.suite import Row, load_suite
 SEEDS = (0, 1, 2, 3, 4)
 WARM_UP = 4
 """Calls before the clock runs; CUDA graphs are recorded in the first ones."""
-CALLS_PER_SAMPLE = {"cpu": 1, "cuda": 4}
+CALLS_PER_SAMPLE = {"cpu": 1, "cuda": 2}
 """A GPU runs behind its caller: a sample is several calls between two synchronisations."""
 
 
@@ -68,6 +69,13 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def release(device: str) -> None:
+    """Other processes need the GPU's memory while this one waits."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
 def measure_steady(task: dict[str, Any]) -> Steps:
     """Compile and warm up; alternating samples; errors. One pair is one sample of each candidate, in an order
     that turns with each pair."""
@@ -80,12 +88,14 @@ def measure_steady(task: dict[str, Any]) -> Steps:
         compiled[name] = chosen.compile(case.model)
         for _ in range(WARM_UP):
             case.run(compiled[name])
+    release(case.device)
     yield {}
     times: dict[str, list[float]] = {name: [] for name in names}
     for pair in range(task["pairs"]):
         for turn in range(len(names)):
             name = names[(pair + turn) % len(names)]
             times[name].append(timed(case, compiled[name]))
+    release(case.device)
     yield {"times": times}
     yield {"errors": errors(task, [name for name in names if name != "eager"])}
 
