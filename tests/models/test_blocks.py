@@ -34,6 +34,9 @@ def test_equal_texts(row: Row, train: bool, monkeypatch: pytest.MonkeyPatch) -> 
         with torch.set_grad_enabled(train):
             forward(case.model, *case.args, **case.kwargs)
         assert lab.skipped() == []
-        found.append((texts(lab.captures), sum(one.steps for one in lab.captures)))
+        steps = sum(one.steps for one in lab.captures)
+        found.append((texts(lab.captures), steps, steps + sum(one.repeated_steps for one in lab.captures)))
     assert found[0][0] == found[1][0]
     assert found[0][1] <= found[1][1]
+    # The first block may take some more opcodes than its like: what all share is asked once.
+    assert found[1][1] <= found[0][2] <= found[1][1] * 1.1

@@ -128,6 +128,8 @@ class Capture:
     speculations: list[Speculation] = field(default_factory=list)
     modules: frozenset[str] = frozenset()
     """Modules whose functions were interpreted or whose classes were looked into."""
+    repeated_steps: int = 0
+    """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
 
     @property
     def code(self) -> types.CodeType | None:
@@ -348,7 +350,9 @@ def finish(
     guards = finish_guards(s)
     asked = "asked_is_compiling" in s.state
     speculations = list(s.speculations.values())
-    return Capture(made, guards, collect, regions, breaks, None, s.steps, asked, speculations, s.modules())
+    return Capture(
+        made, guards, collect, regions, breaks, None, s.steps, asked, speculations, s.modules(), s.repeated_steps
+    )
 
 
 def has_effects(recorder: Any) -> bool:

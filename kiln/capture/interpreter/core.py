@@ -243,6 +243,8 @@ class Session:
     """The symbolic frame that runs now."""
     frames: int = 0
     steps: int = 0
+    repeated_steps: int = 0
+    """Opcodes of calls that were repeated instead of interpreted (`blocks/`)."""
     stop_at: dict[tuple[int, int], GraphBreak] = field(default_factory=dict)
     """(number of a frame, step in it) -> the break to raise there."""
     effects: dict[Any, Effect] = field(default_factory=dict)

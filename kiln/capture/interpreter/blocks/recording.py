@@ -31,6 +31,11 @@ def fake_state(fake: Any) -> FakeState:
     return fake.place.spec, fake.requires_grad, fake.is_leaf, fake.is_input
 
 
+def all_steps(s: Session) -> int:
+    """Opcodes so far, interpreted in running frames not counted."""
+    return s.steps + s.repeated_steps
+
+
 def modes() -> tuple[bool, ...]:
     """Torch's modes on which the meaning of a call depends, and which change without an effect."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), is_any_autocast_enabled()
@@ -79,6 +84,7 @@ class Recording:
     effects: dict[Any, Any]
     start: Marks
     steps: int
+    """Opcodes of the call; until it has ended, those before it."""
     depth: int
     """How many lines of the stack are the caller's."""
     modes: tuple[bool, ...]
@@ -97,15 +103,16 @@ class Recording:
             note_tensors(value, tensors)
         stack = s.frame.locations()
         effects, start = lasting_effects(s), Marks.of(s)
-        return Recording(module, args, kwargs, tensors, effects, start, s.steps, len(stack), modes(), stack[-1])
+        return Recording(module, args, kwargs, tensors, effects, start, all_steps(s), len(stack), modes(), stack[-1])
 
     def ended(self, s: Session, result: Value) -> bool:
         """Whether the call can be repeated as far as the session tells, and is worth it."""
         self.end, self.result = Marks.of(s), result
+        self.steps = all_steps(s) - self.steps
         self.calls = s.recorder.calls[self.start.calls :]
         start, end = self.start, self.end
         return (
-            s.steps - self.steps >= WORTH
+            self.steps >= WORTH
             and end.unguarded == start.unguarded
             and end.speculations == start.speculations
             and end.regions == start.regions

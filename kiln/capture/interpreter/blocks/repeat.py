@@ -87,6 +87,7 @@ def repeated(s: Session, recording: Recording, module: Module, args: Args, kwarg
         value.constant(s)
     s.recorder.repeat(recording.calls, pairing.fakes, s.frame.locations(), recording.depth, recording.start.writes)
     s.frames += recording.end.frames - recording.start.frames
+    s.repeated_steps += recording.steps
     return pairing.result(s, recording.result)
 
 
