@@ -87,7 +87,7 @@ def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
 
 
 def values_for(kernel: KernelIR, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
-    """Small positive numbers; None where a tensor is too large to interpret."""
+    """Small positive numbers; None where a tensor is too large to interpret, or has gaps, which a copy would close."""
     generator = torch.Generator().manual_seed(0)
     symbols = {one: sizes[one.name] for one in kernel.ints if isinstance(one, Symbol)}
     made = {}
@@ -96,7 +96,7 @@ def values_for(kernel: KernelIR, sizes: dict[str, int]) -> dict[str, torch.Tenso
         strides = [evaluate(stride, symbols) for stride in param.spec.strides]
         dtype = param.spec.dtype
         tensor = torch.empty_strided(shape, strides, dtype=dtype)
-        if tensor.numel() > LARGEST:
+        if tensor.numel() > LARGEST or tensor.untyped_storage().nbytes() != tensor.numel() * dtype.itemsize:
             return None
         low, high = (0, 2) if not dtype.is_floating_point else (1, 9)
         drawn = torch.randint(low, high, shape, generator=generator)
