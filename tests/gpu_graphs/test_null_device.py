@@ -53,7 +53,8 @@ def inputs_of(plan: Plan) -> list[object]:
 def test_runs(name: str, tmp_path: Path, null_device: Iterator[None], cpu_attention: Iterator[None]) -> None:  # noqa: F811
     plan = plan_of(name, tmp_path)
     executor = make_executor(plan, fake_libraries(plan))
-    executor(*inputs_of(plan))
+    with torch.backends.mkldnn.flags(enabled=False):  # some machines have no bf16 in it
+        executor(*inputs_of(plan))
     launches = sum(isinstance(step, Launch) for step in plan.steps)
     lines = _executor.take_null_log().splitlines()
     assert sum(line.startswith("launch ") for line in lines) == launches

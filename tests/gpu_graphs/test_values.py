@@ -61,6 +61,7 @@ def values_for(plan: Plan, *, positive: bool) -> list[Tensor]:
 def compare(name: str) -> None:
     """In the process that interprets."""
     torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # some machines have no bf16 in it
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("_scaled_dot_product_cudnn_attention", eager_attention)
     library.impl("_scaled_dot_product_cudnn_attention_backward", attention_backward)
