@@ -11,6 +11,7 @@ same time, each on cores of its own, and then timed one after the other.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import tempfile
@@ -99,12 +100,13 @@ TIMED, COMPARED = 1, 2
 def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> list[Found]:
     """What the workers find in `count` steps; the steps `alone` are for one worker at a time."""
     found: list[Found] = [{} for _ in workers]
-    for step in range(count):
-        if step not in alone:
-            for worker in workers:
-                worker.go_on()
-        for worker, one in zip(workers, found, strict=True):
-            one |= worker.next()
+    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is shown
+        for step in range(count):
+            if step not in alone:
+                for worker in workers:
+                    worker.go_on()
+            for worker, one in zip(workers, found, strict=True):
+                one |= worker.next()
     for worker in workers:
         worker.close()
     return found
@@ -112,15 +114,18 @@ def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> 
 
 def result_of(row: Row, steady: Found, firsts: dict[str, Found], candidates: list[str]) -> Result:
     failures = {name: first for name, first in firsts.items() if "failure" in first}
-    if "failure" in steady:
+    if "times" not in steady:
         return Result(row.title, float("nan"), {name: failed(steady) for name in candidates})
     eager = steady["times"]["eager"]
     scores = {name: failed(problem) for name, problem in failures.items()}
-    for name in steady["errors"]:
-        score = scores[name] = score_times(eager, steady["times"][name])
+    for name, times in steady["times"].items():
+        if name == "eager":
+            continue
+        score, errors = score_times(eager, times), steady.get("errors", {}).get(name, {})
+        scores[name] = score
         first = firsts.get(name, {})
         score.first_seconds, score.peak_bytes = first.pop("first_seconds", None), first.pop("peak_bytes", None)
-        score.error_ratio, score.facts = steady["errors"][name]["ratio"], {**first, **steady["errors"][name]}
+        score.error_ratio, score.facts = errors.get("ratio"), {**first, **errors}
     return Result(row.title, median(eager), scores)
 
 
@@ -139,4 +144,4 @@ def failed(found: Found) -> Score:
     """The last line of what the process wrote, and its last lines for who looks for the cause."""
     nothing = float("nan")
     facts = {"stderr": str(found.get("stderr", ""))[-4000:]}
-    return Score(nothing, nothing, nothing, failure=found["failure"], facts=facts)
+    return Score(nothing, nothing, nothing, failure=found.get("failure", "stopped"), facts=facts)

@@ -59,10 +59,9 @@ class Worker:
         return {"failure": last[0], "stderr": text}
 
     def close(self) -> None:
-        """End the process after its last step."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        """End the process, which waits after its last step."""
+        self._process.kill()
+        self._process.communicate()
         self._errors.close()
 
 
