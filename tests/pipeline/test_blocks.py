@@ -169,3 +169,17 @@ def test_four_blocks_are_kept(graphs: list[Compiled]) -> None:
     assert blocks is not None and short is not None
     assert blocks.count >= 18 and len(graph.nodes) - len(short.graph.nodes) == blocks.left_out * blocks.length
     assert find_blocks(short.graph) is None
+
+
+def test_depth_costs_no_stage_anything(graphs: list[Compiled]) -> None:
+    """The stages see as many nodes, and write the same kernels, for 12 layers as for 36."""
+    for count in (12, 36):
+        with torch.no_grad():
+            kiln.compile(Stack(count), fullgraph=True)(torch.randn(2, 8, 16))
+    few, many = [short_graph(graph) for graph, _ in graphs]
+    assert few is not None and many is not None
+    assert len(few.graph.nodes) == len(many.graph.nodes)
+    plans = [blocks_to_plan(graph, context) for graph, context in graphs]
+    assert plans[0] is not None and plans[1] is not None
+    assert plans[0].kernels == plans[1].kernels
+    assert len(plans[1].steps) > 2 * len(plans[0].steps)
