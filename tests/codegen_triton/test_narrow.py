@@ -1,0 +1,62 @@
+"""Cheaper functions where only 16-bit numbers are made of the result."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.loops.codegen.triton import write_triton
+from kiln.loops.codegen.triton.narrow import with_narrow_functions
+from kiln.loops.ir.body import Compute
+from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.parse import parse_kernel
+from tests.codegen_triton.check import GPU, Runner
+
+
+def functions(kernel: KernelIR) -> set[str]:
+    return {op.op.name for phase in with_narrow_functions(kernel).phases for op in phase.body.ops
+            if isinstance(op, Compute)}  # fmt: skip
+
+
+def of_rows(out: str, stored: str) -> KernelIR:
+    return parse_kernel(f"""
+        kernel rows(x: bf16[64, 128] -> out: {out}[64, 128]) units (i0: 64)
+            local total: f32
+            phase (i1: 128):
+                total[] = sum over (i1): exp(convert(load x[i0, i1], f32))
+            phase (i1: 128):
+                out[i0, i1] = {stored}
+    """)
+
+
+def test_a_function_is_cheap_in_all_phases_or_in_none() -> None:
+    quotient = "div(exp(convert(load x[i0, i1], f32)), load total[])"
+    assert functions(of_rows("bf16", f"convert({quotient}, bf16)")) >= {"exp_narrow", "div_narrow"}
+    assert functions(of_rows("f32", quotient)) >= {"exp", "div"}
+
+
+def test_what_also_goes_elsewhere_is_exact() -> None:
+    kernel = parse_kernel("""
+        kernel both(x: f32[64] -> wide: f32[64], narrow: bf16[64]) units (i0: 64)
+            phase ():
+                v0 = exp(load x[i0])
+                wide[i0] = v0
+                narrow[i0] = convert(erf(v0), bf16)
+    """)
+    assert functions(kernel) >= {"exp", "erf_narrow"}
+
+
+def test_values(runner: Runner) -> None:
+    """Off by no more than the rounding to bf16, everywhere."""
+    x = torch.cat([torch.linspace(-6, 6, 500), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-20])])
+    lines = "\n".join(f"r{place}[i0] = convert({name}(load x[i0]), bf16)" for place, name in enumerate(NAMES))
+    outs = ", ".join(f"r{place}: bf16[{x.numel()}]" for place in range(len(NAMES)))
+    kernel = parse_kernel(f"kernel k(x: f32[{x.numel()}] -> {outs}) units (i0: {x.numel()})\nphase ():\n{lines}")
+    assert "erf_narrow(v0)" in write_triton(kernel, GPU).kernel.source
+    tensors = [x, *(torch.zeros(x.numel(), dtype=torch.bfloat16) for _ in NAMES)]
+    runner.run(kernel, tensors, {})
+    for name, got in zip(NAMES, tensors[1:], strict=True):
+        exact = getattr(torch, name)(x.double())
+        torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-6, equal_nan=True)
+
+
+NAMES = ("erf", "exp", "sigmoid", "reciprocal")
