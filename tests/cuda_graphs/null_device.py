@@ -57,6 +57,7 @@ class NullDevice:
 
     def __init__(self) -> None:
         self.device = CPU
+        self.memory = 1 << 40
         self.graphs: list[NullGraph] = []
         self.fail: Exception | None = None
         self.capturing = False

@@ -17,7 +17,7 @@ from kiln.native._executor import is_lent
 from kiln.runtime.cuda_graphs.device import RecordingFailed
 from kiln.runtime.cuda_graphs.exports import move_storage, moved_first
 from kiln.runtime.cuda_graphs.facts import GraphFacts
-from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, GraphedPlan
+from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, POOL_SHARE, GraphedPlan
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.errors import IndexOutOfRange
 from tests.cuda_graphs.null_device import CPU, NullDevice
@@ -299,6 +299,27 @@ def test_the_number_of_recordings_is_bounded(device: NullDevice) -> None:
             assert len(run.recordings) <= KEPT
     assert len(device.graphs) == ATTEMPTS
     assert lines(run).count(run.stopped) == 1
+
+
+def test_recordings_take_a_share_of_the_memory(device: NullDevice) -> None:
+    run = graphed(device, double)
+    device.memory = int(4 * 40 / POOL_SHARE)
+    keep = [full(1, size) for size in (10, 10, 20, 20, 30, 30, 100, 100, 10, 10)]
+    sizes = []
+    for x in keep:
+        assert torch.equal(run(x)[0], x * 2)
+        sizes.append([one.graph.bytes // 4 for one in run.recordings])
+    assert sizes[1::2] == [[10], [10, 20], [30], [100], [10]], "the one used longest ago goes first; one always stays"
+
+
+def test_no_twin_beyond_the_share_of_the_memory(device: NullDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
+    run = graphed(device, double)
+    device.memory = int(4 * 6 / POOL_SHARE)
+    keep = fulls(9)
+    held = [run(x)[0] for x in keep]
+    assert [one[0].item() for one in held] == [2 * n for n in range(9)]
+    assert len(device.graphs) == 1
 
 
 def test_a_large_held_result_stays_where_it_is(device: NullDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ class GraphDevice(Protocol):
     """Where graphs are recorded and replayed; one for all threads."""
 
     device: torch.device
+    memory: int
+    """Bytes in all."""
     lock: RLock
     """Held from `enter` until the replay is launched."""
 
@@ -81,6 +83,7 @@ class CudaGraphDevice:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
+        self.memory = torch.cuda.get_device_properties(index).total_memory
         self.side = torch.cuda.Stream(self.device)
         self.last: torch.cuda.Stream | None = None
         self.lock = RLock()

@@ -33,6 +33,9 @@ from kiln.runtime.cuda_graphs.recording import FITS, HELD, MOVED, Function, Reco
 KEPT = 8
 """Recordings of one plan at a time; the one used longest ago goes first."""
 
+POOL_SHARE = 0.5
+"""Of the device's memory: the pools of one plan's recordings take no more, unless there is but one."""
+
 ATTEMPTS = 32
 """Recordings of one plan in all: then those that exist are used, other calls run plainly."""
 
@@ -146,8 +149,8 @@ class GraphedPlan:
         An argument may be what is saved. It is no argument in place: those stood before the graph's memory was made.
         """
         oldest = held[0] if len(held) == 1 else min(held, key=lambda one: one.used)
-        held_bytes = oldest.state.held_bytes()
-        if held_bytes >= TWIN_BYTES and oldest.graph.bytes <= TWIN_SHARE * held_bytes:
+        held_bytes, pool_bytes = oldest.state.held_bytes(), oldest.graph.bytes
+        if held_bytes >= TWIN_BYTES and pool_bytes <= TWIN_SHARE * held_bytes and self._has_room(pool_bytes):
             twin = self._record(args, oldest.copied) if len(held) < TWINS and not self.stopped else None
             if twin is not None:
                 return twin.run(args)
@@ -218,12 +221,16 @@ class GraphedPlan:
         except (RecordingFailed, torch.cuda.OutOfMemoryError) as problem:
             self._stop(problem.reason if isinstance(problem, RecordingFailed) else "no memory for its arguments")
             return None
-        if len(self.recordings) >= KEPT:
+        while self.recordings and (len(self.recordings) >= KEPT or not self._has_room(made.graph.bytes)):
             self._drop(min(self.recordings, key=lambda one: one.used))
         made.used = self.calls
         self.recordings.append(made)
         self.log.recorded(self.what.facts.name, made.graph.bytes)
         return made
+
+    def _has_room(self, pool_bytes: int) -> bool:
+        """For one pool more."""
+        return sum(one.graph.bytes for one in self.recordings) + pool_bytes <= POOL_SHARE * self.device.memory
 
     def _drop(self, recording: Recording) -> None:
         if recording in self.recordings:
