@@ -126,7 +126,19 @@ def padded_cases() -> list[Case]:
                 v0 = test(i1 < 20)
                 out[i0, i1] = add(load x[i0] if v0, load x[i0] if load m[i0])
     """
+    counted = """
+        kernel counted(x: f32[s0, 40], at: i64[s0] -> out: f32[s0, 40], low: f32[s0, 40]; s0) units (i0: s0)
+            phase (i1: 40 vector):
+                v0 = index(i1, i64)
+                v1 = load at[i0]
+                v2 = add(sub(v0, index(i0, i64)), i64(3))
+                out[i0, i1] = where(eq(v1, v0), load x[i0, i1], where(lt(v1, v0), f32(2.0), f32(3.0)))
+                low[i0, i1] = where(bitwise_or(ge(v2, v1), ne(v0, v1)), load x[i0, i1], f32(1.0))
+    """
+    far = torch.tensor([0, 39, 7, -1, 40, 1 << 40, -(1 << 62), (1 << 63) - 1, -(1 << 63)])
+    numbered = {"x": randn(9, 40), "at": far, "out": randn(9, 40), "low": randn(9, 40)}
     return [
+        Case.of(counted, numbered, s0=9),
         Case.of(pad, {"x": randn(3, 20), "out": randn(3, 30)}),
         Case.of(step, {"x": randn(60), "out": randn(25)}),
         Case.of(uniform, {"x": randn(3), "m": torch.tensor([True, False, True]), "out": randn(3, 40)}),
@@ -355,7 +367,7 @@ def all_cases() -> list[Case]:
 
 
 def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
-    some = (transposed_cases()[1:5:3], row_cases()[:2], chain_cases(), data_cases()[:2])
+    some = (transposed_cases()[1:5:3], row_cases()[:2], chain_cases(), padded_cases()[:1], data_cases()[:2])
     check([norm(100), *pointwise_cases(), *(case for cases in some for case in cases)], tmp_path)
 
 

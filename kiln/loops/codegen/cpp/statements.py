@@ -16,10 +16,11 @@ from typing import final
 
 import torch
 
+from kiln.loops.codegen.cpp.counting import CountingStatements
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, StatementWriter, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, Storage, Value, Way
 from kiln.loops.ir.analyses import stride_of
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import substituted, symbols_of
@@ -36,11 +37,11 @@ _MAX_STEP = 1 << 20
 
 
 @final
-class CppStatements(StatementWriter):
+class CppStatements(CountingStatements):
     """Writes a body in C++ for vectors of `width` lanes."""
 
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str], width: int) -> None:
-        super().__init__(CPP, nest, storages, unsettled)
+        super().__init__(nest, storages, unsettled)
         self.width = width
 
     # Text of types and numbers.

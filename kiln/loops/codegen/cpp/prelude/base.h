@@ -136,6 +136,13 @@ KILN_INLINE i32 clamp32(i64 x) {
   return (i32)(x < -limit ? -limit : x > limit ? limit : x);
 }
 
+//@ distance32: clamp32
+// to - from, as far as lanes reach.
+KILN_INLINE i32 distance32(i64 to, i64 from) {
+  i64 far;
+  return clamp32(__builtin_sub_overflow(to, from, &far) ? (to < 0 ? -(1LL << 40) : 1LL << 40) : far);
+}
+
 //@ within: sel
 // A Python index into `size` elements: counted from the end where negative; one outside sets the status.
 KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
