@@ -859,3 +859,35 @@ def test_one_graph(same, function):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         same(function, torch.arange(6.0).reshape(2, 3))
+
+
+def test_modules_made_inside_after_torch_compile_has_run(lab, equal):
+    """torch.compile replaces `nn.Module.__init__` by one that notes each module."""
+
+    class GenerationTracker:
+        seen = []
+
+        @classmethod
+        def tag(cls, module):
+            cls.seen.append(id(module))
+
+    GenerationTracker.tag.__func__.__module__ = "torch._dynamo.mutation_guard"
+    GenerationTracker.tag.__func__.__qualname__ = "GenerationTracker.tag"
+    plain = nn.Module.__init__
+
+    def patched(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        GenerationTracker.tag(self)
+
+    def loss(x):
+        return nn.MSELoss()(x, x + 1)
+
+    x = torch.randn(3)
+    expected = loss(x)
+    nn.Module.__init__ = patched
+    try:
+        equal(lab.compile(loss)(x), expected)
+    finally:
+        nn.Module.__init__ = plain
+    assert len(lab.captures) == 1
+    assert lab.breaks() == []

@@ -40,6 +40,9 @@ VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
 """The mark that `torch.compiler.disable` and `kiln.disable` leave on a function."""
 MAX_DEPTH = 120
+BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
+"""Module and name of functions by which torch.compile keeps notes of its own. Once it has run in a process it makes every
+construction of an `nn.Module` call one; inside a region nothing is noted."""
 
 
 @final
@@ -202,6 +205,8 @@ class Function(Value):
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED):
                 raise DisabledCall(function=original.__qualname__)
+            if (original.__module__, original.__qualname__) in BOOKKEEPING:
+                return s.const(None)
         return inline(s, self, args, kwargs)
 
     def key(self, s: Session) -> Any:
