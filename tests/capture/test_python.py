@@ -891,3 +891,12 @@ def test_modules_made_inside_after_torch_compile_has_run(lab, equal):
         nn.Module.__init__ = plain
     assert len(lab.captures) == 1
     assert lab.breaks() == []
+
+
+def test_operators_by_their_path(lab, equal):
+    def function(x):
+        return torch.ops.aten.mul.Tensor(x, x) + torch.ops.aten.relu(x)
+
+    x = torch.randn(3)
+    equal(lab.compile(function)(x), function(x))
+    assert lab.breaks() == [] and len(lab.captures) == 1

@@ -86,6 +86,7 @@ def test_what_kernels_reported_is_taken_once() -> None:
         _executor.use_null_device(False)
 
 
+@pytest.mark.unrecorded  # its constants are written between calls
 def test_seeds_become_constants_and_returned_ones_are_kept() -> None:
     drawing = Plan(
         "net",

@@ -10,6 +10,7 @@ time.time()          none of these: graph break
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import Any, final
 
@@ -22,9 +23,13 @@ from kiln.capture.interpreter.variables.cached_function import CACHED, call_cach
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import ImportSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.source import AttrSource, ImportSource, ModuleGlobalSource, Source
 
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError, StopIteration)
+
+
+OPERATORS = (type(torch.ops.aten.add),)
+"""Names of operators, whose attributes are their overloads."""
 
 
 @final
@@ -59,6 +64,15 @@ class Builtin(Value):
 
     def truth(self, s: Session) -> bool:
         return True
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        """An overload of an operator is made when it is first asked for, by torch's own code."""
+        if isinstance(self.callable, OPERATORS) and not name.startswith("__"):
+            try:
+                return Builtin(getattr(self.constant(s), name))
+            except AttributeError as error:
+                raise s.error(AttributeError, *error.args) from None
+        return super().get_attr(s, name)
 
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
         function = self.constant(s)
@@ -131,11 +145,17 @@ class PythonModule(Value):
             self.constant(s)
             space = self.module.__dict__
             if name in space:
-                found = s.wrap(space[name], ModuleGlobalSource(self.module.__name__, name))
+                found = s.wrap(space[name], self._source_of(name))
             else:
                 found = self._computed(s, name)
             self._found[name] = found
         return found
+
+    def _source_of(self, name: str) -> Source | None:
+        """By the module's name; of a namespace that is no imported module (`torch.ops.aten`) by the path to it."""
+        if sys.modules.get(self.module.__name__) is self.module:
+            return ModuleGlobalSource(self.module.__name__, name)
+        return None if self.source is None else AttrSource(self.source, name)
 
     def _computed(self, s: Session, name: str) -> Value:
         """Through a module-level `__getattr__` (or one on its class): torch's lazy names."""

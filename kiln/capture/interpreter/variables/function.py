@@ -41,8 +41,8 @@ DISABLED = "_torchdynamo_disable"
 """The mark that `torch.compiler.disable` and `kiln.disable` leave on a function."""
 MAX_DEPTH = 120
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
-"""Module and name of functions by which torch.compile keeps notes of its own. Once it has run in a process it makes every
-construction of an `nn.Module` call one; inside a region nothing is noted."""
+"""Module and name of functions by which torch.compile keeps notes of its own. Once it has run in a process, every
+construction of an `nn.Module` calls one; inside a region nothing is noted."""
 
 
 @final
