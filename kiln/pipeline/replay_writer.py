@@ -227,16 +227,19 @@ def changes_autograd(call: TorchCall) -> bool:
 
 
 def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
-    """Where each symbol is read: `["s0", 1, "stride", 0]`."""
+    """Where each symbol is read first: `["s0", 1, "stride", 0]`."""
     found: dict[str, list[Json]] = {}
     for number, record in enumerate(inputs):
-        if isinstance(record.fake, FakeTensor):
-            spec = record.origin.place.spec
-            for what, values in (("size", spec.sizes), ("stride", spec.strides)):
-                for axis, one in enumerate(values):
-                    if isinstance(one, Symbol):
-                        found.setdefault(str(one), [str(one), number, what, axis])
-        elif isinstance(record.fake, NUMBERS) and isinstance(record.fake.node.value, Symbol):
-            name = str(record.fake.node.value)
-            found.setdefault(name, [name, number, "value", 0])
+        for value, what, axis in shown_by(record):
+            if isinstance(value, Symbol):
+                found.setdefault(str(value), [str(value), number, what, axis])
     return list(found.values())
+
+
+def shown_by(record: InputRecord) -> list[tuple[Any, str, int]]:
+    """The sizes and strides of a tensor, or a number, and how each is read."""
+    if isinstance(record.fake, FakeTensor):
+        spec = record.origin.place.spec
+        sizes = [(one, "size", axis) for axis, one in enumerate(spec.sizes)]
+        return sizes + [(one, "stride", axis) for axis, one in enumerate(spec.strides)]
+    return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, NUMBERS) else []
