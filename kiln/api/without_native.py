@@ -21,7 +21,7 @@ __all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset"
 
 
 class NativeLayerMissing(KilnError):
-    code = "KILN4020"
+    code = "KILN5011"
     what = "kiln.compile does nothing in this process"
     why = "{problem}"
     try_ = ("build Kiln against this torch: pip install . --no-build-isolation",)

@@ -333,7 +333,7 @@ WITHOUT = """
         assert kiln.compile(function) is function
         model = torch.nn.Linear(2, 2)
         assert kiln.compile(model) is model and kiln.compile(fullgraph=True)(model) is model
-    assert len(seen) == 1 and "KILN4020" in str(seen[0].message) and "{reason}" in str(seen[0].message), seen
+    assert len(seen) == 1 and "KILN5011" in str(seen[0].message) and "{reason}" in str(seen[0].message), seen
     try:
         kiln.compile(function, mode="quick")
     except Exception as problem:

@@ -26,7 +26,7 @@ from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace import InputRecord
-from kiln.graph.trace.condition import condition_graph, depends_on_arguments, evaluate_condition, integer_condition
+from kiln.graph.trace.condition import condition_graph, evaluate_condition, integer_condition
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
 
@@ -85,12 +85,10 @@ def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
     known = s.recorder.known_value(fake)
     if known is not None:
         return bool(known)
+    if not s.speculate:
+        return None
     node = integer_condition(s.recorder, fake)
     if node is None:
-        return None
-    if not depends_on_arguments(node):
-        return evaluate_condition(s.recorder, node)
-    if not s.speculate:
         return None
     found = s.speculations.get(node)
     if found is None:

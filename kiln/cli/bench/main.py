@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kiln.cli.bench import bandwidth, overhead
+from kiln.cli.bench import bandwidth, compile_time, overhead
 from kiln.cli.bench.results import Result, Score, plot, score_times, table, write_json
 from kiln.cli.bench.suite import Row, load_suite
 from kiln.cli.bench.turns import Worker, cores_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=("cpu", "gpu", "micro", "overhead", "bandwidth"), default="cpu")
+    parser.add_argument("--suite", choices=("cpu", "gpu", "micro", "overhead", "bandwidth", "compile"), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.suite == "overhead":
         return overhead.run(arguments.pairs, "torch.compile" in arguments.against)
+    if arguments.suite == "compile":
+        return compile_time.run(arguments.threads, arguments.json)
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
     if arguments.suite == "bandwidth":
         return bandwidth.run(arguments.pairs, candidates, arguments.json)

@@ -12,7 +12,6 @@ from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import Checks, GraphPass, Numerics, apply_passes, before, check_order
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
-from kiln.graph.passes.settle_devices import SettleDevices
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.view_rules import VIEWS
@@ -36,7 +35,6 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     UnfuseBias(),
     ChannelsLast(),
     PoolChannelsLast(),
-    SettleDevices(),
     DeadCode(),
     SeparateOutputs(),
 )
@@ -53,7 +51,6 @@ check_order(
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
     before("cse",           "channels-last",    because="one value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
-    before("constant-fold", "settle-devices",   because="a number that is known needs no move"),
     before("channels-last", "pool-channels-last", because="pools between convolutions follow them"),
     before("pool-channels-last", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="what stays in the old layout leaves unread copies"),

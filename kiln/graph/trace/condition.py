@@ -39,12 +39,6 @@ def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
     return root if all(map(_is_integral, _cone([root]))) else None
 
 
-def depends_on_arguments(root: Node) -> bool:
-    """Is the value of `root` computed from inputs or from sizes that differ between calls?"""
-    cone = _cone([root])
-    return any(node.op.name == "input" for node in cone) or bool(_symbols(cone))
-
-
 def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, list[InputRecord]]:
     """The graph that computes `roots`, and its inputs."""
     needed = _cone(roots)

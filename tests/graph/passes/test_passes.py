@@ -19,7 +19,6 @@ from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import GraphPass, PassContext, apply_passes, before, check_order
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
-from kiln.graph.passes.settle_devices import SettleDevices
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.support.events import EventSink
 
@@ -225,26 +224,6 @@ def test_unused_effects_stay() -> None:
 def test_order_is_checked() -> None:
     with pytest.raises(ValueError, match="'cse' must stand before 'dead-code': why not"):
         check_order((DeadCode(), Cse()), before("cse", "dead-code", because="why not"))
-
-
-def test_cpu_scalars_move_once_to_the_device_of_their_readers() -> None:
-    graph = graph_of(
-        '%0: f32[4 @cuda:0] "x", %1: f32[] "scale"',
-        "%2: f32[] = exp(%1)",
-        "%3: f32[4 @cuda:0] = mul(%0, %2)",
-        "%4: f32[4 @cuda:0] = add(%3, %2)",
-        "return %4, %2",
-    )
-    made, changes = SettleDevices().run(graph, CONTEXT)
-    verify(made, "test")
-    assert changes == 2
-    assert [line.strip() for line in graph_text(made).splitlines()[1:]] == [
-        "%2: f32[] = exp(%1)",
-        "%3: f32[@cuda:0] = aten._to_copy.default(%2, device=cuda:0)",
-        "%4: f32[4 @cuda:0] = mul(%0, %3)",
-        "%5: f32[4 @cuda:0] = add(%4, %3)",
-        "return %5, %2",
-    ]
 
 
 def test_outputs_keep_even_the_strides_of_dimensions_of_size_one() -> None:
