@@ -97,7 +97,7 @@ def measure_steady(task: dict[str, Any]) -> Steps:
             times[name].append(timed(case, compiled[name]))
     release(case.device)
     yield {"times": times}
-    yield {"errors": errors(task, [name for name in names if name != "eager"])}
+    yield {"errors": errors(task, case, {name: compiled[name] for name in names if name != "eager"})}
 
 
 def timed(case: Case, model: Callable[..., Any]) -> float:
@@ -111,20 +111,18 @@ def timed(case: Case, model: Callable[..., Any]) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def errors(task: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The worst verdict over the seeds, per candidate. One model is compiled; seeds change weights and data."""
+def errors(task: dict[str, Any], base: Case, compiled: dict[str, Any]) -> dict[str, Any]:
+    """The worst verdict over the seeds, per candidate. Seeds change weights and data of the compiled model."""
     row = find_row(task["suite"], task["row"], task["train"])
     worst: dict[str, Verdict] = {}
-    base = build(row, train=task["train"], seed=0)
-    compiled = {name: candidate(name, task["mode"]).compile(base.model) for name in names}
     for seed in SEEDS[: task["seeds"]]:
         case = build(row, train=task["train"], seed=seed)
         if isinstance(base.model, torch.nn.Module):
             base.model.load_state_dict(case.model.state_dict())
             case.model = base.model
         reference, eager = in_float64(case), copies(case.run(case.model))
-        for name in names:
-            verdict = judge(copies(case.run(compiled[name])), eager, reference, case.autocast)
+        for name, model in compiled.items():
+            verdict = judge(copies(case.run(model)), eager, reference, case.autocast)
             if name not in worst or verdict.ratio > worst[name].ratio:
                 worst[name] = verdict
     return {
