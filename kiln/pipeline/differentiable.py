@@ -30,7 +30,7 @@ from kiln.pipeline.keys import compile_key
 from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.stages import Executable, graph_to_plan
-from kiln.pipeline.targets import gpu_name
+from kiln.pipeline.targets import gpu_names
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
@@ -159,7 +159,7 @@ class Backward:
         key = ""
         if self.context.options.cache:
             settings = compile_key(self.context.options, self.context.host)
-            key = content_key(settings, gpu_name(), self.written(), repr((needed, given)), *sorted(self.constants))
+            key = content_key(settings, gpu_names(), self.written(), repr((needed, given)), *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
                 with suppress(*UNREADABLE):  # written by another version, or damaged

@@ -27,7 +27,7 @@ from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule, traffic
 from kiln.pipeline.blocks import Repeated, with_all_blocks
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.targets import region_target, runs_on_gpu
+from kiln.pipeline.targets import kernel_gpu, region_target
 from kiln.runtime.plan import CallAten, Launch, Plan
 from kiln.runtime.plan_text import plan_text
 from kiln.support.events import EventSink
@@ -50,7 +50,8 @@ def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
     """Each kernel in the language of the device whose memory it works on."""
 
     def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
-        return write_triton(kernel, at.target, aligned) if runs_on_gpu(kernel) else write_cpp(kernel, at.host)
+        gpu = kernel_gpu(kernel)
+        return write_cpp(kernel, at.host) if gpu is None else write_triton(kernel, gpu, aligned)
 
     return write_plan(program, write, inputs_aligned=at.target.device == "cuda")
 

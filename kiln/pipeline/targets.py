@@ -1,9 +1,10 @@
 """Which machine a graph is compiled for: the GPU on which its values lie, or else the CPU.
 
     region_target(graph, host)      Target(device="cuda", capability=(9, 0), ...)
+    kernel_gpu(kernel)              that of the kernel's own tensors, None on the CPU
 
-Kernels are of one device each; a graph with values on both is scheduled for the GPU, and what of it runs on the CPU
-is small.
+Kernels are of one device each; a graph with values on several is scheduled for its first GPU: what of it runs on the
+CPU is small, and GPUs of one machine are alike or nearly so. Code is made for the GPU that will run it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def device_of(spec: Spec) -> torch.device | None:
     return next((part.device for part in parts if isinstance(part, TensorSpec)), None)
 
 
-def runs_on_gpu(kernel: KernelIR) -> bool:
-    return any(param.spec.device.type == "cuda" for param in kernel.params)
+def kernel_gpu(kernel: KernelIR) -> Target | None:
+    """The GPU that runs the kernel; scalar tensors among its parameters may be in CPU memory."""
+    devices = (param.spec.device for param in kernel.params)
+    device = next((device for device in devices if device.type == "cuda"), None)
+    return None if device is None else gpu_of(device.index or 0)
 
 
 @lru_cache(maxsize=16)
@@ -48,6 +52,9 @@ def gpu_of(index: int) -> Target:
     return cuda_gpu((properties.major, properties.minor), properties.multi_processor_count)
 
 
-def gpu_name() -> str:
-    """For keys of what is kept on disk; empty in a process that has not used a GPU."""
-    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+def gpu_names() -> str:
+    """The kinds of GPU of this process, for keys of what is kept on disk; empty where none has been used."""
+    if not torch.cuda.is_initialized():
+        return ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return names[0] if len(set(names)) == 1 else ", ".join(names)

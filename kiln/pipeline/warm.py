@@ -19,7 +19,7 @@ from torch import nn
 
 from kiln.native import _frames
 from kiln.native._frames import Entry
-from kiln.pipeline.targets import gpu_name
+from kiln.pipeline.targets import gpu_names
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.code_file import PartWriter
 from kiln.runtime.guards.reference import code_key
@@ -84,7 +84,7 @@ class VariantStore:
         """What candidates have in common with the call."""
         return content_key(
             self.settings,
-            gpu_name(),
+            gpu_names(),
             str(function.__globals__.get("__name__")),
             function.__qualname__,
             code_key(function.__code__),

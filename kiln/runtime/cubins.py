@@ -1,11 +1,11 @@
 """Triton kernels: from source to cubins that the native executor loads.
 
-    started = start_cubins(kernels, store, events, capability=(9, 0))     # processes compile meanwhile
-    cubins = started.wait()                                               # symbol -> Cubin
-    cubins["k_ab12"].image()                                              # what the executor is given
+    started = start_cubins(kernels, store, events)     # processes compile meanwhile
+    cubins = started.wait()                            # symbol -> Cubin
+    cubins["k_ab12"].image()                           # what the executor is given
 
 The store keeps each cubin with what a launch needs to know of it, so a warm start imports no Triton. The key is made
-of the source, `meta`, the device's capability and Triton's version.
+of the source, `meta` (which names the compute capability of the devices) and Triton's version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
 
-Compiler = Callable[[str, str, Mapping[str, Any], int], dict[str, Any]]
+Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
 """`compile_source`, here or elsewhere."""
 KIND = "cubin"
 MOST_WORKERS = 16
@@ -57,17 +57,12 @@ class TritonRefused(KilnError):
     try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
 
 
-class NoCapability(KilnError):
-    code = "KILN4106"
-    what = "{count} Triton kernels cannot be compiled"
-    why = "nothing says for which kind of GPU: torch has no CUDA device"
-    try_ = ("compile on a machine with a GPU, or name the capability of the target",)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """A compiled kernel. `letters`: types of its parameters; `trailing`: pointers that Triton appends to them."""
+    """A compiled kernel. `letters`: types of its parameters; `trailing`: pointers that Triton appends to them;
+    `capability`: 10 * major + minor of the devices that it was compiled for.
+    """
 
     entry: str
     letters: str
@@ -140,15 +135,11 @@ def start_cubins(
     kernels: Sequence[Kernel],
     store: Store,
     events: EventSink,
-    capability: tuple[int, int] | None,
     workers: int = 0,
 ) -> CubinCompilation:
     """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
     distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
-    if distinct and capability is None:
-        raise NoCapability(count=len(distinct))
-    number = 0 if capability is None else capability[0] * 10 + capability[1]
-    keys = {symbol: cubin_key(kernel, number) for symbol, kernel in distinct.items()}
+    keys = {symbol: cubin_key(kernel) for symbol, kernel in distinct.items()}
     stored = {symbol: store.get(KIND, key) for symbol, key in keys.items()}
     known = {symbol: Cubin.decode(data) for symbol, data in stored.items() if data is not None}
     work = CubinCompilation(events, known)
@@ -159,7 +150,7 @@ def start_cubins(
         work.pool = ThreadPoolExecutor(count, "kiln-triton")
         for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
             key = keys[kernel.symbol]
-            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, number, store, key, compiler)
+            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, store, key, compiler)
     return work
 
 
@@ -174,20 +165,18 @@ def prepare_compiling(workers: int = 0) -> None:
     threading.Thread(target=shared_workers().start, args=(count,), daemon=True).start()
 
 
-def compile_and_keep(kernel: Kernel, capability: int, store: Store, key: str, compiler: Compiler) -> Cubin:
-    cubin = compile_cubin(kernel, capability, compiler)
+def compile_and_keep(kernel: Kernel, store: Store, key: str, compiler: Compiler) -> Cubin:
+    cubin = compile_cubin(kernel, compiler)
     store.put(KIND, key, cubin.encode())
     return cubin
 
 
-def compile_cubin(kernel: Kernel, capability: int, compiler: Compiler = compile_source) -> Cubin:
-    """`capability`: 10 * major + minor."""
+def compile_cubin(kernel: Kernel, compiler: Compiler) -> Cubin:
     meta = dict(kernel.meta)
-    made = compiler(kernel.source, kernel.symbol, meta, capability)
+    made = compiler(kernel.source, kernel.symbol, meta)
     code = made.pop("cubin")
-    return Cubin(
-        **made, letters=parameter_letters(kernel), status=bool(meta.get("status")), capability=capability, code=code
-    )
+    facts = {"letters": parameter_letters(kernel), "status": meta["status"], "capability": meta["capability"]}
+    return Cubin(**made, **facts, code=code)
 
 
 def parameter_letters(kernel: Kernel) -> str:
@@ -201,9 +190,9 @@ def parameter_letters(kernel: Kernel) -> str:
     return "".join(letters)
 
 
-def cubin_key(kernel: Kernel, capability: int) -> str:
+def cubin_key(kernel: Kernel) -> str:
     meta: Any = json.dumps(kernel.meta, sort_keys=True)
-    return content_key(kernel.symbol, kernel.source, meta, str(capability), triton_version())
+    return content_key(kernel.symbol, kernel.source, meta, triton_version())
 
 
 @lru_cache(maxsize=1)

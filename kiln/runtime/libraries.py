@@ -26,8 +26,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.cubins import Cubin, CubinCompilation, start_cubins
 from kiln.runtime.plan import Kernel
@@ -260,11 +258,9 @@ def compile_kernels(
     cache: Store,
     events: EventSink,
     workers: int = 0,
-    march: str = "native",
-    capability: tuple[int, int] | None = None,
 ) -> Libraries:
     """All kernels of a plan as loaded functions and cubins; compiles those that the cache does not have."""
-    return start_compile(kernels, cache, events, workers, march, capability).wait()
+    return start_compile(kernels, cache, events, workers).wait()
 
 
 def start_compile(
@@ -272,18 +268,16 @@ def start_compile(
     cache: Store,
     events: EventSink,
     workers: int = 0,
-    march: str = "native",
-    capability: tuple[int, int] | None = None,
 ) -> Compilation:
     """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
 
-    `capability` of the GPU that Triton compiles for; None: that of torch's current device.
+    Raises NoCompiler.
     """
-    cubins = start_cubins(kernels, cache, events, capability or current_capability(kernels), workers)
+    cubins = start_cubins(kernels, cache, events, workers)
     distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
     if not distinct:
         return Compilation(distinct, cache, events, None, {}, cubins)
-    compiler = toolchain(march)
+    compiler = toolchain()
     if compiler is None:
         raise NoCompiler(count=len(distinct))
     known: dict[str, Path] = {}
@@ -297,12 +291,6 @@ def start_compile(
     for group in balanced_groups(missing, workers or os.cpu_count() or 1):
         work.units.append(start_unit(group, compiler))
     return work
-
-
-def current_capability(kernels: Sequence[Kernel]) -> tuple[int, int] | None:
-    """That of torch's CUDA device, where there is one and a kernel needs it."""
-    needed = any(kernel.language == "triton" for kernel in kernels)
-    return torch.cuda.get_device_capability() if needed and torch.cuda.is_available() else None
 
 
 def kernel_key(kernel: Kernel, compiler: Toolchain) -> str:
@@ -332,15 +320,14 @@ def start_unit(kernels: list[Kernel], compiler: Toolchain) -> Unit:
     return Unit(kernels, folder, process)
 
 
-@lru_cache(maxsize=8)
-def toolchain(march: str = "native") -> Toolchain | None:
+@lru_cache(maxsize=1)
+def toolchain() -> Toolchain | None:
     """The C++ compiler on the PATH, asked for its version once."""
     path = shutil.which("g++") or shutil.which("c++")
     if path is None:
         return None
     answer = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False)
-    options = tuple(f"-march={march}" if option == "-march=native" else option for option in CXX_OPTIONS)
-    return Toolchain(path, answer.stdout.strip(), options)
+    return Toolchain(path, answer.stdout.strip(), CXX_OPTIONS)
 
 
 @lru_cache(maxsize=1)

@@ -91,8 +91,9 @@ class Kernel:
 
     A Triton kernel's `source` is Python text that defines `symbol` with `@triton.jit`. Its parameters: a pointer per
     tensor (offset applied), the ints, the floats, with `status` a pointer to the status slot, then the constants.
-    `meta`, sorted by name: "constants", pairs (name, value); "divisible", places of parameters that are multiples of
-    16; "num_stages" and "num_warps"; "signature", Triton's type of each parameter that is no constant; "status".
+    `meta`, sorted by name: "capability" of the GPUs that it is compiled for (90: 9.0); "constants", pairs (name,
+    value); "divisible", places of parameters that are multiples of 16; "num_stages" and "num_warps"; "signature",
+    Triton's type of each parameter that is no constant; "status".
     """
 
     symbol: str  # derived from the source: equal kernels have equal symbols

@@ -1,6 +1,6 @@
 """One Triton kernel from source to a cubin; needs neither torch nor a GPU.
 
-    made = compile_source(source, symbol, meta, 90)
+    made = compile_source(source, symbol, meta)
     made["cubin"], made["shared_bytes"], made["trailing"]
 
 `meta` is that of `kiln.runtime.plan.Kernel` for Triton. The source has no file: it is entered into `linecache`, where
@@ -19,6 +19,8 @@ from typing import Any
 from kiln.support.optional import load_required
 
 PURPOSE = "compiling kernels for a GPU"
+WARP = 32
+"""Threads that run in step, on all GPUs of NVIDIA."""
 OPTIONS = ("enable_fp_fusion", "maxnreg", "num_stages", "num_warps")
 """Entries of `meta` that are options of `triton.compile`."""
 ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
@@ -40,8 +42,8 @@ def jit_function(source: str, symbol: str) -> Any:
     return namespace[symbol]
 
 
-def compile_source(source: str, symbol: str, meta: Mapping[str, Any], capability: int) -> dict[str, Any]:
-    """The cubin for devices of `capability` (10 * major + minor) and what a launch needs to know of it.
+def compile_source(source: str, symbol: str, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The cubin for devices of the kernel's capability and what a launch needs to know of it.
 
     Raises MissingPackage without Triton, UnsupportedLaunch, and what Triton raises for a source that it refuses.
     """
@@ -58,7 +60,7 @@ def compile_source(source: str, symbol: str, meta: Mapping[str, Any], capability
     ordered = {name: signature[name] for name in function.arg_names}
     compiled = triton.compile(
         triton.compiler.ASTSource(function, ordered, constants, attributes),
-        target=triton.backends.compiler.GPUTarget("cuda", capability, 32),
+        target=triton.backends.compiler.GPUTarget("cuda", meta["capability"], WARP),
         options={key: meta[key] for key in OPTIONS if key in meta},
     )
     return facts(compiled, len(types))

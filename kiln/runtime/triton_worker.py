@@ -1,6 +1,6 @@
 """A process that compiles Triton kernels for another one: `python -m kiln.runtime.triton_worker`.
 
-    stdin:   one line of JSON per kernel {"source", "symbol", "meta", "capability"}
+    stdin:   one line of JSON per kernel {"source", "symbol", "meta"}
     stdout:  one line of JSON {"size", ...facts}, then `size` bytes of cubin; or {"error", "missing"}
 
 Triton holds the interpreter lock for two fifths of its time, so that threads of one process do not get far. The process
@@ -45,7 +45,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """The facts of `compile_source` and the cubin, or the error and nothing."""
     try:
-        made = compile_source(request["source"], request["symbol"], request["meta"], request["capability"])
+        made = compile_source(request["source"], request["symbol"], request["meta"])
     except MissingPackage as error:
         return {"error": str(error), "missing": True}, b""
     except Exception as error:  # whatever Triton, LLVM or ptxas raise

@@ -2,7 +2,7 @@
 
     workers = shared_workers()
     workers.start(4)                                     # ahead of the first kernel, if one knows that it will come
-    workers.compile(source, symbol, meta, 90)            # as `compile_source`, from any thread
+    workers.compile(source, symbol, meta)                # as `compile_source`, from any thread
 
 Each call takes a worker that is idle, or starts one. Measured on kernels with a call of libdevice: of 0.25 s, Triton
 holds the interpreter lock for 0.1 s (reading libdevice, walking the source), so threads give 2.5 times at most.
@@ -87,13 +87,13 @@ class Workers:
             while len(self.idle) < count:
                 self.idle.append(Worker.start())
 
-    def compile(self, source: str, symbol: str, meta: Mapping[str, Any], capability: int) -> dict[str, Any]:
+    def compile(self, source: str, symbol: str, meta: Mapping[str, Any]) -> dict[str, Any]:
         """As `compile_source`; in this process where none can be started. Raises MissingPackage, WorkerError."""
-        request = {"source": source, "symbol": symbol, "meta": dict(meta), "capability": capability}
+        request = {"source": source, "symbol": symbol, "meta": dict(meta)}
         try:
             head, cubin = self.answer(request)
         except OSError:
-            return compile_source(source, symbol, meta, capability)
+            return compile_source(source, symbol, meta)
         if "error" in head:
             if head["missing"]:
                 raise MissingPackage(package="triton", purpose=PURPOSE)

@@ -12,22 +12,18 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU: `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: else), `caches` the bytes of the first-
-    and second-level data cache of a core, `march` how the C++ compiler is told.
+    """A CPU: `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: else).
 
-    A GPU (`device` "cuda"): `capability` (9, 0), `multiprocessors` 132, `warp` threads that run in step.
+    A GPU (`device` "cuda"): `capability` (9, 0), `multiprocessors` 132.
     """
 
     device: str = "cpu"
     vector_bytes: int = 32
     threads: int = 1
-    caches: tuple[int, int] = (32 * 1024, 1024 * 1024)
-    march: str = "native"
     isa: str = ""
     """Names the instruction set in cache keys, so that a cache can be shared by different machines."""
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
-    warp: int = 32
 
 
 @lru_cache(maxsize=1)

@@ -27,7 +27,8 @@ loops copy
 
 def cubin_size(written: TritonKernel, capability: int) -> int:
     kernel = written.kernel
-    return len(compile_source(kernel.source, kernel.symbol, dict(kernel.meta), capability)["cubin"])
+    meta = {**dict(kernel.meta), "capability": capability}
+    return len(compile_source(kernel.source, kernel.symbol, meta)["cubin"])
 
 
 def kernels(text: str) -> list[TritonKernel]:

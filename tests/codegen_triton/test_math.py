@@ -132,4 +132,4 @@ def test_all_prims_compile(name: str, capability: int) -> None:
     ops, dtype = ALL[name]
     for first in range(0, len(ops), 10):
         kernel = write_triton(kernel_of(ops[first : first + 10], dtype, 4096), GPU).kernel
-        assert compile_source(kernel.source, kernel.symbol, dict(kernel.meta), capability)["cubin"]
+        assert compile_source(kernel.source, kernel.symbol, {**dict(kernel.meta), "capability": capability})["cubin"]

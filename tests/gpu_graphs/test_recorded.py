@@ -131,4 +131,4 @@ def test_all_kernels_are_interpreted(name: str, runner: Runner) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_become_cubins(name: str, capability: int, tmp_path: Path) -> None:
     for kernel in plan_of(name, tmp_path).kernels:
-        assert compile_source(kernel.source, kernel.symbol, dict(kernel.meta), capability)["cubin"]
+        assert compile_source(kernel.source, kernel.symbol, {**dict(kernel.meta), "capability": capability})["cubin"]

@@ -14,6 +14,7 @@ import torch
 
 from kiln.graph.ir.parse import parse_graph
 from kiln.native import _executor
+from kiln.pipeline import targets
 from kiln.pipeline.context import CompileContext, Dump
 from kiln.pipeline.stages import graph_to_plan
 from kiln.runtime.cache.store import Store
@@ -21,7 +22,7 @@ from kiln.runtime.executor import make_executor
 from kiln.runtime.plan import Plan
 from kiln.support.events import EventSink
 from kiln.support.options import Options
-from kiln.support.target import Target
+from kiln.support.target import Target, cuda_gpu
 from tests.runtime.test_null_device import fake_libraries, null_device  # noqa: F401  a fixture
 
 Case = tuple[str, Callable[[], list[Any]]]
@@ -93,3 +94,20 @@ def test_steps(name: str, golden: Callable[[str], None], tmp_path: Path, null_de
     for number, kernel in enumerate(plan.kernels):
         log = log.replace(kernel.symbol, f"kernel{number}")
     golden(log)
+
+
+TWO_GPUS = """
+graph(%0: f32[4096 @cuda:0] "x", %1: f32[4096 @cuda:1] "y"):
+    %2: f32[4096 @cuda:0] = exp(%0)
+    %3: f32[4096 @cuda:1] = exp(%1)
+    return %2, %3
+"""
+
+
+def test_kernels_are_compiled_for_the_gpu_of_their_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for torch's current device."""
+    kinds = {0: cuda_gpu((9, 0), 132), 1: cuda_gpu((8, 0), 108)}
+    monkeypatch.setattr(targets, "gpu_of", kinds.__getitem__)
+    kernels = plan_of(TWO_GPUS, tmp_path).kernels
+    assert [dict(kernel.meta)["capability"] for kernel in kernels] == [90, 80]
+    assert len({kernel.symbol for kernel in kernels}) == 2

@@ -16,7 +16,8 @@ import torch
 
 from kiln.runtime import cubins, triton_compile, triton_workers
 from kiln.runtime.cache.store import Store
-from kiln.runtime.cubins import Cubin, NoCapability, NoTriton, TritonRefused, start_cubins
+from kiln.runtime.cubins import Cubin, NoTriton, TritonRefused, start_cubins
+from kiln.runtime.plan import Kernel
 from kiln.runtime.triton_workers import WorkerError, Workers
 from kiln.support import optional
 from kiln.support.events import EventSink
@@ -31,15 +32,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("cubins"))
 
 
+def for_capability(kernel: Kernel, capability: int) -> Kernel:
+    return replace(kernel, meta=tuple(sorted({**dict(kernel.meta), "capability": capability}.items())))
+
+
 @pytest.mark.slow  # imports Triton and LLVM
 def test_two_kinds_of_gpu(store: Store) -> None:
-    for capability in ((8, 0), (9, 0)):
-        made = start_cubins([SCALE, GATHER, SCALE], store, EventSink(), capability, workers=2).wait()
+    for capability in (80, 90):
+        scale, gather = (for_capability(one, capability) for one in (SCALE, GATHER))
+        made = start_cubins([scale, gather, scale], store, EventSink(), workers=2).wait()
         assert {symbol: one.letters for symbol, one in made.items()} == {"t_scale": "ppif", "t_gather": "pppqip"}
         for symbol, one in made.items():
             assert one.code.startswith(b"\x7fELF") and one.entry == symbol
             assert (one.num_warps, one.scratch_bytes) == (4, 0) and one.trailing in (0, 1, 2)
-            assert one.capability == capability[0] * 10 and one.status == (symbol == "t_gather")
+            assert one.capability == capability and one.status == (symbol == "t_gather")
             assert Cubin.decode(one.encode()) == one
 
 
@@ -49,7 +55,7 @@ from kiln.runtime.cache.store import Store
 from kiln.runtime.cubins import start_cubins
 from kiln.support.events import EventSink
 from tests.runtime.triton_samples import SCALE
-work = start_cubins([SCALE], Store(sys.argv[1]), EventSink(), (9, 0))
+work = start_cubins([SCALE], Store(sys.argv[1]), EventSink())
 assert not work.running and work.wait()["t_scale"].entry == "t_scale"
 assert "triton" not in sys.modules
 print("warm")
@@ -58,7 +64,7 @@ print("warm")
 
 @pytest.mark.slow
 def test_a_warm_start_imports_no_triton(store: Store) -> None:
-    start_cubins([SCALE], store, EventSink(), (9, 0)).wait()
+    start_cubins([SCALE], store, EventSink()).wait()
     done = subprocess.run(
         [sys.executable, "-c", WARM, str(store.folder)], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
@@ -71,7 +77,7 @@ def test_what_triton_refuses_is_a_coded_error(store: Store) -> None:
         SCALE, symbol="t_bad", source="import triton\n@triton.jit\ndef t_bad(x, out, n, factor, BLOCK):\n  y\n"
     )
     with pytest.raises(TritonRefused, match=r"KILN4105[\s\S]*t_bad"):
-        start_cubins([bad], store, EventSink(), (9, 0)).wait()
+        start_cubins([bad], store, EventSink()).wait()
 
 
 def test_types_that_cannot_be_passed(store: Store) -> None:
@@ -87,9 +93,7 @@ def test_a_machine_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton_compile, "load_required", missing)
     other = replace(SCALE, source=SCALE.source + "# another\n")
     with pytest.raises(NoTriton, match="KILN4104"):
-        start_cubins([other], store, EventSink(), (9, 0), workers=1).wait()
-    with pytest.raises(NoCapability, match="KILN4106"):
-        start_cubins([other], store, EventSink(), None)
+        start_cubins([other], store, EventSink(), workers=1).wait()
     assert optional.load("triton") is not None
 
 
@@ -103,14 +107,14 @@ def workers() -> Iterator[Workers]:
 @pytest.mark.slow
 def test_workers(workers: Workers) -> None:
     meta = dict(SCALE.meta)
-    here = triton_compile.compile_source(SCALE.source, SCALE.symbol, meta, 90)
-    assert workers.compile(SCALE.source, SCALE.symbol, meta, 90) == here
+    here = triton_compile.compile_source(SCALE.source, SCALE.symbol, meta)
+    assert workers.compile(SCALE.source, SCALE.symbol, meta) == here
     with pytest.raises(WorkerError, match="NameError"):
-        workers.compile("import triton\n\n\nundefined\n", "t_bad", meta, 90)
+        workers.compile("import triton\n\n\nundefined\n", "t_bad", meta)
     (one,) = workers.idle
     one.process.kill()
     one.process.wait()
-    assert workers.compile(SCALE.source, SCALE.symbol, meta, 90)["cubin"] == here["cubin"]
+    assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]
     workers.start(2)
     assert len(workers.idle) == 2
 
@@ -134,7 +138,7 @@ def test_workers_start_only_where_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch)
 def test_a_worker_that_cannot_start_is_an_error(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_workers, "STARTER", "raise SystemExit(1)")
     with pytest.raises(WorkerError, match="has ended"):
-        workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta), 90)
+        workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta))
 
 
 def test_where_no_process_can_be_started(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,4 +148,4 @@ def test_where_no_process_can_be_started(workers: Workers, monkeypatch: pytest.M
     monkeypatch.setattr(triton_workers.subprocess, "Popen", refuse)
     monkeypatch.setattr(triton_workers, "compile_source", lambda *args: {"symbol": args[1]})
     workers.start(2)
-    assert workers.idle == [] and workers.compile("", "t_here", {}, 90) == {"symbol": "t_here"}
+    assert workers.idle == [] and workers.compile("", "t_here", {}) == {"symbol": "t_here"}

@@ -27,6 +27,8 @@ from tests.runtime.samples import spec
 
 CUDA = torch.device("cuda", 0)
 BLOCK = 1024
+MAJOR, MINOR = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+CAPABILITY = 10 * MAJOR + MINOR
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 s0 = symbol("s0")
 
@@ -42,7 +44,14 @@ def triton_kernel(symbol: str, body: str, params: str, signature: tuple[str, ...
     floats = sum(not kind.startswith(("*", "i")) for kind in signature)
     status = more.pop("status", False)
     ints = len(signature) - len(rows) - floats - int(status)
-    meta = {"constants": (("BLOCK", BLOCK),), "divisible": (), "num_stages": 1, "num_warps": 4, **more}
+    meta = {
+        "capability": CAPABILITY,
+        "constants": (("BLOCK", BLOCK),),
+        "divisible": (),
+        "num_stages": 1,
+        "num_warps": 4,
+        **more,
+    }
     meta.update(signature=signature, status=status)
     return Kernel(symbol, "triton", HEAD + body, rows, ints, floats, meta=tuple(sorted(meta.items())))
 

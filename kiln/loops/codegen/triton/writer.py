@@ -72,9 +72,8 @@ def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> Tri
     names += [f"{name}: tl.constexpr" for name, _ in constants]
     text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
     source = f"{prelude_for(body)}\n\n\n{text}"
-    facts = (constants, aligned, writer.tiling.warps)
-    symbol = "k_" + hashlib.sha256(f"{source}\n{facts}".encode()).hexdigest()[:16]
-    meta = _meta(writer, kernel, aligned, constants, status)
+    meta = _meta(writer, kernel, target, aligned, constants, status)
+    symbol = "k_" + hashlib.sha256(f"{source}\n{meta}".encode()).hexdigest()[:16]
     params = tuple(KernelParam(one.spec.dtype, _access(one, kernel)) for one in kernel.params)
     made = Kernel(symbol, "triton", source.replace("{symbol}", symbol), params, len(kernel.ints), meta=meta)
     return TritonKernel(made, kernel, writer.grid)
@@ -84,13 +83,19 @@ _STATUS = re.compile(r"\bstatus\)")
 
 
 def _meta(
-    writer: _KernelWriter, kernel: KernelIR, aligned: tuple[bool, ...], constants: tuple[tuple[str, int], ...],
+    writer: _KernelWriter,
+    kernel: KernelIR,
+    target: Target,
+    aligned: tuple[bool, ...],
+    constants: tuple[tuple[str, int], ...],
     status: bool,
-) -> tuple[tuple[str, Any], ...]:  # fmt: skip
+) -> tuple[tuple[str, Any], ...]:
     types = [pointer_type(one.spec.dtype) for one in kernel.params]
     types += [int_type(writer.wide)] * len(kernel.ints)
     types += ["*i64"] if status else []
+    major, minor = target.capability
     return (
+        ("capability", 10 * major + minor),
         ("constants", constants),
         ("divisible", tuple(place for place, one in enumerate(aligned) if one)),
         ("enable_fp_fusion", False),  # what rounds once says so
