@@ -187,8 +187,3 @@ def decode_tensor(data: bytes) -> torch.Tensor:
     body = bytearray(data[4 + length :])
     flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
     return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])
-
-
-def tensor_key(tensor: torch.Tensor) -> str:
-    """The content key of a constant."""
-    return content_key(encode_tensor(tensor))

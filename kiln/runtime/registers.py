@@ -19,8 +19,6 @@ from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
 ADD, MUL, FLOORDIV, MOD, MIN, MAX, MOV, INT_TO_FLOAT, FLOAT_MOV = range(9)
 OPERATION_OF = {FloorDiv: FLOORDIV, Mod: MOD, Min: MIN, Max: MAX}
 
-FloatSource = float | int  # a constant, or the float register that holds the value
-
 
 @final
 @dataclass

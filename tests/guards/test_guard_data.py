@@ -23,7 +23,6 @@ from kiln.runtime.guards.guard import (
     guard_from_json,
     guard_to_json,
     tensor_expectation,
-    unserialisable,
 )
 from kiln.runtime.guards.reference import path_of, resolve
 from kiln.runtime.guards.source import (
@@ -156,6 +155,5 @@ def test_a_local_class_keeps_a_set_from_being_written() -> None:
         pass
 
     guard = Guard(SELF, GuardKind.TYPE_IS, reference(Local))
-    assert unserialisable([guard]) == [guard]
     with pytest.raises(NotSerialisable):
         guard_to_json(guard)

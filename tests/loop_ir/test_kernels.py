@@ -10,7 +10,6 @@ from kiln.loops.ir.analyses import (
     accesses,
     axis_bounds,
     flops,
-    is_expensive,
     kernel_reads,
     kernel_symbols,
     stride_along,
@@ -58,7 +57,6 @@ def test_analyses() -> None:
     body = kernel.phases[1].body
     assert [one.buffer for one in accesses(body)] == ["x", "total"]
     assert flops(body) == 2
-    assert not is_expensive(body)
     assert kernel_reads(kernel) == {"x"}
     assert kernel_symbols(kernel) == {s0}
     spec = TensorSpec(torch.float32, (s0, 64), (64, 1))

@@ -5,7 +5,7 @@
     stride_along(spec, index, i1)        1: neighbours along i1 are neighbours in memory
     axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
 
-Each is a handler of a few methods or a walk over the data; none changes anything.
+Each is a walk over the data; none changes anything.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from typing import final
 import torch
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.prims.table import Prim
-from kiln.loops.ir.body import Compute, Index, Indirect, Load, LoopBody, LoopHandler, Random
+from kiln.loops.ir.body import Compute, Index, Indirect, Load, LoopBody, Random
 from kiln.loops.ir.builder import dtype_of, symbols_used
 from kiln.loops.ir.indexing import substituted, symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Phase, Store
 from kiln.loops.ir.nodes import Axis, BufferArg, Extern, LoopNode, Reduction, Scatter
-from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Relation, Symbol, is_static, product
-from kiln.symbolic.ranges import Interval
-
-EXPENSIVE_FLOPS = 10
-"""From so many operations on, computing a value twice costs more than keeping it in the cache."""
+from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
 
 
 @final
@@ -104,11 +99,6 @@ def flops(body: LoopBody) -> int:
     return total
 
 
-def is_expensive(body: LoopBody) -> bool:
-    """Is computing it again worse than storing and loading the result?"""
-    return flops(body) >= EXPENSIVE_FLOPS or any(isinstance(op, Random) for op in body.ops)
-
-
 def free_symbols(body: LoopBody) -> frozenset[Symbol]:
     """Loop and size symbols of a body: all but those that it binds."""
     used = frozenset().union(*(symbols_used(op) for op in body.ops))
@@ -154,44 +144,6 @@ def axis_bounds(axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = Non
         top = of_sizes.of(axis.size).hi
         ranges[axis.symbol] = Range(0, None if top is None else max(top - 1, 0))
     return BoundAnalysis(ranges)
-
-
-def index_interval(value: Int, axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = None) -> Interval:
-    return axis_bounds(axes, sizes).of(value)
-
-
-def fits_int32(extents: Iterable[Int]) -> bool:
-    """Are these numbers of elements known to be below 2**31?"""
-    return all(is_static(extent) and extent < 2**31 for extent in extents)
-
-
-# --------------------------------------------------------------------------------------- handlers
-
-
-@final
-class FlopCount(LoopHandler[int]):
-    """Value: operations to compute this value, shared parts counted as often as they are used."""
-
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
-        return mask or 0
-
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
-        return 0
-
-    def index(self, expr: Int, dtype: torch.dtype) -> int:
-        return 0
-
-    def test(self, relation: Relation) -> int:
-        return 1
-
-    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: int) -> int:
-        return op.flops + sum(operands)
-
-    def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
-        return operand + 2
-
-    def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
-        return seed + 10
 
 
 # --------------------------------------------------------------------------------------- kernels

@@ -56,13 +56,13 @@ class _Fuser:
                 self._add(node, number)
             else:
                 group = Group(step=node, origin=node.origin)
-                self.graph.add(group, number, node)
+                self.graph.add(group, number)
                 self.order.append(group)
         return Fused(self.order.groups, self.graph, self.symbols, self.applied)
 
     def _add(self, node: Pointwise | Reduction | Scan, number: int) -> None:
         group = self._single(node, number)
-        self.graph.add(group, number, node)
+        self.graph.add(group, number)
         self.order.append(group)
         member = group.members[0]
         for other in list(self._candidates(group)):

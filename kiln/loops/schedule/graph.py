@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.ir.analyses import reads, written
-from kiln.loops.ir.nodes import Buffer, LoopNode, LoopProgram, Scatter
+from kiln.loops.ir.nodes import Buffer, LoopProgram, Scatter
 from kiln.loops.schedule.group import Group
 
 
@@ -56,7 +56,7 @@ class Dependencies:
         root = self.roots[name]
         return root == name and self._times_written[root] == 1
 
-    def add(self, group: Group, number: int, node: LoopNode) -> None:
+    def add(self, group: Group, number: int) -> None:
         """Enter the edges of node `number`, which is the one that `group` was made for."""
         fusable = group.step is None
         for name in self._reads[number]:

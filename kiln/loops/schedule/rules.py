@@ -23,8 +23,8 @@ from kiln.symbolic import Symbol
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
-MOST_MEMBERS, MOST_BUFFERS = 48, 40
-"""Kernels beyond these are slow to compile and short of registers."""
+MOST_MEMBERS = 48
+"""Loops in a kernel; beyond this it is slow to compile and short of registers."""
 
 
 @final
@@ -56,7 +56,6 @@ class Rule:
 class Proposal:
     rule: str
     alignment: Alignment
-    score: int
 
 
 def vertical(first: Group, second: Group, context: Context) -> Alignment | None:
@@ -188,7 +187,7 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
         if any(8 * saved < _traffic(group, context) for group in _demoted(first, second, found)):
             continue
         if score > 0:
-            return Proposal(rule.name, found, score)
+            return Proposal(rule.name, found)
     return None
 
 

@@ -114,7 +114,7 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     outer.sort(key=lambda one: one is blocked)
     if not group.frozen:
         group.frozen[blocked] = (
-            _gpu_block_size(group, blocked, target) if is_gpu(target) else _block_size(group, member, kept_in_strips)
+            _gpu_block_size(group, blocked, target) if is_gpu(target) else _block_size(group, kept_in_strips)
         )
     size = group.frozen[blocked]
     counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
@@ -126,12 +126,12 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     return _combine(node, part, counts)
 
 
-def _block_size(group: Group, member: Member, kept_in_strips: bool) -> int:
+def _block_size(group: Group, kept_in_strips: bool) -> int:
     """A power of two, so that sizes which are multiples of it leave no rest."""
-    inner = {one: None for one in group.sizes if one not in group.units}
+    inner = max(guess(group.points({one: None for one in group.sizes if one not in group.units})), 1)
     if kept_in_strips:
-        return max(COLUMN_BLOCK // max(guess(group.points(inner)), 1), 1)
-    wanted = max(BLOCK_POINTS // max(guess(group.points(inner)), 1), 4)
+        return max(COLUMN_BLOCK // inner, 1)
+    wanted = max(BLOCK_POINTS // inner, 4)
     return 1 << (wanted - 1).bit_length()
 
 

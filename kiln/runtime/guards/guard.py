@@ -20,7 +20,6 @@ import torch
 
 from kiln.runtime.guards.constant import (
     Json,
-    NotSerialisable,
     ObjectRef,
     constant_from_json,
     constant_to_json,
@@ -326,15 +325,4 @@ def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
         assert isinstance(row, list)
         why = int(str(row[3]))
         found.append(guard_from_json([*row[:3], places[why], reasons[why]], read))
-    return found
-
-
-def unserialisable(guards: Iterable[Guard]) -> list[Guard]:
-    """The guards that keep a set from being written; empty when it can be."""
-    found = []
-    for guard in guards:
-        try:
-            guard_to_json(guard)
-        except NotSerialisable:
-            found.append(guard)
     return found

@@ -25,8 +25,6 @@ from kiln.loops.schedule.affine import guess_large
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 
-LINE_BYTES = 128
-"""What memory hands over at once."""
 SECTOR_BYTES = 32
 """The least that memory hands over."""
 LARGEST_BLOCK = 1 << 15
