@@ -64,8 +64,6 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None, dynamic: b
     if options is not None and not isinstance(options, Mapping):
         raise BadArgument(name="options", value=options, allowed="a dict of options")
     result = options_from(options or {}, result)
-    if os.environ.get("KILN_VERIFY"):
-        result = replace(result, verify="first")
     return result if dynamic is None else replace(result, dynamic=DYNAMIC[dynamic])
 
 

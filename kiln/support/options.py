@@ -1,11 +1,10 @@
 """Every knob a user has, as one frozen dataclass, made once in `api/` and handed down in parts.
 
-    kiln.compile(model, options={"autotune": "off", "numerics": "strict"})
-    KILN_OPTIONS="autotune=off,cache_dir=/tmp/kiln" python train.py
+    kiln.compile(model, options={"recompute": "none", "variants": 3})
+    KILN_OPTIONS="variants=3,cache_dir=/tmp/kiln" python train.py
 
 `mode` is a named set of options. Environment: KILN_LOG (stages to print), KILN_DUMP (folder for the texts of all
-stages; nothing is then loaded from the cache), KILN_VERIFY (verify="first" for every region), KILN_OPTIONS (defaults
-of the options).
+stages; nothing is then loaded from the cache), KILN_OPTIONS (defaults of the options).
 """
 
 from __future__ import annotations
@@ -38,13 +37,8 @@ class Options:
 
     dynamic: Literal["auto", "never", "always"] = "auto"
     """Which sizes become symbols: those that changed, none, or all."""
-    numerics: Literal["strict", "rounded", "fast"] = "fast"
-    """Bit-equal to eager; eager's cast points; or error against float64 at most twice eager's."""
-    autotune: Literal["off", "fast", "thorough"] = "fast"
     cuda_graphs: bool = False
     """Record on a GPU what a compiled region launches, and replay it: less work for the CPU per call, more memory."""
-    verify: Literal["off", "first"] = "off"
-    """Run each new variant once against eager and disable the region on a mismatch."""
     variants: int = 8
     """At most so many compiled variants of one function; then it runs eager and says so."""
     is_compiling: Literal["auto", "true", "false"] = "auto"
@@ -64,9 +58,10 @@ class Options:
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
-    "max-autotune": {"autotune": "thorough", "cuda_graphs": True},
-    "max-autotune-no-cudagraphs": {"autotune": "thorough"},
+    "max-autotune": {"cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {},
 }
+"""torch.compile's; nothing is tuned yet, so the last two are the first two by other names."""
 
 
 def options_from(given: Mapping[str, Any], base: Options | None = None) -> Options:
