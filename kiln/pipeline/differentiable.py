@@ -30,7 +30,6 @@ from kiln.pipeline.keys import compile_key
 from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.stages import Executable, graph_to_plan
-from kiln.pipeline.targets import gpu_names
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
@@ -158,8 +157,8 @@ class Backward:
     def find_or_compile(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
         key = ""
         if self.context.options.cache:
-            settings = compile_key(self.context.options, self.context.host)
-            key = content_key(settings, gpu_names(), self.written(), repr((needed, given)), *sorted(self.constants))
+            settings = compile_key("backward", self.context.options, self.context.host).digest()
+            key = content_key(settings, self.written(), repr((needed, given)), *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
                 with suppress(*UNREADABLE):  # written by another version, or damaged

@@ -1,4 +1,4 @@
-"""What decides how a program is compiled, besides the program: the part that keys of the on-disk cache share."""
+"""What decides how a program is compiled, besides the program: the parts that keys of the on-disk cache share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from kiln.pipeline.targets import gpu_names
+from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.code_file import MAGIC
 from kiln.runtime.libraries import machine_name
@@ -19,16 +21,20 @@ WITHOUT_EFFECT = frozenset(("cache", "cache_dir", "compile_workers", "progress")
 """Options that do not change what is compiled."""
 
 
-def compile_key(options: Options, target: Target) -> str:
-    """Versions, this compiler, the machine, options."""
-    settings = {name: value for name, value in asdict(options).items() if name not in WITHOUT_EFFECT}
-    return content_key(environment(), repr(settings), repr(target))
+def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
+    """A key that names versions, this compiler, the machine and the options; `label` says of what it is the key."""
+    key = KeyBuilder(label).add("Python", f"{sys.version} {MAGIC}").add("torch", torch.__version__)
+    key.add("Kiln", compiler_contents()).add("machine", machine_name()).add("target", repr(target))
+    key.add("GPUs", gpu_names())
+    for name, value in asdict(options).items():
+        if name not in WITHOUT_EFFECT:
+            key.add(f"option {name}", repr(value))
+    return key
 
 
 @lru_cache(maxsize=1)
-def environment() -> str:
-    """Versions of all that takes part; this compiler by its contents, which change between versions too."""
+def compiler_contents() -> str:
+    """This compiler by its sources, which change between versions too."""
     folder = Path(__file__).parents[1]
     sources = sorted(path for pattern in ("*.py", "*.h") for path in folder.rglob(pattern))
-    contents = [path.read_bytes() for path in sources]
-    return content_key(sys.version, MAGIC, torch.__version__, machine_name(), *contents)
+    return content_key(*(path.read_bytes() for path in sources))

@@ -34,6 +34,7 @@ from kiln.pipeline.region_file import CompiledRegion, put_in
 from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.warm import VariantStore
+from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import Store, default_folder
 from kiln.runtime.cubins import prepare_compiling
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
@@ -125,11 +126,14 @@ class Session:
         self.stored: VariantStore | None = None
         """Variants on disk; a user's backend gives callables that cannot be written."""
         if settings.options.cache and settings.backend is None:
-            key = compile_key(settings.options, settings.target)
-            self.stored = VariantStore(self.store, events, f"{key} {settings.fullgraph}")
+            self.stored = VariantStore(self.store, events, self._start_key)
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+
+    def _start_key(self, label: str) -> KeyBuilder:
+        key = compile_key(label, self.settings.options, self.settings.target)
+        return key.add("fullgraph", self.settings.fullgraph)
 
     def dispatcher(self, function: FunctionType) -> Dispatcher:
         """A dispatcher of `function` whose misses come here."""

@@ -1,16 +1,17 @@
 """Compiled variants on disk: what one process compiled, the next one loads.
 
-    key = function's code, kinds of the arguments, torch's modes, options, machine, versions
+    key = function's code, kinds of the arguments, torch's modes, options, machine, versions      (`KeyBuilder`)
     variant/<key of slot 0>, variant/<key of slot 1>, ...        the first whose guards hold of the arguments
 
 The key only finds candidates: whether one is right for the call, its guards and the digests of the modules say. A
 function has a few slots; a process that compiles a new variant takes the first that it finds empty. Two processes
-that take the same slot at once write one after the other, whole: one variant is forgotten, none is torn.
+that take the same slot at once write one after the other, whole: one variant is forgotten, none is torn. Where there
+is no candidate, the event `variant_missing` says what of the key was different when one was last stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from torch import nn
 
 from kiln.native import _frames
 from kiln.native._frames import Entry
-from kiln.pipeline.targets import gpu_names
+from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.code_file import PartWriter
 from kiln.runtime.guards.reference import code_key
@@ -36,19 +37,22 @@ Arguments = Mapping[str, Any]
 
 @final
 class VariantStore:
-    """The variants of one `kiln.compile` call on disk. `settings` is what decides how it compiles."""
+    """The variants of one `kiln.compile` call on disk. `start_key(label)`: a key of what decides how it compiles."""
 
-    def __init__(self, store: Store, events: EventSink, settings: str) -> None:
+    def __init__(self, store: Store, events: EventSink, start_key: Callable[[str], KeyBuilder]) -> None:
         self.store = store
         self.events = events
-        self.settings = settings
+        self.start_key = start_key
 
     def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
         """The first stored variant that is right for the call. `exits`: how many side exits led here."""
-        base = self.key(function, exits, arguments)
+        key = self.key(function, exits, arguments)
+        base = key.digest()
         for slot in range(SLOTS):
             data = self.store.get("variant", slot_key(base, slot))
             if data is None:
+                if slot == 0:
+                    self.events.emit("variant_missing", reason=explain_miss(self.store, key))
                 return None
             try:
                 entry = load_variant(data, function, list(arguments.values()), makers)
@@ -75,23 +79,21 @@ class VariantStore:
             problem = fault if isinstance(fault, KilnError) else InternalFault(stage="save", problem=repr(fault))
             self.events.emit("not_saved", code=problem.code, reason=problem.reason)
             return
-        base = self.key(function, exits, arguments)
+        key = self.key(function, exits, arguments)
+        base = key.digest()
         free = (slot for slot in range(SLOTS) if not self.store.path("variant", slot_key(base, slot)).exists())
         self.store.put("variant", slot_key(base, next(free, SLOTS - 1)), data)
+        remember(self.store, key)
         self.events.emit("saved", bytes=len(data))
 
-    def key(self, function: FunctionType, exits: int, arguments: Arguments) -> str:
+    def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
         """What candidates have in common with the call."""
-        return content_key(
-            self.settings,
-            gpu_names(),
-            str(function.__globals__.get("__name__")),
-            function.__qualname__,
-            code_key(function.__code__),
-            str(exits),
-            str(_frames.global_state()),
-            *(f"{name}={sketch(value)}" for name, value in arguments.items()),
-        )
+        name = f"{function.__globals__.get('__name__')}.{function.__qualname__}"
+        key = self.start_key(name).add("function", name).add("code", code_key(function.__code__))
+        key.add("side exits before it", exits).add("torch's modes", str(_frames.global_state()))
+        for place, (argument, value) in enumerate(arguments.items()):
+            key.add(f"argument {place} {argument}", sketch(value))
+        return key
 
 
 def slot_key(base: str, slot: int) -> str:

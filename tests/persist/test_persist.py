@@ -206,3 +206,19 @@ def test_what_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
     report = kiln.report_of(compiled)
     assert len(report.unsaved) == 1 and report.unsaved[0].startswith("KILN6010") and "Local" in report.unsaved[0]
     assert not (tmp_path / "variant").exists()
+
+
+def why_missing(folder: Path, **options: Any) -> list[str]:
+    """What a fresh session says of a program that it does not find."""
+    function, args, kwargs = PROGRAMS["plain"]()
+    compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder), **options})
+    events = session_of(compiled).events
+    run(compiled, args, kwargs)
+    return [str(one.data["reason"]) for one in events.events if one.kind == "variant_missing"]
+
+
+def test_a_miss_says_what_is_different(tmp_path: Path) -> None:
+    (never,) = why_missing(tmp_path)
+    assert never.endswith("was never stored")
+    assert why_missing(tmp_path) == []
+    assert why_missing(tmp_path, variants=3) == ["option variants was '8', is '3'"]

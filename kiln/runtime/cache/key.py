@@ -1,8 +1,8 @@
 """Keys that can say why they differ.
 
-    key = KeyBuilder("Net.forward").add("graph", fingerprint).add("numerics", "fast").add("torch", "2.13.0")
-    store.get("plan", key.digest())             # a miss
-    explain_miss(store, key)                    # "numerics was 'strict', is 'fast'"
+    key = KeyBuilder("Net.forward").add("code", text).add("option dynamic", "auto").add("torch", "2.13.0")
+    store.get("variant", key.digest())          # a miss
+    explain_miss(store, key)                    # "option dynamic was 'never', is 'auto'"
 
 A key is a list of named parts. The digest names the entry; the parts of the last stored key of each label are kept
 beside it, so a miss can be compared with what was there.
