@@ -60,9 +60,9 @@ def _has(dialect: Dialect, op: Prim, dtype: torch.dtype) -> bool:
 
 
 def test_the_prelude_is_whole() -> None:
-    for section in sections().values():
+    for section in sections().by_name.values():
         assert f"def {section.name}(" in section.text
-        assert all(need in sections() for need in section.needs)
+        assert all(need in sections().by_name for need in section.needs)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["f32", "f64"])

@@ -18,9 +18,10 @@ import torch
 
 from kiln.loops.codegen.cpp.chains import chained_loop, is_chained, is_short, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP
-from kiln.loops.codegen.cpp.reductions import INDEX_OPS, NO_INDEX, Register, accumulated_in, combined, start_text
+from kiln.loops.codegen.cpp.reductions import NO_INDEX, Register, accumulated_in, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
 from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
 from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
 from kiln.loops.ir.kernel import Accumulate, Store
 from kiln.loops.ir.nodes import Axis, ReduceOp
@@ -41,8 +42,8 @@ class Scan:
 
 
 @final
-class EffectWriter:
-    """Collects the statements of all effects of a phase, and what has to stand before and around its loops."""
+class CppEffects(EffectWriter):
+    """The effects of one phase in C++."""
 
     def __init__(
         self, body: CppStatements, storages: Mapping[str, Storage], rows: Mapping[str, Storage], started: set[str],
@@ -61,24 +62,11 @@ class EffectWriter:
         self.chains: dict[int, list[tuple[Storage, Storage, str]]] = {}
         """By loop: rows, the rows that hold their chains, and how many elements they have."""
 
-    @property
-    def depth(self) -> int:
-        return len(self.nest.axes)
-
-    def add(self, effect: Store | Accumulate, value: Value) -> None:
-        """Write one effect of the phase."""
-        if isinstance(effect, Store):
-            self._store(effect, value)
-        elif effect.running is not None:
-            self._scan(effect, effect.running, value)
-        else:
-            self._accumulate(effect, value)
-
     def _place(self, target: str, effect: Store | Accumulate) -> tuple[Storage, Place]:
         storage = self.storages[target]
         return storage, self.nest.place(storage.spec, effect.index)
 
-    def _store(self, effect: Store, value: Value) -> None:
+    def store(self, effect: Store, value: Value) -> None:
         storage, place = self._place(effect.target, effect)
         if storage.number:
             self.lines.append(f"{storage.name} = {self._as_stored(value, storage)};")
@@ -146,7 +134,7 @@ class EffectWriter:
         first = min(reduced, default=self.depth)
         return first if all(place < first for place in kept) else None
 
-    def _accumulate(self, effect: Accumulate, value: Value) -> None:
+    def accumulate(self, effect: Accumulate, value: Value) -> None:
         dtype = accumulated_in(effect.op, value.dtype)
         depth = self._outer_depth(effect)
         if depth is None:
@@ -272,7 +260,7 @@ class EffectWriter:
 
     # ------------------------------------------------------------------------------------------ scans
 
-    def _scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
         dtype = accumulated_in(effect.op, value.dtype)
         depth = self._outer_depth(effect)
         name = f"{effect.target}_p"

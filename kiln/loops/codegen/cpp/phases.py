@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from kiln.loops.codegen.cpp.chains import CHAIN, ROW_CHAIN
-from kiln.loops.codegen.cpp.effects import EffectWriter
+from kiln.loops.codegen.cpp.effects import CppEffects
 from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
@@ -46,7 +46,7 @@ class PhaseWriter:
         unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
         self.body = CppStatements(nest, storages, unsettled, width)
         self.copies = side_by_side(phase, nest, width)
-        self.effects = EffectWriter(self.body, storages, rows, started, self.copies)
+        self.effects = CppEffects(self.body, storages, rows, started, self.copies)
 
     def lines(self) -> list[str]:
         """The whole phase, in a block of its own."""

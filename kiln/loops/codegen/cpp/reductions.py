@@ -19,18 +19,11 @@ import torch
 
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.statements import literal
+from kiln.loops.codegen.effects import INDEX_OPS, combined, on_dtype
 from kiln.loops.ir.interpret import reduce_start
 from kiln.loops.ir.kernel import Accumulate
 from kiln.loops.ir.nodes import ReduceOp
 
-_COMBINE: Mapping[ReduceOp, str] = {
-    ReduceOp.SUM: "{0} + {1}",
-    ReduceOp.PROD: "{0} * {1}",
-    ReduceOp.MAX: "maximum({0}, {1})",
-    ReduceOp.MIN: "minimum({0}, {1})",
-    ReduceOp.ANY: "{0} | {1}",
-    ReduceOp.ALL: "{0} & {1}",
-}
 _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "sum_lanes<{type}>({0})",
     ReduceOp.PROD: "prod_lanes<{type}>({0})",
@@ -39,7 +32,6 @@ _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.ANY: "any_lanes({0})",
     ReduceOp.ALL: "all_lanes({0})",
 }
-INDEX_OPS = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 NO_INDEX = "0x7fffffffffffffff"
 """The index before the first element: behind every real one."""
 
@@ -51,15 +43,6 @@ def accumulated_in(op: ReduceOp, dtype: torch.dtype) -> torch.dtype:
         return torch.bool
     wide = op in (ReduceOp.SUM, ReduceOp.PROD) and computed == torch.float32
     return torch.float64 if wide else computed
-
-
-def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
-    """Both in one. On bool a sum is "any", a product "all"."""
-    if dtype == torch.bool and op in (ReduceOp.SUM, ReduceOp.MAX):
-        op = ReduceOp.ANY
-    if dtype == torch.bool and op in (ReduceOp.PROD, ReduceOp.MIN):
-        op = ReduceOp.ALL
-    return _COMBINE[op].format(left, right)
 
 
 def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
@@ -134,7 +117,4 @@ class Register:
             name, text = "f64", f"__builtin_convertvector({text}, f64v)"
         if self.is_index:
             return f"best_lane<{self.largest}, {name}>({text})"
-        op = self.op
-        if self.dtype == torch.bool:
-            op = ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL
-        return _LANES[op].format(text, type=name)
+        return _LANES[on_dtype(self.op, self.dtype)].format(text, type=name)

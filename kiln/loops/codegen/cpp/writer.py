@@ -28,7 +28,8 @@ from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import PhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
 from kiln.loops.codegen.cpp.prepare import Prepared, Run, Tile, prepare
-from kiln.loops.codegen.cpp.reductions import INDEX_OPS, accumulated_in
+from kiln.loops.codegen.cpp.reductions import accumulated_in
+from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.ir.analyses import kernel_reads, phase_writes, result_dtypes

@@ -17,6 +17,7 @@ from typing import final
 import torch
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
+from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined, on_dtype
 from kiln.loops.codegen.kernel_writer import Dims, Value
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
@@ -25,14 +26,6 @@ from kiln.loops.ir.interpret import reduce_start
 from kiln.loops.ir.kernel import Accumulate, Local, Store
 from kiln.loops.ir.nodes import ReduceOp
 
-_COMBINE: Mapping[ReduceOp, str] = {
-    ReduceOp.SUM: "{0} + {1}",
-    ReduceOp.PROD: "{0} * {1}",
-    ReduceOp.MAX: "maximum({0}, {1})",
-    ReduceOp.MIN: "minimum({0}, {1})",
-    ReduceOp.ANY: "{0} | {1}",
-    ReduceOp.ALL: "{0} & {1}",
-}
 _FUNCTIONS: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "add",
     ReduceOp.PROD: "multiply",
@@ -69,8 +62,8 @@ class Parts:
 
 
 @final
-class EffectWriter:
-    """Collects the statements of all effects of a phase, and what stands before and behind its loops."""
+class TritonEffects(EffectWriter):
+    """The effects of one phase in Triton."""
 
     def __init__(self, body: TritonStatements, locals_: Mapping[str, Local], started: set[str]) -> None:
         """`started`: accumulators that earlier phases began."""
@@ -80,22 +73,9 @@ class EffectWriter:
         self.before: dict[int, list[str]] = {}
         self.after: dict[int, list[str]] = {}
 
-    @property
-    def depth(self) -> int:
-        return len(self.nest.axes)
-
-    def add(self, effect: Store | Accumulate, value: Value) -> None:
-        """Write one effect of the phase."""
-        if isinstance(effect, Store):
-            self._store(effect, value)
-        elif effect.running is not None:
-            self._scan(effect, effect.running, value)
-        else:
-            self._accumulate(effect, value)
-
     # ------------------------------------------------------------------------------------------ stores
 
-    def _store(self, effect: Store, value: Value) -> None:
+    def store(self, effect: Store, value: Value) -> None:
         local = self.locals.get(effect.target)
         if local is not None:
             require_own_place(local, effect.index)
@@ -170,7 +150,7 @@ class EffectWriter:
         places = {self.frame.tiling.dim_of(axis) for axis in effect.over}
         return tuple(sorted((place for place in places if place is not None), reverse=True))
 
-    def _accumulate(self, effect: Accumulate, value: Value) -> None:
+    def accumulate(self, effect: Accumulate, value: Value) -> None:
         local, over = self.locals[effect.target], self._over(effect)
         require_own_place(local, effect.index)
         dtype = torch.bool if effect.op in (ReduceOp.ANY, ReduceOp.ALL) else TRITON.computed(value.dtype)
@@ -182,7 +162,7 @@ class EffectWriter:
             parts = Parts(effect, local, dtype, min(reduced), dims, over)
             self._add_to_parts(parts, value)
             return
-        index_of = self._index_text(effect) if effect.op in _BEST else ""
+        index_of = self._index_text(effect) if effect.op in INDEX_OPS else ""
         text = self._full(self._masked(value, dtype, effect.op, over), value, dims, over)
         self._finish(effect, local, dtype, dims, over, text, index_of, self.lines, self.depth)
 
@@ -214,7 +194,7 @@ class EffectWriter:
         )
         text = self._masked(value, parts.dtype, effect.op, parts.over)
         after = self.after.setdefault(parts.depth, [])
-        if effect.op in _BEST:
+        if effect.op in INDEX_OPS:
             self.before[parts.depth].append(f"{parts.at} = tl.full({shape}, {NO_INDEX}, {self._index_kind()})")
             at = f"tl.broadcast_to({self._index_text(effect)}, {shape})"
             masks = self.frame.points_text(frozenset(parts.over))
@@ -235,7 +215,7 @@ class EffectWriter:
     ) -> None:  # fmt: skip
         """Combine the block `text` over the dimensions `over` into the local."""
         left = dims - frozenset(over)
-        if effect.op in _BEST:
+        if effect.op in INDEX_OPS:
             if effect.target in self.started:
                 raise UnsupportedInKernel(language="Triton", thing="an index reduction", reason="two phases feed it")
             if index == self._index_text(effect):
@@ -260,7 +240,7 @@ class EffectWriter:
 
     # ------------------------------------------------------------------------------------------ scans
 
-    def _scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
         """Within a block by one operation; a loop carries the combination of the blocks before."""
         (axis,) = self._over(effect)
         dim = self.frame.tiling.dims[axis]
@@ -285,21 +265,12 @@ class EffectWriter:
                 f"{name} = {combined(effect.op, carry, name, dtype)}",
                 f"{carry} = {combined(effect.op, carry, total, dtype)}",
             ]
-        self._store(running, Value(name, value.dtype, dims, self.depth))
-
-
-def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
-    """Both in one. On bool a sum is "any", a product "all"."""
-    return _COMBINE[_on_bool(op) if dtype == torch.bool else op].format(left, right)
+        self.store(running, Value(name, value.dtype, dims, self.depth))
 
 
 def function_of(op: ReduceOp, dtype: torch.dtype) -> str:
     """The name of the function that combines two."""
-    return _FUNCTIONS[_on_bool(op) if dtype == torch.bool else op]
-
-
-def _on_bool(op: ReduceOp) -> ReduceOp:
-    return ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL
+    return _FUNCTIONS[on_dtype(op, dtype)]
 
 
 def reduced_text(op: ReduceOp, text: str, axis: int, dtype: torch.dtype, *, keep: bool) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import final
 
 from kiln.loops.codegen.kernel_writer import Nest, indented
-from kiln.loops.codegen.triton.effects import EffectWriter
+from kiln.loops.codegen.triton.effects import TritonEffects
 from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
 from kiln.loops.codegen.triton.tiles import Dim
 from kiln.loops.ir.analyses import phase_stores, phase_writes
@@ -32,7 +32,7 @@ class PhaseWriter:
         unsettled = frozenset(phase_writes(phase)) & frame.storages.keys()
         unsettled |= {one.target for one in phase_stores(phase) if one.combine is not None}
         self.body = TritonStatements(nest, frame, unsettled)
-        self.effects = EffectWriter(self.body, locals_, started)
+        self.effects = TritonEffects(self.body, locals_, started)
         results = phase.body.run(self.body)
         for effect in phase.effects:
             self.effects.add(effect, results[effect.result])

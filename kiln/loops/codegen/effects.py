@@ -1,0 +1,67 @@
+"""What the effects of a phase have in common in all target languages: their kinds, and how two values become one.
+
+total[] = sum over (i1): v0         combined(ReduceOp.SUM, "total_p", "v0", f32)     "total_p + v0"
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from kiln.loops.codegen.kernel_writer import Nest, Value
+from kiln.loops.ir.kernel import Accumulate, Store
+from kiln.loops.ir.nodes import ReduceOp
+
+_COMBINE: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "{0} + {1}",
+    ReduceOp.PROD: "{0} * {1}",
+    ReduceOp.MAX: "maximum({0}, {1})",
+    ReduceOp.MIN: "minimum({0}, {1})",
+    ReduceOp.ANY: "{0} | {1}",
+    ReduceOp.ALL: "{0} & {1}",
+}
+INDEX_OPS = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+"""These accumulate pairs (value, index), which a target language combines by a function of its own."""
+
+
+class EffectWriter(ABC):
+    """Collects the statements of all effects of a phase, and what has to stand before and behind its loops."""
+
+    nest: Nest
+
+    @property
+    def depth(self) -> int:
+        """Number of loops around the innermost statements."""
+        return len(self.nest.axes)
+
+    def add(self, effect: Store | Accumulate, value: Value) -> None:
+        """Write one effect of the phase."""
+        if isinstance(effect, Store):
+            self.store(effect, value)
+        elif effect.running is not None:
+            self.scan(effect, effect.running, value)
+        else:
+            self.accumulate(effect, value)
+
+    @abstractmethod
+    def store(self, effect: Store, value: Value) -> None: ...
+    @abstractmethod
+    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+        """`running` stores the combination of all values so far."""
+
+    @abstractmethod
+    def accumulate(self, effect: Accumulate, value: Value) -> None: ...
+
+
+def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
+    """Both in one; `op` is no index reduction."""
+    return _COMBINE[on_dtype(op, dtype)].format(left, right)
+
+
+def on_dtype(op: ReduceOp, dtype: torch.dtype) -> ReduceOp:
+    """What `op` is on numbers of `dtype`: on bool a sum is "any", a product "all"."""
+    if dtype != torch.bool:
+        return op
+    return ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL

@@ -1,0 +1,67 @@
+"""Functions that generated kernels call, kept in files of sections; a kernel gets those that it uses.
+
+    //@ exp: mad pow2                   sections = Sections.read(folder, "*.h", "//@")
+    KILN_INLINE f32v exp(...)           sections.used(["v1", "exp", "v0"])     mad, pow2, exp
+
+A section begins with a line of the mark, its name, and the sections that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Part of a prelude. `needs`: names of the sections that it calls."""
+
+    name: str
+    needs: tuple[str, ...]
+    text: str
+
+
+def _nothing_more(text: str) -> Iterable[str]:
+    return ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """All sections of a prelude, in the order of the files. `owners`: which section defines a name, by names."""
+
+    by_name: Mapping[str, Section]
+    owners: Mapping[str, str]
+
+    @staticmethod
+    def read(
+        folder: Path, pattern: str, mark: str, defined: Callable[[str], Iterable[str]] = _nothing_more
+    ) -> Sections:
+        """Those of all files like `pattern`. A section defines its own name, and what `defined` finds in its text."""
+        head = re.compile(rf"^{re.escape(mark)} (\w+)(?:: (.*))?$", re.MULTILINE)
+        found: dict[str, Section] = {}
+        for path in sorted(folder.glob(pattern)):
+            parts = head.split(path.read_text())[1:]
+            for name, needs, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
+                found[name] = Section(name, tuple((needs or "").split()), text.strip())
+        owners = {name: one.name for one in found.values() for name in (one.name, *defined(one.text))}
+        return Sections(found, owners)
+
+    def used(self, words: Iterable[str]) -> list[Section]:
+        """The sections that define some of `words`, each after those that it needs."""
+        order: dict[str, None] = {}
+
+        def need(name: str) -> None:
+            if name not in order:
+                for other in self.by_name[name].needs:
+                    need(other)
+                order[name] = None
+
+        for word in dict.fromkeys(words):
+            if word in self.owners:
+                need(self.owners[word])
+        return [self.by_name[name] for name in order]
