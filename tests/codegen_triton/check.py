@@ -14,14 +14,11 @@ from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import LoopProgram
 from kiln.loops.ir.parse import parse_kernel, parse_program
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
-from kiln.loops.ir.text import distinct_kernels
-from kiln.loops.ir.verify import verify_kernel, verify_program
-from kiln.loops.schedule.schedule import schedule
-from kiln.support.events import EventSink
+from kiln.loops.ir.verify import verify_kernel
 from kiln.support.target import cuda_gpu
 from kiln.symbolic import Symbol, evaluate
 from tests.codegen_triton.interpreter import Interpreter, Job
-from tests.schedule.check import arguments, random_tensor
+from tests.schedule.check import arguments, random_tensor, scheduled
 
 GPU = cuda_gpu((9, 0), 4)
 """A small one, so that small problems fill it."""
@@ -78,22 +75,12 @@ class Runner:
         return [memory.tensors[one.buffer] if one.buffer else None for one in program.outputs]
 
 
-def scheduled_for_gpu(text: str | LoopProgram) -> ScheduledProgram:
-    """The schedule of a program for a GPU, every kernel verified."""
-    program = parse_program(text) if isinstance(text, str) else text
-    verify_program(program)
-    made = schedule(program, GPU, EventSink())
-    for kernel in distinct_kernels(made):
-        verify_kernel(kernel)
-    return made
-
-
 def assert_same_values(
     runner: Runner, text: str | LoopProgram, sizes: Mapping[str, int] | None = None, tolerance: float = 1e-4
 ) -> ScheduledProgram:
     """The kernels of a program give what its nodes compute."""
     program = parse_program(text) if isinstance(text, str) else text
-    made = scheduled_for_gpu(program)
+    made = scheduled(program, GPU)
     given = arguments(program, sizes or {})
     again = [one.clone() if isinstance(one, torch.Tensor) and one._base is None else one for one in given]
     expected, actual = run_program(program, given), runner.program(made, again)

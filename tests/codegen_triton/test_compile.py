@@ -10,8 +10,9 @@ from kiln.loops.codegen.triton import TritonKernel, write_triton
 from kiln.loops.ir.scheduled import Launch
 from kiln.runtime.triton_compile import compile_source, jit_function
 from kiln.support.target import cuda_gpu
-from tests.codegen_triton.check import scheduled_for_gpu
+from tests.codegen_triton.check import GPU
 from tests.codegen_triton.test_kernels import BACKWARDS, CASES
+from tests.schedule.check import scheduled
 from tests.schedule.programs import PROGRAMS
 from tests.schedule.test_single import PROGRAMS as SINGLE
 
@@ -32,7 +33,7 @@ def cubin_size(written: TritonKernel, capability: int) -> int:
 
 
 def kernels(text: str) -> list[TritonKernel]:
-    steps = (step for step in scheduled_for_gpu(text).steps if isinstance(step, Launch))
+    steps = (step for step in scheduled(text, GPU).steps if isinstance(step, Launch))
     return [write_triton(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
 
 
@@ -68,7 +69,7 @@ def test_memory_is_accessed_16_bytes_at_a_time(dtype: str) -> None:
 def test_what_is_not_aligned_is_accessed_by_element() -> None:
     (written,) = kernels(COPY.format(dtype="f32", size=4096))
     assert "v4" in _ptx(written)
-    (step,) = (one for one in scheduled_for_gpu(COPY.format(dtype="f32", size=4096)).steps if isinstance(one, Launch))
+    (step,) = (one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, Launch))
     assert "v4" not in _ptx(write_triton(step.kernel, H100))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.codegen_triton.check import Runner, assert_same_values, scheduled_for_gpu
-from tests.schedule.check import kernels
+from tests.codegen_triton.check import GPU, Runner, assert_same_values
+from tests.schedule.check import kernels, scheduled
 from tests.schedule.programs import PROGRAMS
 from tests.schedule.random_loops import random_program
 from tests.schedule.test_single import PROGRAMS as SINGLE
@@ -23,7 +23,7 @@ def test_fused(name: str, runner: Runner) -> None:
 
 @pytest.mark.parametrize("name", ["gelu_norm", "softmax", "rms_norm", "views", "bias_gradient", "transposed"])
 def test_one_kernel(name: str) -> None:
-    assert len(kernels(scheduled_for_gpu(PROGRAMS[name]))) == 1
+    assert len(kernels(scheduled(PROGRAMS[name], GPU))) == 1
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -41,11 +41,11 @@ def arguments(program: LoopProgram, sizes: Mapping[str, int]) -> list[Any]:
     return [sizes[one.name] if isinstance(one, Symbol) else random_tensor(one, sizes) for one in program.inputs]
 
 
-def scheduled(text: str | LoopProgram) -> ScheduledProgram:
+def scheduled(text: str | LoopProgram, target: Target = TARGET) -> ScheduledProgram:
     """The schedule of a program, every kernel verified."""
     program = parse_program(text) if isinstance(text, str) else text
     verify_program(program)
-    made = schedule(program, TARGET, EventSink())
+    made = schedule(program, target, EventSink())
     for kernel in distinct_kernels(made):
         verify_kernel(kernel)
     return made

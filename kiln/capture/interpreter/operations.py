@@ -67,12 +67,7 @@ def binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
         return torch_binary(s, function, left, right)
-    handler = OPERATORS.get((function, type(left)))
-    if handler is not None:
-        result = handler(s, left, right)
-        if result is not None:
-            return result
-    return dispatch(s, function, left, right)
+    return by_kind(s, function, left, right)
 
 
 def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
@@ -88,6 +83,13 @@ def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> 
 def is_number(value: Value) -> bool:
     """A symbolic number, or a plain one."""
     return isinstance(value, Symbolic) or (value.is_constant and value.python_type() in (int, float, bool))
+
+
+def by_kind(s: Session, function: Function2, left: Value, right: Value) -> Value:
+    """The handler of the left operand's kind of value; special methods where there is none or it does not apply."""
+    handler = OPERATORS.get((function, type(left)))
+    result = None if handler is None else handler(s, left, right)
+    return dispatch(s, function, left, right) if result is None else result
 
 
 def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Value:
@@ -126,12 +128,7 @@ def compare(s: Session, function: Function2, left: Value, right: Value) -> Value
         known = equal_containers(s, left, right)
         if known is not None:
             return Constant(known is (function is operator.eq))
-    handler = OPERATORS.get((function, type(left)))
-    if handler is not None:
-        result = handler(s, left, right)
-        if result is not None:
-            return result
-    return dispatch(s, function, left, right)
+    return by_kind(s, function, left, right)
 
 
 def equal(s: Session, left: Value, right: Value) -> bool:

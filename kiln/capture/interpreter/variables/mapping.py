@@ -172,18 +172,21 @@ class Dict(Value):
             g.op("STORE_SUBSCR")
 
     def emit_contents(self, g: Codegen) -> None:
-        # Build the new contents aside: a value may be loaded from the dict itself.
-        fresh = Dict(self._items)
-        g.emit(fresh)
-        g.emit(self)
-        g.op("LOAD_ATTR", "clear")
-        g.call(0)
-        g.op("POP_TOP")
-        g.emit(self)
-        g.op("LOAD_ATTR", "update")
-        g.op("SWAP", 2)
-        g.call(1)
-        g.op("POP_TOP")
+        emit_refill(g, self, Dict(self._items))
+
+
+def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
+    """`container.clear(); container.update(fresh)`; `fresh` is made first, since its items may be read from there."""
+    g.emit(fresh)
+    g.emit(container)
+    g.op("LOAD_ATTR", "clear")
+    g.call(0)
+    g.op("POP_TOP")
+    g.emit(container)
+    g.op("LOAD_ATTR", "update")
+    g.op("SWAP", 2)
+    g.call(1)
+    g.op("POP_TOP")
 
 
 ABSENT = Constant("<absent>")
@@ -276,16 +279,7 @@ class Set(Value):
             g.call(1)
 
     def emit_contents(self, g: Codegen) -> None:
-        g.emit(Set(self._items))
-        g.emit(self)
-        g.op("LOAD_ATTR", "clear")
-        g.call(0)
-        g.op("POP_TOP")
-        g.emit(self)
-        g.op("LOAD_ATTR", "update")
-        g.op("SWAP", 2)
-        g.call(1)
-        g.op("POP_TOP")
+        emit_refill(g, self, Set(self._items))
 
 
 @final

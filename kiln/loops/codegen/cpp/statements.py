@@ -21,6 +21,7 @@ from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, Storage, Value, Way
+from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.ir.analyses import stride_of
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import substituted, symbols_of
@@ -29,7 +30,6 @@ from kiln.symbolic import Int, Relation, is_static
 from kiln.symbolic.relation import SIGNS
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "f16"}
-_SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 LANES: Dims = frozenset({0})
 """The one dimension of a vector."""
 _MAX_STEP = 1 << 20
@@ -79,15 +79,12 @@ class CppStatements(CountingStatements):
             return value.text
         if target == torch.bool:
             return f"as_mask({value.text} != 0)"
-        name = type_name(target, value.varying)
         if source == torch.bool and value.varying:
             return f"sel({value.text}, all({literal(1, target)}), all({literal(0, target)}))"
-        steps = [type_name(one, value.varying) for one in _between(source, target)]
-        if not value.varying:
-            return "".join(f"({one})" for one in (name, *reversed(steps))) + value.text
         text = value.text
-        for one in (*steps, name):
-            text = f"__builtin_convertvector({text}, {one})"
+        for one in conversion_steps(source, target):
+            name = type_name(one, value.varying)
+            text = f"__builtin_convertvector({text}, {name})" if value.varying else f"({name}){text}"
         return text
 
     def bitcast(self, value: Value, dtype: torch.dtype) -> str:
@@ -221,15 +218,6 @@ def type_name(dtype: torch.dtype, varying: bool) -> str:
     return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
 
 
-def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:
-    """Types on the way: floats become small or unsigned integers through signed ones, as eager does."""
-    if not source.is_floating_point or target.is_floating_point:
-        return []
-    if target in _SMALL:
-        return [torch.int32]
-    return [torch.int64] if target in (torch.uint32, torch.uint64) else []
-
-
 def pointer(name: str, offset: Int, printer: IntPrinter) -> str:
     """`in0 + (64*i0 + i1)`."""
     return name if offset == 0 else f"{name} + {printer.operand(offset)}"
@@ -250,14 +238,5 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return f'__builtin_nan{suffix}("")'
     if math.isinf(real):
         return f"__builtin_inf{suffix}()" if real > 0 else f"(-__builtin_inf{suffix}())"
-    text = f"{real!r}" if not suffix else _float_text(real)
+    text = f"{real!r}" if not suffix else float_text(real)
     return f"{text}{suffix}" if not text.startswith("-") else f"({text}{suffix})"
-
-
-def _float_text(number: float) -> str:
-    """The shortest decimal that gives this float."""
-    for digits in range(1, 10):
-        text = f"{number:.{digits}g}"
-        if torch.tensor(float(text), dtype=torch.float32).item() == number:
-            break
-    return text if any(sign in text for sign in ".e") else text + ".0"

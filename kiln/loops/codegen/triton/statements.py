@@ -23,6 +23,7 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Dims, Nest, Place, StatementWriter, Storage, Value
+from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
 from kiln.loops.codegen.triton.tiles import Tiling
 from kiln.loops.ir.body import Index
@@ -31,7 +32,6 @@ from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 
 _NARROW = (torch.bfloat16, torch.float16)
-_SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 _PLAIN = (torch.float32, torch.int32, torch.bool)
 """Dtypes of Python's numbers in Triton."""
 _TAKES_PLAIN = ("tl.where(", "tl.maximum(", "tl.minimum(")
@@ -246,17 +246,7 @@ def _converted(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return text
     if target == torch.bool:
         return f"{text} != 0"
-    steps = [*_between(source, target), target]
-    return text + "".join(f".to({TRITON.dtype_name(one)})" for one in steps)
-
-
-def _between(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:
-    """Types on the way: floats become small or unsigned integers through signed ones, as eager does."""
-    if not source.is_floating_point or target.is_floating_point:
-        return []
-    if target in _SMALL:
-        return [torch.int32]
-    return [torch.int64] if target in (torch.uint32, torch.uint64) else []
+    return text + "".join(f".to({TRITON.dtype_name(one)})" for one in conversion_steps(source, target))
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
@@ -276,14 +266,5 @@ def _number(value: bool | int | float, dtype: torch.dtype) -> str:
         return 'float("nan")'
     if math.isinf(real):
         return 'float("inf")' if real > 0 else '(-float("inf"))'
-    text = repr(real) if dtype == torch.float64 else _float_text(real)
+    text = repr(real) if dtype == torch.float64 else float_text(real)
     return f"({text})" if text.startswith("-") else text
-
-
-def _float_text(number: float) -> str:
-    """The shortest decimal that gives this float."""
-    for digits in range(1, 10):
-        text = f"{number:.{digits}g}"
-        if torch.tensor(float(text), dtype=torch.float32).item() == number:
-            break
-    return text if any(sign in text for sign in ".e") else text + ".0"
