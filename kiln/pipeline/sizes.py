@@ -12,6 +12,9 @@ from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
+WHOLE = range(1 << 62)
+"""Integers that may be symbols: all stages take symbols for sizes, which are not negative, and count in 64 bits."""
+
 
 class SizeHistory:
     """Observed sizes and numbers by source; `choose` answers for the next compile and remembers."""
@@ -56,7 +59,7 @@ class SizeHistory:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
-        if not math.isfinite(value):
+        if not math.isfinite(value) or (isinstance(value, int) and value not in WHOLE):
             return False
         argument = type(source) is LocalSource
         if not argument and not self._numbers:

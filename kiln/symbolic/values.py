@@ -233,10 +233,13 @@ def round_to_integer(env: ShapeEnv, value: Any, rounding: Callable[[float], int]
     """`rounding(value)`; quotients of integers stay symbolic under `math.floor` and `math.ceil`."""
     if (integer := as_integer(value)) is not None:
         return integer
-    if isinstance(value, Real) and value.op == "truediv" and rounding in (math.floor, math.ceil):
+    if isinstance(value, Real) and value.op == "truediv" and rounding in (math.floor, math.ceil, math.trunc):
         a, b = map(as_integer, value.args)
         if a is not None and b is not None and env.known(rel_lt(0, b)):
-            return a // b if rounding is math.floor else ceil_div(a, b)
+            if rounding is math.ceil:
+                return ceil_div(a, b)
+            if rounding is math.floor or env.known(rel_le(0, a)):
+                return a // b
     return rounding(specialise_real(env, value, where))
 
 

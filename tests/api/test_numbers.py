@@ -146,3 +146,93 @@ def test_kernels_that_differ_in_the_sign_of_zero() -> None:
     for zero in (0.0, -0.0, 0.0):
         compiled = kiln.compile(lambda x, zero=zero: torch.copysign(x, torch.full((), zero)))
         assert torch.equal(compiled(x), torch.copysign(x, torch.full((), zero)))
+
+
+def as_python(function: Any, *args: Any) -> Any:
+    """The result with the types of its numbers, or the exception."""
+    try:
+        result = function(*args)
+    except Exception as error:
+        return type(error), str(error)
+    return [(type(one), one.tolist() if isinstance(one, Tensor) else one) for one in result]
+
+
+def whole_numbers(x: Tensor, n: int) -> Any:
+    signs = -n, abs(-n), ~n, n // -3, n % -3, -n // 2, divmod(-n, 3), x * (-n // 2)
+    bits = n << 2, n >> 1, n & 3, n | 8, n ^ 1, n.bit_length(), bin(n)
+    powers = n**2, 2**n, n**-1, 0.9**n, math.sqrt(n), n**n
+    return *signs, *bits, *powers, min(n, 2.5), max(n, 2.5), float(n), int(n / 2), math.floor(n / 2), x * int(n / 2)
+
+
+def real_numbers(x: Tensor, a: float) -> Any:
+    whole = int(a), x * int(a), round(a), math.floor(a), math.ceil(a), math.trunc(a), int(a * 2)
+    return (
+        *whole,
+        a // 1,
+        a % 1,
+        divmod(a, 1),
+        abs(a),
+        a**2,
+        a**3,
+        (-a) ** 2,
+        min(a, 2),
+        max(a, 1),
+        x * (a // 2),
+        f"{a:.1f}",
+    )
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+@pytest.mark.parametrize(
+    "function, numbers", [(whole_numbers, (2, 3, 7, 1, 8)), (real_numbers, (1.5, 2.75, -2.5, -0.0))]
+)
+def test_operators_of_numbers_give_pythons_results_and_types(function: Any, numbers: Any, backend: str) -> None:
+    compiled, x = kiln.compile(function, backend=backend), torch.ones(2)
+    for number in numbers:
+        assert as_python(compiled, x, number) == as_python(function, x, number)
+
+
+@pytest.mark.parametrize("numbers", [(-1, -2, 3, 4, -7, 0, 1), (3, 4, 1 << 62, 1 << 63, 1 << 70, -(1 << 63))])
+def test_numbers_that_no_size_can_be_are_constants(numbers: Any) -> None:
+    def function(x: Tensor, n: int) -> Any:
+        return x * (n // 2 % 1000), n % 5, x + n % 3, n * n
+
+    compiled = kiln.compile(function)
+    for n in numbers:
+        assert as_python(compiled, torch.ones(2), n) == as_python(function, torch.ones(2), n)
+
+
+def test_a_divisor_that_becomes_zero_raises_where_the_program_divides() -> None:
+    def function(x: Tensor, a: float, seen: list[float]) -> Any:
+        x.add_(1)
+        seen.append(a)
+        return x * (3.0 / (1 - a)), a % (a - 2.5)
+
+    def whole(x: Tensor, n: int, seen: list[int]) -> Any:
+        seen.append(n)
+        return x * (7 // n), 7 % n, x * (1 / n)
+
+    for plain, numbers in ((function, (2.0, 3.0, 4.0, 1.0, 5.0, 2.5, 6.0)), (whole, (2, 3, 4, 0, 5))):
+        compiled: Any = kiln.compile(plain)
+        sides: Any = [(compiled, torch.ones(1), []), (plain, torch.ones(1), [])]
+        for number in numbers:
+            got, expected = (as_python(one, x, number, seen) for one, x, seen in sides)
+            assert got == expected
+        assert sides[0][1:] == sides[1][1:]
+
+
+def test_a_schedule_of_steps_compiles_twice() -> None:
+    def step(p: Tensor, m: Tensor, count: int) -> Tensor:
+        return p - m / (1 - 0.9**count) / math.sqrt(count)
+
+    compiled, p, m = kiln.compile(step), torch.ones(3), torch.randn(3)
+    for count in range(1, 7):
+        torch.testing.assert_close(compiled(p, m, count), step(p, m, count))
+    assert compiles(compiled) == 2
+
+
+def test_numbers_of_constant_tensors() -> None:
+    def function(x: Tensor) -> Any:
+        return int(torch.tensor(2.7)), float(torch.tensor(3)), x * int(torch.tensor(2.7)), torch.tensor(2).item()
+
+    assert as_python(kiln.compile(function), torch.ones(1)) == as_python(function, torch.ones(1))

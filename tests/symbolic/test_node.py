@@ -75,7 +75,7 @@ def test_floats() -> None:
     s0 = env.create_symbol(6, lo=1)
     half = to_sym(s0, env) / 2
     assert isinstance(half, torch.SymFloat) and isinstance(half.node.value, Real)
-    assert str(from_sym(torch.sym_int(half))) == "3"
+    assert str(from_sym(torch.sym_int(half))) == "s0//2"
     env = ShapeEnv()
     s0 = env.create_symbol(6, lo=1)
     node = SymNode(s0, env).sym_float().truediv(SymNode(4, env))

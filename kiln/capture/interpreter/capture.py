@@ -19,7 +19,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.bytecode.assemble import Assembler, arguments_of
+from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.interpreter.blocks.repeat import call_module
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
@@ -52,6 +52,7 @@ from kiln.capture.interpreter.speculation import (
     Speculation,
     make_prologue,
     run_eagerly,
+    write_exit,
     write_prologue,
 )
 from kiln.capture.interpreter.variables import (
@@ -333,6 +334,9 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
+    if divisors := s.state.get("divisors"):
+        assert callbacks.make_exit is not None, "symbolic divisors are kept where a side exit can be made"
+        write_divisor_checks(head, writer, divisors, callbacks.make_exit(function), function.__code__)
     if prologue is not None:
         collect = collect or prologue.sources()
         write_prologue(head, prologue, function.__code__, BINDINGS, collect)
@@ -353,6 +357,18 @@ def finish(
     return Capture(
         made, guards, collect, regions, breaks, None, s.steps, asked, speculations, s.modules(), s.repeated_steps
     )
+
+
+def write_divisor_checks(
+    head: Assembler, writer: CodeWriter, divisors: list[Any], side_exit: Callable[..., Any], code: types.CodeType
+) -> None:
+    """`if not divisor: return side_exit(<all arguments>)`: there the division raises where the program does it."""
+    for divisor in divisors:
+        passed = Label()
+        writer.number_in(head, divisor)
+        head.jump_if(True, passed)
+        write_exit(head, side_exit, code)
+        head.label(passed)
 
 
 def has_effects(recorder: Any) -> bool:

@@ -133,6 +133,15 @@ class CodeWriter:
         else:
             self.body.const(value)
 
+    def number_in(self, head: Assembler, value: Any) -> None:
+        """Push a number in `head`, which runs before everything else."""
+        loads, body = self.loads, self.body
+        self.loads, self.body = Assembler(self.code.co_firstlineno), Assembler(self.code.co_firstlineno)
+        self.number(value)
+        head.extend(self.loads)
+        head.extend(self.body)
+        self.loads, self.body = loads, body
+
     def _apply(self, function: Callable[..., Any], args: Iterable[Any]) -> None:
         operands = list(args)
         self.body.const(function)

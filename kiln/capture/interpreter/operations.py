@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from kiln.capture.interpreter.core import MISSING, OPERATORS, Session, Value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -20,6 +22,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
+from kiln.symbolic.values import as_integer
 
 __all__ = [
     "all_items",
@@ -50,6 +53,16 @@ PLAIN: dict[Any, Any] = {
 REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
 for _name, _other in REFLECTED.items():
     SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
+EQUALITY = (operator.eq, operator.ne)
+DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
+ON_SYMBOLS = frozenset(
+    (
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+        *(operator.lt, operator.le, operator.gt, operator.ge, *EQUALITY),
+    )
+)
+"""Operators that numbers depending on sizes and on the caller's numbers keep symbolic."""
+COMPARED = frozenset(getattr(operator, name) for name in REFLECTED)
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
 
@@ -75,9 +88,45 @@ def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> 
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         # `0 += tensor` makes a new tensor: only a tensor is changed in place.
         return s.record(function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
-    if not (is_number(left) and is_number(right)):
+    if not (is_number(left) and is_number(right) and is_symbolic(function, left, right)):
+        return binary(s, function, settled(s, left), settled(s, right))
+    plain = PLAIN.get(function, function)
+    if plain is operator.pow and not (left.python_type() is int and right.python_type() is int):
+        return power(s, left, right)
+    if plain in DIVISIONS and isinstance(right, Symbolic) and not is_nonzero(s, right):
         return binary(s, function, settled(s, left), settled(s, right))
     return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+
+
+def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
+    """Whether symbolic numbers have this operator; elsewhere their values become part of the guards."""
+    plain = PLAIN.get(function, function)
+    kinds = {left.python_type(), right.python_type()}
+    if plain is operator.pow:
+        # Else a negative base or exponent may give a number of another type.
+        whole = right.is_constant and right.python_type() is int and right.real() >= 0
+        return (whole and bool not in kinds) or (left.is_constant and type(left.real()) is float and left.real() > 0)
+    if plain in (operator.and_, operator.or_):
+        return kinds == {bool}
+    return plain in ON_SYMBOLS and (bool not in kinds or (plain in EQUALITY and kinds == {bool}))
+
+
+def power(s: Session, left: Value, right: Value) -> Value:
+    """A power that is a float (torch's own operator asks for a base that is not negative)."""
+    a, b = (value.torch_arg(s) for value in (left, right))
+    node = a.node if isinstance(a, torch.SymFloat) else b.node.wrap_float(a)
+    return s.wrap(torch.SymFloat(node.float_pow(b.node if isinstance(right, Symbolic) else node.wrap_float(b))), None)
+
+
+def is_nonzero(s: Session, divisor: Symbolic) -> bool:
+    """Whether the divisor is not zero now; what is compiled is for such divisors only."""
+    value = divisor.node.node.value
+    if divisor.python_type() is int or as_integer(value) is not None or not s.speculate:
+        return bool(divisor.node != 0)
+    if divisor.node.node.hint == 0:
+        return False
+    s.state.setdefault("divisors", []).append(value)
+    return True
 
 
 def is_number(value: Value) -> bool:
@@ -96,6 +145,8 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
     """Special methods, the left operand's first."""
     names = SPECIAL[function]
     attempts = [(left, name, right) for name in names[:-1]] + [(right, names[-1], left)]
+    if overrides(s, function, left, right):
+        attempts.insert(-2, attempts.pop())
     for owner, name, other in attempts:
         found = s.lookup(owner.python_type(), name)
         if found is None or found[0] is object:
@@ -111,6 +162,15 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
         return Constant(same(s, left, right) is (function is operator.eq))
     kinds = f"'{left.type_name()}' and '{right.type_name()}'"
     raise s.error(TypeError, f"unsupported operand type(s) for {function.__name__}: {kinds}")
+
+
+def overrides(s: Session, function: Function2, left: Value, right: Value) -> bool:
+    """Whether the right operand is asked first: its class derives from the left one's (and says otherwise)."""
+    mine, other = left.python_type(), right.python_type()
+    if mine is other or not issubclass(other, mine):
+        return False
+    name = SPECIAL[function][-1]
+    return function in COMPARED or s.lookup(mine, name) != s.lookup(other, name)
 
 
 def compare(s: Session, function: Function2, left: Value, right: Value) -> Value:
@@ -197,7 +257,9 @@ def unary(s: Session, function: Callable[[Any], Any], value: Value) -> Value:
     if value.is_constant:
         return fold(s, function, value.constant(s))
     if isinstance(value, Symbolic):
-        return s.wrap(function(value.node), None)
+        if function is operator.pos or (function is operator.neg and value.python_type() is not bool):
+            return s.wrap(function(value.node), None)
+        return unary(s, function, settled(s, value))
     if isinstance(value, Tensor):
         return s.record(function, [value], {})
     return s.call_special(value, UNARY[function], [], {})

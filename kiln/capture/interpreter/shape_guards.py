@@ -35,14 +35,14 @@ def finish_guards(s: Session) -> list[Guard]:
 
 
 def number_guards(s: Session, names: dict[str, Source]) -> None:
-    """Integers that are inputs fit 64 bits; a real number that the program asked for is guarded after all."""
+    """Integers that are inputs are not negative and fit 64 bits; a real number whose value was asked for is guarded."""
     for record in s.recorder.inputs:
         if record.given is not None:
             if record.given.asked:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
         elif record.real is None:
             names[record.spec.value.name] = record.source
-            relation(s, f"{record.spec.value.name} <= {(1 << 63) - 1}", names, None)
+            relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)
 
 
 def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:

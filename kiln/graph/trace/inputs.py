@@ -105,9 +105,9 @@ class InputTable:
         return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
-        """Register an integer as a symbol."""
+        """Register an integer as a symbol; like a size it is not negative."""
         symbols = self.mode.symbols
-        return self._scalar(symbols.env.create_symbol(value, lo=-(1 << 63)), name, source)
+        return self._scalar(symbols.env.create_symbol(value, lo=0), name, source)
 
     def _scalar(self, symbol: Int, name: str, source: Source) -> InputRecord:
         spec = ScalarSpec(int, symbol)

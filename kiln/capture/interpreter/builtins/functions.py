@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import operator
 import sys
 from collections import OrderedDict, defaultdict
@@ -155,9 +156,9 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwa
             return Constant(kind())
         value = args[0]
         if isinstance(value, Symbolic):
-            return value if kind is int and value.python_type() is int else s.wrap(torch.sym_float(value.node), None)
+            return symbolic_number(s, kind, value)
         if isinstance(value, Tensor):
-            return value.get_attr(s, "item").call(s, [], {})
+            return convert(s, [value.get_attr(s, "item").call(s, [], {})], {})
         if isinstance(value, Object):
             for name in special:
                 if s.lookup(value.cls, name) is not None:
@@ -166,6 +167,37 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwa
         return fold(s, functools.partial(kind, **named), *(arg.constant(s) for arg in args))
 
     return convert
+
+
+for _rounding in ("floor", "ceil", "trunc"):
+
+    @handles(getattr(math, _rounding))
+    def _rounded(s: Session, args: Args, kwargs: Kwargs, name: str = _rounding) -> Value:
+        value = args[0]
+        if isinstance(value, Symbolic) and value.python_type() is not bool:
+            whole = getattr(value.node.node, name)()
+            return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
+        if isinstance(value, Object):
+            return s.call_special(value, f"__{name}__", [], {})
+        return fold(s, getattr(math, name), value.constant(s))
+
+
+@handles(math.sqrt)
+def sqrt_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Symbolic) and value.python_type() is int and bool(value.node >= 0):
+        return s.wrap(torch.SymFloat(value.node.node._sym_sqrt()), None)
+    return fold(s, math.sqrt, value.constant(s))
+
+
+def symbolic_number(s: Session, kind: type, value: Symbolic) -> Value:
+    """`int(value)` or `float(value)`."""
+    if value.python_type() is bool:
+        return s.const(kind(value.constant(s)))
+    if kind is float:
+        return s.wrap(torch.sym_float(value.node), None)
+    whole = value.node.node.trunc()
+    return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
 
 
 handles(int)(number(int, ("__int__", "__index__")))
@@ -355,6 +387,11 @@ def sum_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
+def of_one_kind(items: list[Value]) -> bool:
+    """Numbers of one type: whichever is chosen, the result is of that type."""
+    return {item.python_type() for item in items} in ({int}, {float})
+
+
 def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Session, Args, Kwargs], Value]:
     def choose(s: Session, args: Args, kwargs: Kwargs) -> Value:
         items = all_items(s, args[0]) if len(args) == 1 else list(args)
@@ -363,7 +400,7 @@ def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Session, Args, Kwa
                 return kwargs["default"]
             raise s.error(ValueError, "arg is an empty sequence")
         key = kwargs.get("key")
-        if any(isinstance(item, Symbolic) for item in items) and key is None:
+        if any(isinstance(item, Symbolic) for item in items) and key is None and of_one_kind(items):
             pick = torch.sym_max if function is operator.gt else torch.sym_min
             return s.wrap(functools.reduce(pick, [item.torch_arg(s) for item in items]), None)
         best = items[0]
@@ -403,8 +440,8 @@ def all_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def abs_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
         return s.record("abs", args, {})
-    if isinstance(args[0], Symbolic):
-        return s.wrap(abs(args[0].node), None)
+    if isinstance(args[0], Symbolic) and args[0].python_type() is int:
+        return s.wrap(torch.sym_max(args[0].node, -args[0].node), None)
     return (
         s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
     )
@@ -426,6 +463,8 @@ def pow_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 def round_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
         return s.record("round", args, kwargs)
+    if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
+        return args[0]
     named = {name: arg.constant(s) for name, arg in kwargs.items()}
     return fold(s, functools.partial(round, **named), *(arg.constant(s) for arg in args))
 

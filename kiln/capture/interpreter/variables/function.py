@@ -374,12 +374,10 @@ class Partial(Value):
 
     def emit(self, g: Codegen) -> None:
         g.const(functools.partial)
-        g.op("PUSH_NULL")
-        g.op("SWAP", 2)
         g.emit(self.function)
         for arg in (*self.args, *self.kwargs.values()):
             g.emit(arg)
-        g.call_keywords(1 + len(self.args), tuple(self.kwargs))
+        g.call_keywords(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
 
 
 def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
