@@ -12,16 +12,14 @@ a primitive and gets a kernel after all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
 
 import torch
 
 from kiln.capture.interpreter.speculation import Truths
-from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.build import to_template
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.single_call import single_call
 from kiln.graph.passes import run_passes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
@@ -46,29 +44,6 @@ def load_truths(data: bytes) -> Truths:
     return Truths(load_plan(data), lambda: data)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A call that a rule of the column `aten` asks for."""
-
-    target: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-@final
-@dataclass(slots=True)
-class CallCount:
-    """What the rules of the column `aten` call."""
-
-    spec: TensorSpec
-    calls: int = 0
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Pending:
-        self.calls += 1
-        return Pending(f"aten.{name}", args, kwargs)
-
-
 def with_calls(graph: Graph) -> Graph:
     """Loops that one ATen call computes become that call."""
     made: dict[Node, Node] = {}
@@ -81,19 +56,16 @@ def with_calls(graph: Graph) -> Graph:
 
 def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     """The call that computes `node`, None where there is no single one."""
-    spec = node.spec
-    if node.op.kind not in CALLED or not isinstance(spec, TensorSpec):
+    if node.op.kind not in CALLED or not isinstance(node.spec, TensorSpec):
         return None
-    call = CallCount(spec)
-    pending = ATEN_RULES[node.op.name](call, *inputs, **node.attrs)
-    if not isinstance(pending, Pending) or call.calls != 1:
+    call = single_call(node, inputs)
+    if call is None:
         return None
     used: list[Node] = []
-    args = to_template(pending.args, used)
-    kwargs = tuple([(name, to_template(value, used)) for name, value in pending.kwargs.items()])
-    return Node(
-        PRIMS["aten"], tuple(used), {"target": pending.target, "args": args, "kwargs": kwargs}, spec, node.origin
-    )
+    args = to_template(call.args, used)
+    kwargs = tuple([(name, to_template(value, used)) for name, value in call.kwargs])
+    attrs = {"target": call.target, "args": args, "kwargs": kwargs}
+    return Node(PRIMS["aten"], tuple(used), attrs, node.spec, node.origin)
 
 
 def with_numbers(graph: Graph) -> Graph:

@@ -9,14 +9,13 @@ on dtypes that loops do not have, become the call that the column `aten` of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
-from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.single_call import single_call
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.loops.ir.nodes import Buffer, BufferArg, Extern
+from kiln.loops.ir.nodes import Buffer, Extern
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
@@ -73,49 +72,13 @@ def item(lowering: Lowering, node: Node) -> None:
     lowering.buffers[node] = out
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A call that a rule of the column `aten` asks for."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Recorder:
-    """What the rules of the column `aten` call."""
-
-    spec: TensorSpec
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Pending:
-        return Pending(name, args, tuple(kwargs.items()))
-
-
 @STATEMENT(*BY_LIBRARY)
 def by_library(lowering: Lowering, node: Node) -> None:
     """The one ATen call that computes `node`."""
-    rule = ATEN_RULES.get(node.op.name)
-    if rule is None:
-        raise NoLowering(op=node.op.name, problem=f"it has neither loops nor an ATen call for {node.spec}")
-    inputs = [lowering.argument(one) for one in node.inputs]
-    made = rule(Recorder(node.tensor), *inputs, **node.attrs)
-    if isinstance(made, BufferArg):
-        made = Pending("clone.default", (made,), ())
-    args, kwargs = _as_tuples(made.args), tuple([(key, _as_tuples(value)) for key, value in made.kwargs])
-    if _has_pending(args):
-        raise NoLowering(op=node.op.name, problem=f"on {node.spec} it takes several ATen calls")
-    _call(lowering, node, f"aten.{made.name}", args, kwargs)
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple([_as_tuples(one) for one in value]) if isinstance(value, tuple | list) else value
-
-
-def _has_pending(value: Any) -> bool:
-    return isinstance(value, Pending) or (isinstance(value, tuple) and any(map(_has_pending, value)))
+    made = single_call(node, [lowering.argument(one) for one in node.inputs])
+    if made is None:
+        raise NoLowering(op=node.op.name, problem=f"on {node.spec} it has no loops and is not a single ATen call")
+    _call(lowering, node, made.target, made.args, made.kwargs)
 
 
 @STATEMENT("assert")

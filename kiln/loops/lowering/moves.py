@@ -58,42 +58,42 @@ def _at_most_zero(amount: Int) -> bool:
 
 @ELEMENT("gather")
 def gather(body: Body, node: Node, index: Index, mask: int | None) -> int:
-    x, numbers = node.inputs
+    x, indices = node.inputs
     if not x.tensor.rank:
         return body.element(x, (), mask)
     axis = node.attrs["axis"]
-    picked = body.indirect(body.element(numbers, index, mask), x.tensor.sizes[axis])
+    picked = body.indirect(body.element(indices, index, mask), x.tensor.sizes[axis])
     return body.element(x, (*index[:axis], picked, *index[axis + 1 :]), mask)
 
 
 @ELEMENT("index")
 def index_(body: Body, node: Node, index: Index, mask: int | None) -> int:
-    x, *numbers = node.inputs
-    return body.element(x, indexed(body, node, x.tensor.sizes, numbers, index, mask), mask)
+    x, *indices = node.inputs
+    return body.element(x, indexed(body, node, x.tensor.sizes, indices, index, mask), mask)
 
 
 def indexed(
-    body: Body, node: Node, sizes: tuple[Int, ...], numbers: list[Node], index: Index, mask: int | None
+    body: Body, node: Node, sizes: tuple[Int, ...], indices: list[Node], index: Index, mask: int | None
 ) -> Index:
     """The index into a tensor of `sizes` of the element at `index` of the indexed result (attribute `axes`)."""
     axes = node.attrs["axes"]
-    rank = max(one.tensor.rank for one in numbers)
+    rank = max(one.tensor.rank for one in indices)
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     at = index[start : start + rank]
-    picked = picked_sizes(numbers)
+    picked = picked_sizes(indices)
     rest = iter(index[:start] + index[start + rank :])
     places: dict[int, Int] = {}
-    for axis, one in zip(axes, numbers, strict=True):
+    for axis, one in zip(axes, indices, strict=True):
         value = body.broadcast_element(one, at, picked, mask)
         places[axis] = body.indirect(value, sizes[axis])
     return tuple([places[axis] if axis in places else next(rest) for axis in range(len(sizes))])
 
 
-def picked_sizes(numbers: list[Node]) -> tuple[Int, ...]:
+def picked_sizes(indices: list[Node]) -> tuple[Int, ...]:
     """The common sizes of index tensors."""
-    rank = max(one.tensor.rank for one in numbers)
+    rank = max(one.tensor.rank for one in indices)
     picked: list[Int] = [1] * rank
-    for one in numbers:
+    for one in indices:
         for axis, size in enumerate(reversed(one.tensor.sizes)):
             if size != 1:
                 picked[rank - 1 - axis] = size

@@ -32,7 +32,7 @@ _WIDE = torch.int64
 def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
     spec, params = node.tensor, node.attrs["params"]
     seed, start = body.elements.random_stream(node)
-    draw = Draw(body, key(body, seed, mask), start + linear(index, spec.sizes), _computed_in(spec.dtype))
+    draw = Draw(body, key(body, seed), start + linear(index, spec.sizes), _computed_in(spec.dtype))
     if node.inputs:
         p = node.inputs[0]
         below = body.broadcast_element(p, index, spec.sizes, mask)
@@ -45,7 +45,7 @@ def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
     return body.builder.pointwise(PRIMS["convert"], spec.dtype, value)
 
 
-def key(body: Body, seed: str, mask: int | None) -> int:
+def key(body: Body, seed: str) -> int:
     """Place of seed + offset * GOLDEN."""
     builder = body.builder
     first, offset = (builder.load(seed, (place,), _WIDE, None) for place in (0, 1))

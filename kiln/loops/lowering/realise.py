@@ -159,7 +159,7 @@ def _repeats(node: Node, place: int) -> Repeats:
     if not isinstance(result, TensorSpec) or not isinstance(operand, TensorSpec):
         return Repeats.NEVER
     if name in BY_DATA:
-        # The numbers are the same along what follows the picked dimensions.
+        # Indices are the same along what follows the picked dimensions.
         follows = name == "index" and place > 0 and node.attrs["axes"][0] + operand.rank < result.rank
         return Repeats.IN_ROW if follows else Repeats.NEVER if name == "gather" and place else Repeats.ANYWHERE
     if name == "unfold":

@@ -111,15 +111,15 @@ def _begun(lowering: Lowering, node: Node) -> Buffer:
 
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
-    x, numbers, source = node.inputs
+    x, indices, source = node.inputs
     out = lowering.buffers[node] = _begun(lowering, node)
-    axes = loop_axes(numbers.tensor.sizes)
+    axes = loop_axes(indices.tensor.sizes)
     at = symbols(axes)
     body = lowering.body(axes)
     index = at
     if x.tensor.rank:
         axis = node.attrs["axis"]
-        picked = body.indirect(body.element(numbers, at), x.tensor.sizes[axis])
+        picked = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
         index = (*at[:axis], picked, *at[axis + 1 :])
     value = body.element(source, at if source.tensor.rank else ())
     loop = body.finish(value, used=symbols_of(*index))
@@ -129,22 +129,22 @@ def scatter(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("index_put")
 def index_put(lowering: Lowering, node: Node) -> None:
-    x, *numbers, values = node.inputs
+    x, *indices, values = node.inputs
     out = lowering.buffers[node] = _begun(lowering, node)
-    sizes = _indexed_sizes(x.tensor, numbers, node.attrs["axes"])
+    sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"])
     axes = loop_axes(sizes)
     at = symbols(axes)
     body = lowering.body(axes)
-    index = indexed(body, node, x.tensor.sizes, numbers, at, None)
+    index = indexed(body, node, x.tensor.sizes, indices, at, None)
     value = body.broadcast_element(values, at, sizes, None)
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
     loop = body.finish(value, used=symbols_of(*index))
     lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
 
 
-def _indexed_sizes(x: TensorSpec, numbers: list[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
+def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
     """Sizes of x[..., i0, i1, ...]."""
-    picked = picked_sizes(numbers)
+    picked = picked_sizes(indices)
     rest = [axis for axis in range(x.rank) if axis not in axes]
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     before, after = rest[:start], rest[start:]

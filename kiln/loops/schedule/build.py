@@ -9,7 +9,7 @@ Indices are still those of the program's buffers; `views.py` merges dimensions a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, final
 
 import torch
@@ -48,14 +48,14 @@ class KernelBuilder:
         found = _values_read_later(plans, stored, policy)
         self.rows = frozenset(name for name in found if policy.in_row(plans, name))
         self.stored = stored | (found - self.rows)
-        self.locals: dict[str, Local] = {}
+        self.locals: dict[tuple[str, str], Local] = {}
+        """By buffer and use: a scan has an accumulator and a row."""
 
-    def axes(self, symbols: object) -> tuple[Axis, ...]:
+    def axes(self, symbols: Iterable[Symbol]) -> tuple[Axis, ...]:
         """Axes of group symbols, outermost first."""
-        ordered = sorted(symbols, key=lambda one: self.rank[one])  # type: ignore[call-overload]
-        return tuple(Axis(one, self.group.sizes[one]) for one in ordered)
+        return tuple(Axis(one, self.group.sizes[one]) for one in sorted(symbols, key=self.rank.__getitem__))
 
-    def local_axes(self, symbols: object) -> tuple[Axis, ...]:
+    def local_axes(self, symbols: Iterable[Symbol]) -> tuple[Axis, ...]:
         """Axes of a local: blocks have their full size."""
         ragged = self.group.ragged
         return tuple(Axis(axis.symbol, ragged.get(axis.symbol, axis.size)) for axis in self.axes(symbols))
@@ -65,8 +65,7 @@ class KernelBuilder:
 
     def accumulator(self, member: Member) -> Local:
         """The local that a reduction or scan accumulates in, indexed by its kept inner symbols."""
-        # A scan has a row of its own besides.
-        key = f"{member.out} so far" if isinstance(member.node, Scan) else member.out
+        key = (member.out, "accumulator")
         if key not in self.locals:
             out = member.node.out.spec.dtype
             assert isinstance(member.node, Reduction | Scan)
@@ -78,10 +77,11 @@ class KernelBuilder:
 
     def row(self, member: Member) -> Local:
         """The local that keeps a value for later phases."""
-        if member.out not in self.locals:
+        key = (member.out, "row")
+        if key not in self.locals:
             axes = self.local_axes(self.group.inner(member))
-            self.locals[member.out] = Local(f"{member.out}_row", member.node.out.spec.dtype, axes)
-        return self.locals[member.out]
+            self.locals[key] = Local(f"{member.out}_row", member.node.out.spec.dtype, axes)
+        return self.locals[key]
 
     def row_index(self, member: Member, local: Local, access: Access) -> Index:
         """Where in the local stands what `access` reads from the buffer of `member`.

@@ -15,7 +15,7 @@ from kiln.loops.schedule.layout import best_vector
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
 
-STRIP = 64
+GPU_STRIP = 64
 """Units next to each other in memory that one program of a GPU takes at least."""
 
 PIECE_POINTS = 1 << 14
@@ -38,14 +38,14 @@ def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
         vector = best_vector(group, group.members)
         if vector in units:
             size = max(guess(group.sizes[vector]), 1)
-            count = count // size * -(-size // STRIP)
+            count = count // size * -(-size // GPU_STRIP)
     return count
 
 
 def strip(group: Group, units: dict[Symbol, None]) -> int:
     """Units that a program of a GPU takes together."""
     vector = best_vector(group, group.members)
-    return min(guess(group.sizes[vector]), STRIP) if vector in units else 1
+    return min(guess(group.sizes[vector]), GPU_STRIP) if vector in units else 1
 
 
 def starves(points: int, count: int, target: Target) -> bool:

@@ -29,7 +29,7 @@ CHEAP_FLOPS, CHEAP_LOADS = 2, 1
 class PhasePlan:
     """`axes`: symbols of the loop nest. `finishing`: reductions whose results are stored here."""
 
-    axes: frozenset[object]
+    axes: frozenset[Symbol]
     serial: bool
     members: list[Member] = field(default_factory=list)
     finishing: list[Member] = field(default_factory=list)
@@ -108,7 +108,7 @@ def _put(plans: PhasePlans, member: Member, first: int) -> None:
     plans.place[member.out] = place
 
 
-def _phase_from(plans: PhasePlans, axes: frozenset[object], serial: bool, first: int) -> int:
+def _phase_from(plans: PhasePlans, axes: frozenset[Symbol], serial: bool, first: int) -> int:
     """The first phase over `axes` from number `first` on; a new one at the end where there is none."""
     for place in range(first, len(plans.phases)):
         if plans.phases[place].axes == axes and plans.phases[place].serial == serial:

@@ -23,6 +23,8 @@ from kiln.symbolic import Symbol
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
+GOOD_PART = 8
+"""What is saved is worth a worse loop if it is one part in so many of what the loop moves."""
 MOST_MEMBERS = 48
 """Loops in a kernel; beyond this it is slow to compile and short of registers."""
 
@@ -45,10 +47,15 @@ class Context:
 @final
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`propose(first, second, context)`: the common space, or None where the rule does not apply."""
+    """`propose(first, second, context)`: the common space, or None where the rule does not apply.
+
+    `launches`: how many it saves. `shares`: what is saved has to be a good part of the second group's traffic.
+    """
 
     name: str
     propose: Callable[[Group, Group, Context], Alignment | None]
+    launches: int = 1
+    shares: bool = False
 
 
 @final
@@ -149,8 +156,8 @@ FUSION_RULES = (
     Rule("vertical", vertical),
     Rule("producers-into-reduction", producers_into_reduction),
     Rule("consumers-after-reduction", consumers_after_reduction),
-    Rule("siblings", siblings),
-    Rule("mixed-order", mixed_order),
+    Rule("siblings", siblings, shares=True),
+    Rule("mixed-order", mixed_order, launches=-1),  # the sum of the parts may be a kernel of its own
     Rule("combined-parts", combined_parts),
 )
 
@@ -179,14 +186,10 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
             _keeps_inside(first, second, found) or _waits(first, second, found, saved, context)
         ):
             continue
-        score = saved + LAUNCH_BYTES
-        if rule.name == "mixed-order":
-            score -= 2 * LAUNCH_BYTES
-        if rule.name == "siblings" and 8 * saved < _traffic(second, context):
+        losers = [*_demoted(first, second, found), *([second] if rule.shares else [])]
+        if any(GOOD_PART * saved < _traffic(group, context) for group in losers):
             continue
-        if any(8 * saved < _traffic(group, context) for group in _demoted(first, second, found)):
-            continue
-        if score > 0:
+        if saved + rule.launches * LAUNCH_BYTES > 0:
             return Proposal(rule.name, found)
     return None
 
@@ -259,7 +262,7 @@ def _waits(first: Group, second: Group, found: Alignment, saved: int, context: C
                    for one in member.reduced()}  # fmt: skip
         rows = any(other.inner(member) for member in other.members)
         if rows and not reduced.isdisjoint(found.units):
-            return 8 * min(saved, _traffic(group, context)) < _traffic(other, context)
+            return GOOD_PART * min(saved, _traffic(group, context)) < _traffic(other, context)
     return False
 
 

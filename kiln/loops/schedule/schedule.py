@@ -39,6 +39,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> Schedul
     made = allocations(placed, known, buffers)
     dead = frees(placed, kept, buffers)
     steps = tuple(one.step for one in placed)
+    events.emit("fused", rules=fused.applied)
     _report(steps, events)
     return ScheduledProgram(
         program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes
