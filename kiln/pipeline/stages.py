@@ -17,7 +17,8 @@ from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.blocks import short_graph
 from kiln.loops.codegen.cpp.writer import write_cpp
-from kiln.loops.codegen.plan_writer import PrintedKernel, write_plan
+from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.codegen.printed import PrintedKernel
 from kiln.loops.codegen.triton.writer import write_triton
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.scheduled import Launch as ScheduledLaunch

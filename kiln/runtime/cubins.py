@@ -30,6 +30,7 @@ from kiln.runtime.triton_workers import can_start_workers, shared_workers
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
+from kiln.support.target import WARP
 
 Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
 """`compile_source`, here or elsewhere."""
@@ -76,7 +77,7 @@ class Cubin:
 
     def image(self) -> tuple[str, str, bool, int, int, int, int, int, bytes]:
         """As `kiln.native._executor.Executor` takes it."""
-        threads = self.num_warps * 32
+        threads = self.num_warps * WARP
         sizes = (self.shared_bytes, self.scratch_bytes)
         return (self.entry, self.letters, self.status, self.trailing, threads, *sizes, self.capability, self.code)
 

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kiln.support.optional import load_required
+from kiln.support.target import WARP
 
 PURPOSE = "compiling kernels for a GPU"
-WARP = 32
-"""Threads that run in step, on all GPUs of NVIDIA."""
 OPTIONS = ("enable_fp_fusion", "maxnreg", "num_stages", "num_warps")
 """Entries of `meta` that are options of `triton.compile`."""
 ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")

@@ -8,6 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
+WARP = 32
+"""Threads of a GPU that run in step."""
+
 
 @final
 @dataclass(frozen=True, slots=True)

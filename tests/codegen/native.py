@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from kiln.loops.codegen.cpp import CppKernel, write_cpp
+from kiln.loops.codegen.cpp import write_cpp
+from kiln.loops.codegen.printed import PrintedKernel
 from kiln.loops.codegen.units import launch_units
 from kiln.loops.ir.interpret import Memory, run_kernel
 from kiln.loops.ir.kernel import KernelIR
@@ -47,7 +48,7 @@ class Case:
     def symbols(self) -> dict[Symbol, int]:
         return {one: self.sizes[one.name] for one in self.kernel.ints if isinstance(one, Symbol)}
 
-    def run(self, written: CppKernel, libraries: Libraries) -> tuple[dict[str, torch.Tensor], int]:
+    def run(self, written: PrintedKernel, libraries: Libraries) -> tuple[dict[str, torch.Tensor], int]:
         """The written tensors and the status after the call, split into `pieces` ranges of units."""
         tensors = {name: _cloned(one) for name, one in self.tensors.items()}
         status = call(self.kernel, written, libraries, tensors, self.sizes, self.pieces)
@@ -59,7 +60,7 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def call(
-    kernel: KernelIR, written: CppKernel, libraries: Libraries, tensors: Mapping[str, torch.Tensor],
+    kernel: KernelIR, written: PrintedKernel, libraries: Libraries, tensors: Mapping[str, torch.Tensor],
     sizes: Mapping[str, int], pieces: int = 1,
 ) -> int:  # fmt: skip
     """Run a compiled kernel; its status."""
@@ -80,7 +81,7 @@ def call(
 
 def compiled(
     kernels: Sequence[KernelIR], folder: Path, target: Target | None = None
-) -> tuple[list[CppKernel], Libraries]:
+) -> tuple[list[PrintedKernel], Libraries]:
     """All kernels in as few g++ calls as there are cores."""
     written = [write_cpp(one, target or host_cpu()) for one in kernels]
     return written, compile_kernels([one.kernel for one in written], Store(folder), EventSink())

@@ -8,7 +8,8 @@ from typing import Any, final
 
 import torch
 
-from kiln.loops.codegen.triton import TritonKernel, write_triton
+from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.triton import write_triton
 from kiln.loops.ir.interpret import Memory, number, run_extern, run_kernel, run_program
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import LoopProgram
@@ -30,7 +31,7 @@ class Runner:
     """Runs kernels in the interpreter; `used` are those that it ran."""
 
     interpreter: Interpreter
-    used: list[TritonKernel] = field(default_factory=list)
+    used: list[PrintedKernel] = field(default_factory=list)
 
     def run(self, kernel: KernelIR, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> int:
         """One launch; its status."""

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kiln.loops.codegen.triton import TritonKernel, write_triton
+from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.triton import write_triton
 from kiln.loops.ir.scheduled import Launch
 from kiln.runtime.triton_compile import compile_source, jit_function
 from kiln.support.target import cuda_gpu
@@ -26,13 +27,13 @@ loops copy
 """
 
 
-def cubin_size(written: TritonKernel, capability: int) -> int:
+def cubin_size(written: PrintedKernel, capability: int) -> int:
     kernel = written.kernel
     meta = {**dict(kernel.meta), "capability": capability}
     return len(compile_source(kernel.source, kernel.symbol, meta)["cubin"])
 
 
-def kernels(text: str) -> list[TritonKernel]:
+def kernels(text: str) -> list[PrintedKernel]:
     steps = (step for step in scheduled(text, GPU).steps if isinstance(step, Launch))
     return [write_triton(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
 
@@ -73,7 +74,7 @@ def test_what_is_not_aligned_is_accessed_by_element() -> None:
     assert "v4" not in _ptx(write_triton(step.kernel, H100))
 
 
-def _ptx(written: TritonKernel) -> str:
+def _ptx(written: PrintedKernel) -> str:
     triton = pytest.importorskip("triton")
     kernel, meta = written.kernel, dict(written.kernel.meta)
     function, constants = jit_function(kernel.source, kernel.symbol), dict(meta["constants"])

@@ -49,7 +49,7 @@ class IntPrinter:
         pieces: list[str] = []
         for monomial, coefficient in value.terms:
             size = abs(coefficient)
-            factors = [self._factor(atom) for atom in monomial]
+            factors = [self._atom(atom) for atom in monomial]
             if size != 1 or not factors:
                 factors.insert(0, self.syntax.integer.format(size))
             sign = "-" if coefficient < 0 else "+" if pieces else ""
@@ -63,9 +63,6 @@ class IntPrinter:
 
     def relation(self, relation: Relation) -> str:
         return f"({self.text(relation.lhs)} {SIGNS[relation.op]} {self.text(relation.rhs)})"
-
-    def _factor(self, atom: Atom) -> str:
-        return self._atom(atom)
 
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, Symbol):

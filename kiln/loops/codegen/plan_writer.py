@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.codegen.printed import PrintedKernel
 from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
@@ -31,7 +32,6 @@ from kiln.runtime.plan import (
     Copy,
     Free,
     HostRead,
-    Kernel,
     Launch,
     Plan,
     PlanInput,
@@ -45,23 +45,6 @@ from kiln.runtime.plan import (
 )
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Symbol, is_static, product
-
-
-class PrintedKernel(Protocol):
-    """A kernel in the target's language.
-
-    In the size symbols of `canonical`: `scratch`, bytes that a call needs; `grid`, programs of a launch (C++: none).
-    """
-
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def canonical(self) -> KernelIR: ...
-    @property
-    def scratch(self) -> Int: ...
-    @property
-    def grid(self) -> tuple[Int, ...]: ...
-
 
 KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
 """Prints a kernel; the flags say which of its parameters always start at a multiple of `ALIGNMENT` bytes."""
@@ -104,7 +87,7 @@ class _PlanWriter:
         program = self.program
         inputs = tuple(self._input(slot, one) for slot, one in enumerate(program.inputs))
         for buffer, key in program.constants:
-            self.steps.append(Constant(self._slot(buffer), len(self.constants)))
+            self.steps.append(Constant(self.slot(buffer), len(self.constants)))
             self.constants.append(key)
         allocations = defaultdict(list)
         for one in program.allocations:
@@ -144,7 +127,7 @@ class _PlanWriter:
         self.slots[one.name], self.specs[one.name], self.buffers[one.name] = slot, one.spec, one
         return PlanInput(one.name, buffer_spec(one.spec))
 
-    def _slot(self, buffer: Buffer) -> Slot:
+    def slot(self, buffer: Buffer) -> Slot:
         """The slot of a buffer, made at its first mention."""
         found = self.slots.get(buffer.name)
         if found is None:
@@ -154,7 +137,7 @@ class _PlanWriter:
 
     def _allocate(self, one: Allocation) -> None:
         """Memory of its own, or a view of the memory that the buffer is a part of."""
-        slot, spec = self._slot(one.buffer), buffer_spec(one.buffer.spec)
+        slot, spec = self.slot(one.buffer), buffer_spec(one.buffer.spec)
         if one.buffer.base is not None:
             self.steps.append(View(slot, self.slots[one.buffer.base], spec))
         else:
@@ -164,7 +147,7 @@ class _PlanWriter:
         self.num_slots += 1
         return self.num_slots - 1
 
-    def _view(self, name: str, spec: TensorSpec | None) -> Slot:
+    def view(self, name: str, spec: TensorSpec | None) -> Slot:
         """The slot of buffer `name` read as `spec`."""
         if spec is None or spec == self.specs[name]:
             return self.slots[name]
@@ -224,13 +207,13 @@ class _PlanWriter:
             return
         args = tuple(self._argument(value) for value in step.args)
         kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
-        outs = tuple(None if out is None else self._slot(out) for out in step.outs)
+        outs = tuple(None if out is None else self.slot(out) for out in step.outs)
         specs = tuple(None if out is None else buffer_spec(out.spec) for out in step.outs)
         self.steps.append(CallAten(step.target, args, kwargs, outs, specs, step.origin))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BufferArg):
-            return Ref(self._view(value.name, value.spec))
+            return Ref(self.view(value.name, value.spec))
         if isinstance(value, (tuple, list)):
             return tuple(self._argument(one) for one in value)
         return value
@@ -243,28 +226,29 @@ class _PlanWriter:
             return PlanOutput(alias_input=one.alias_input, alias_output=one.alias_output, view=view)
         if one.buffer is None:
             return PlanOutput(value=one.value)
-        return PlanOutput(slot=self._view(one.buffer, one.view))
+        return PlanOutput(slot=self.view(one.buffer, one.view))
 
-    def _bindings(self) -> Iterator[SymbolBinding]:
+    def _bindings(self) -> list[SymbolBinding]:
         """Each symbol at the first input that shows it plainly: a scalar, a size, a stride, the offset."""
-        bound: set[Symbol] = set()
+        found: dict[str, SymbolBinding] = {}
         for binding in self._candidates():
-            name = binding[0]
-            if name not in bound:
-                bound.add(name)
-                yield SymbolBinding(name.name, *binding[1:])
+            found.setdefault(binding.name, binding)
+        return list(found.values())
 
-    def _candidates(self) -> Iterator[tuple[Any, ...]]:
-        """(symbol, kind, slot, dim) for every place that shows one plainly, the cheapest to read first."""
-        inputs = list(enumerate(self.program.inputs))
-        tensors = [(slot, one.spec) for slot, one in inputs if isinstance(one, Buffer)]
-        places: list[tuple[Any, ...]] = [(one, "scalar", slot) for slot, one in inputs if isinstance(one, Symbol)]
+    def _candidates(self) -> Iterator[SymbolBinding]:
+        """Every place that shows a symbol plainly, the cheapest to read first."""
+        tensors: list[tuple[Slot, TensorSpec]] = []
+        for slot, one in enumerate(self.program.inputs):
+            if isinstance(one, Symbol):
+                yield SymbolBinding(one.name, "scalar", slot)
+            else:
+                tensors.append((slot, one.spec))
         for slot, spec in tensors:
-            places += [(value, "size", slot, dim) for dim, value in enumerate(spec.sizes)]
+            yield from (SymbolBinding(one.name, "size", slot, dim) for dim, one in _bare(spec.sizes))
         for slot, spec in tensors:
-            places += [(value, "stride", slot, dim) for dim, value in enumerate(spec.strides)]
-        places += [(spec.offset, "offset", slot) for slot, spec in tensors]
-        return (place for place in places if isinstance(place[0], Symbol))
+            yield from (SymbolBinding(one.name, "stride", slot, dim) for dim, one in _bare(spec.strides))
+        for slot, spec in tensors:
+            yield from (SymbolBinding(one.name, "offset", slot) for _, one in _bare((spec.offset,)))
 
     def _check_bound(self, bindings: Sequence[SymbolBinding]) -> None:
         known = {binding.name for binding in bindings}
@@ -273,6 +257,11 @@ class _PlanWriter:
                 for symbol in () if isinstance(value, int) else value.free_symbols():
                     if symbol.name not in known:
                         raise UnboundSymbol(symbol=symbol)
+
+
+def _bare(values: Sequence[Int]) -> Iterator[tuple[int, Symbol]]:
+    """The values that are nothing but a symbol, with their places."""
+    return ((place, value) for place, value in enumerate(values) if isinstance(value, Symbol))
 
 
 def _values(kernel: KernelIR, ints: Sequence[Int]) -> dict[Symbol, Int]:
@@ -292,26 +281,26 @@ def _empty(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     if out.name not in writer.slots:
-        writer.steps.append(Allocate(writer._slot(out), buffer_spec(out.spec)))
+        writer.steps.append(Allocate(writer.slot(out), buffer_spec(out.spec)))
 
 
 def _random_seed(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     device, increment = step.args
-    writer.steps.append(RandomSeed(writer._slot(out), device, increment))
+    writer.steps.append(RandomSeed(writer.slot(out), device, increment))
 
 
 def _assert(writer: _PlanWriter, step: Extern) -> None:
     condition, message = step.args
-    writer.steps.append(Check(None, writer._view(condition.name, condition.spec), message))
+    writer.steps.append(Check(None, writer.view(condition.name, condition.spec), message))
 
 
 def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
     source, kind, symbol = step.args
     name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
     writer.host_reads.append(SymbolBinding(name, "unbacked", -1))
-    writer.steps.append(HostRead(name, writer._view(source.name, source.spec), kind))
+    writer.steps.append(HostRead(name, writer.view(source.name, source.spec), kind))
 
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {

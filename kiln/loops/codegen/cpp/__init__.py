@@ -1,5 +1,5 @@
 """C++ kernels with explicit vectors."""
 
-from kiln.loops.codegen.cpp.writer import CppKernel, write_cpp, write_kernel
+from kiln.loops.codegen.cpp.writer import write_cpp
 
-__all__ = ["CppKernel", "write_cpp", "write_kernel"]
+__all__ = ["write_cpp"]

@@ -46,11 +46,15 @@ class CppEffects(EffectWriter):
     """The effects of one phase in C++."""
 
     def __init__(
-        self, body: CppStatements, storages: Mapping[str, Storage], rows: Mapping[str, Storage], started: set[str],
+        self,
+        body: CppStatements,
+        storages: Mapping[str, Storage],
+        rows: Mapping[tuple[str, str], Storage],
+        started: set[str],
         copies: int,
-    ) -> None:  # fmt: skip
-        """`rows`: memory of best values (`name.best`); `started`: accumulators that earlier phases began;
-        `copies`: registers that take turns in one reduction."""
+    ) -> None:
+        """`rows`: by local and use, memory of "best" values and of "chain"s; `started`: accumulators that earlier
+        phases began; `copies`: registers that take turns in one reduction."""
         self.copies = copies
         self.body, self.nest = body, body.nest
         self.storages, self.rows, self.started = storages, rows, started
@@ -209,7 +213,7 @@ class CppEffects(EffectWriter):
         vector = self.nest.vector
         lanes = vector is not None
         loop = chained_loop(effect, self.nest.axes, vector)
-        chain = self.rows.get(f"{effect.target}.chain")
+        chain = self.rows.get((effect.target, "chain"))
         if chain is not None and loop is not None and place.way is Way.NEXT:
             count = self.body.ints().text(touched(row, place, self.nest.axes[-1]))
             self.chains.setdefault(loop, []).append((row, chain, count))
@@ -238,7 +242,7 @@ class CppEffects(EffectWriter):
 
     def _accumulate_best(self, effect: Accumulate, value: Value, row: Storage, place: Place) -> None:
         """Rows of the best value and its index."""
-        best = self.rows[f"{effect.target}.best"]
+        best = self.rows[effect.target, "best"]
         self._fill(best, start_text(effect.op, best.spec.dtype))
         self._fill(row, NO_INDEX)
         lanes = self.nest.vector is not None

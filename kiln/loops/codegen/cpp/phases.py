@@ -14,7 +14,7 @@ The body of the vectorised loop is written once; the last step masks the lanes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from kiln.loops.codegen.cpp.chains import CHAIN, ROW_CHAIN
@@ -38,10 +38,10 @@ class PhaseWriter:
     """Writes one phase; `started` holds the accumulators that earlier phases began."""
 
     def __init__(
-        self, phase: Phase, nest: Nest, storages: Mapping[str, Storage], rows: Mapping[str, Storage],
+        self, phase: Phase, nest: Nest, storages: Mapping[str, Storage], rows: Mapping[tuple[str, str], Storage],
         width: int, started: set[str],
     ) -> None:  # fmt: skip
-        """`rows`: memory of row accumulators (by local name, and `name.at` for indices); `width`: lanes."""
+        """`rows`: by local and use, memory of "best" values and of "chain"s; `width`: lanes."""
         self.phase, self.nest, self.width = phase, nest, width
         unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
         self.body = CppStatements(nest, storages, unsettled, width)
@@ -154,8 +154,10 @@ class PhaseWriter:
         chain = register.merge([f"{register.name}{copy}" for copy in range(copies)])
         return f"{register.name}_all = {register.name}_all + __builtin_convertvector({chain}, f64v);"
 
-    def _static_steps(self, axis: Axis, copies: int, call: object, group: object) -> list[str]:
-        assert callable(call) and callable(group) and is_static(axis.size)
+    def _static_steps(
+        self, axis: Axis, copies: int, call: Callable[[str, str, int], str], group: Callable[[int], str]
+    ) -> list[str]:
+        assert is_static(axis.size)
         name, width, size = axis.symbol.name, self.width, axis.size
         lines, at = [], 0
         for count in dict.fromkeys((copies, 1)):

@@ -14,11 +14,9 @@ Equal kernels have equal sources and symbols: names are those of the canonical f
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, final
+from typing import final
 
 import torch
 
@@ -32,13 +30,14 @@ from kiln.loops.codegen.cpp.reductions import accumulated_in
 from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
-from kiln.loops.ir.analyses import kernel_reads, phase_writes, result_dtypes
+from kiln.loops.codegen.printed import PrintedKernel, kernel_params, kernel_symbol
+from kiln.loops.ir.analyses import phase_writes, result_dtypes
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase
-from kiln.loops.ir.nodes import Axis, Buffer
+from kiln.loops.ir.nodes import Axis
 from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.text import kernel_text
-from kiln.runtime.plan import Kernel, KernelParam
+from kiln.runtime.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product, symbol
 
@@ -47,41 +46,24 @@ STACK_BYTES = 32 * 1024
 ALIGN = 64
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CppKernel:
-    """A kernel as the plan holds it; `scratch`: bytes that a call needs, in the symbols of the canonical kernel."""
-
-    kernel: Kernel
-    canonical: KernelIR
-    scratch: Int
-    grid: tuple[Int, ...] = ()
-
-
-def write_cpp(kernel: KernelIR, target: Target) -> CppKernel:
+def write_cpp(kernel: KernelIR, target: Target) -> PrintedKernel:
     """The C++ source of `kernel` for vectors of `target`. Raises `UnsupportedInKernel`."""
     return _written(canonical(kernel)[0], target)
 
 
-def write_kernel(kernel: KernelIR, target: Target) -> Kernel:
-    """The C++ kernel of `kernel`, as a plan holds it."""
-    return write_cpp(kernel, target).kernel
-
-
 @lru_cache(maxsize=256)
-def _written(kernel: KernelIR, target: Target) -> CppKernel:
+def _written(kernel: KernelIR, target: Target) -> PrintedKernel:
     width = target.vector_bytes // 4
     writer = _KernelWriter(prepare(kernel, width), width)
     body = "\n".join(indented(writer.lines()))
     head = "\n".join(f"// {line}" for line in kernel_text(kernel).split("\n"))
     used = prelude_for(body, writer.width)
-    symbol = "k_" + hashlib.sha256(f"{used}\n{head}\n{body}".encode()).hexdigest()[:16]
+    symbol = kernel_symbol(used, head, body)
     source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol)}\n{body}\n}}\n}}\n"
-    params = tuple(KernelParam(one.spec.dtype, _access(one, kernel)) for one in kernel.params)
     scratch = writer.scratch
     static = scratch if is_static(scratch) else 0
-    made = Kernel(symbol, "cpp", source, params, len(kernel.ints), scratch_bytes=static)
-    return CppKernel(made, kernel, scratch)
+    made = Kernel(symbol, "cpp", source, kernel_params(kernel), len(kernel.ints), scratch_bytes=static)
+    return PrintedKernel(made, kernel, scratch)
 
 
 _HEAD = """\
@@ -89,11 +71,6 @@ namespace {symbol}_ {{
 using namespace kiln;
 extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* tensors, const i64* ints,
     const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{"""
-
-
-def _access(param: Buffer, kernel: KernelIR) -> Literal["read", "write", "both"]:
-    read, written = param.name in kernel_reads(kernel), param.name in kernel.writes
-    return "both" if read and written else "write" if written else "read"
 
 
 @final
@@ -107,7 +84,8 @@ class _KernelWriter:
         self.scratch: Int = 0
         self.declared: list[str] = []
         self.storages: dict[str, Storage] = {}
-        self.rows: dict[str, Storage] = {}
+        self.rows: dict[tuple[str, str], Storage] = {}
+        self.stack_bytes = 0
 
     def _ranges(self, prepared: Prepared) -> dict[Symbol, Range]:
         """Sizes are not negative, axes run below their sizes."""
@@ -159,9 +137,9 @@ class _KernelWriter:
         if phase is not None and effect is not None and takes_chains(effect.op, CPP.computed(value), dtype):
             chained = chained_loop(effect, phase.axes, phase.vector) is not None
             name, axes = f"{local.name}_chain", self._padded(local)
-            self.rows |= {f"{local.name}.chain": self._row(name, torch.float32, axes)} if chained else {}
+            self.rows |= {(local.name, "chain"): self._row(name, torch.float32, axes)} if chained else {}
         if effect is not None and effect.op in INDEX_OPS:
-            self.rows[f"{local.name}.best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
+            self.rows[local.name, "best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
 
     def _padded(self, local: Local) -> tuple[Axis, ...]:
         """The axes of a row of which vectors are taken whole."""
@@ -181,20 +159,13 @@ class _KernelWriter:
         sizes = tuple(axis.size for axis in axes)
         kind, count = CPP.dtype_name(dtype), product(sizes)
         size = count * dtype.itemsize
-        if is_static(size) and self._stack_left() >= size:
+        if is_static(size) and self.stack_bytes + size <= STACK_BYTES:
+            self.stack_bytes += size
             self.declared.append(f"alignas({ALIGN}) {kind} {name}[{size // dtype.itemsize or 1}];")
         else:
             self.declared.append(f"{kind}* {name} = ({kind}*)((u8*)scratch + {self.ints.operand(self.scratch)});")
             self.scratch = self.scratch + (size + ALIGN - 1) // ALIGN * ALIGN
         return Storage(name, TensorSpec(dtype, sizes, contiguous_strides(sizes)))
-
-    def _stack_left(self) -> int:
-        used = 0
-        for storage in (*self.storages.values(), *self.rows.values()):
-            if any(line.startswith("alignas") and f" {storage.name}[" in line for line in self.declared):
-                size = product(storage.spec.sizes) * storage.spec.dtype.itemsize
-                used += size if is_static(size) else 0
-        return STACK_BYTES - used
 
     # ------------------------------------------------------------------------------------------ units
 

@@ -1,5 +1,5 @@
 """Triton kernels for CUDA devices."""
 
-from kiln.loops.codegen.triton.writer import TritonKernel, write_triton
+from kiln.loops.codegen.triton.writer import write_triton
 
-__all__ = ["TritonKernel", "write_triton"]
+__all__ = ["write_triton"]

@@ -17,6 +17,9 @@ from kiln.loops.ir.nodes import Axis
 from kiln.loops.schedule.affine import guess
 from kiln.symbolic import BoundAnalysis, Range, Symbol
 
+LINE_BYTES = 128
+"""What memory hands over at once."""
+
 
 @final
 class Facts:
@@ -179,7 +182,7 @@ class Facts:
 
     def line_elements(self) -> int:
         """Elements of a line of memory, of the narrowest accesses."""
-        return max(16, min(128 // self.narrowest_bytes(), 64))
+        return max(16, min(LINE_BYTES // self.narrowest_bytes(), 64))
 
     def loaded_bytes(self) -> int:
         """Bytes per point that a kernel loads from buffers as large as its space."""

@@ -22,7 +22,8 @@ from kiln.loops.ir.analyses import kernel_reads
 from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Axis
 from kiln.loops.schedule.affine import guess_large
-from kiln.support.target import Target
+from kiln.loops.schedule.parallel import floor_power, wanted_pieces
+from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 
 SECTOR_BYTES = 32
@@ -131,7 +132,7 @@ def _pointwise(facts: Facts, target: Target) -> Tiling:
     else:
         side = facts.line_elements() if len(tiled) == 2 else 16
         points = guess_large(product(axis.size for axis in units))
-        while side > 16 and points < 2 * target.multiprocessors * side ** len(tiled):
+        while side > 16 and points < wanted_pieces(target) * side ** len(tiled):
             side //= 2
     dims = [
         _dim((axis,), min(side, _pow2(axis.size, side)), axis.symbol.name, name, unit=True)
@@ -150,10 +151,10 @@ def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
 def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
     """So many elements per thread that enough bytes are on their way, but all processors have work."""
     widest = 16 // facts.narrowest_bytes()
-    each = max(widest, min(16, _floor_pow2(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
-    block = 32 * warps * each
+    each = max(widest, min(16, floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
+    block = WARP * warps * each
     if is_static(size):
-        while block > 32 * warps * widest and size < 2 * target.multiprocessors * block:
+        while block > WARP * warps * widest and size < wanted_pieces(target) * block:
             block //= 2
         block = min(block, max(_pow2(size, block), 1))
     return block
@@ -172,7 +173,7 @@ def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) ->
         rows = ROW_BLOCK // points
         count = product(axis.size for axis in units)
         if is_static(count):
-            while rows > 1 and count < 2 * target.multiprocessors * rows:
+            while rows > 1 and count < wanted_pieces(target) * rows:
                 rows //= 2
             rows = min(rows, _pow2(count, rows))
     if rows == 1:
@@ -282,11 +283,9 @@ def _most_points(facts: Facts, dims: list[Dim]) -> int:
 
 def _warps(points: int) -> int:
     """Eight to sixteen elements per thread, more only where a program would have more than 16 warps."""
-    return max(1, min(16 if points <= 16384 else 32, points // 512, 1 << 5)) if points > 2048 else _small_warps(points)
-
-
-def _small_warps(points: int) -> int:
-    return max(1, min(4, points // 256))
+    if points <= 2048:
+        return max(1, min(4, points // 256))
+    return min(16 if points <= 16384 else 32, points // 512)
 
 
 def _pow2(size: Int, most: int) -> int:
@@ -294,7 +293,3 @@ def _pow2(size: Int, most: int) -> int:
     if not is_static(size):
         return most
     return max(1, min(most, 1 << (size - 1).bit_length() if size > 0 else 1))
-
-
-def _floor_pow2(size: int) -> int:
-    return 1 << (max(size, 1).bit_length() - 1)

@@ -13,15 +13,14 @@ Triton. `meta` holds what compiling and launching it takes; see `runtime/plan.py
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, final
+from typing import Any, final
 
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
+from kiln.loops.codegen.printed import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.narrow import with_narrow_functions
@@ -30,28 +29,17 @@ from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame
 from kiln.loops.codegen.triton.tiles import Tiling, loop_stages, plan_tiles
-from kiln.loops.ir.analyses import accesses, kernel_reads, phase_writes
+from kiln.loops.ir.analyses import accesses, phase_writes
 from kiln.loops.ir.kernel import KernelIR, Phase
-from kiln.loops.ir.nodes import Axis, Buffer
+from kiln.loops.ir.nodes import Axis
 from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.text import kernel_text
-from kiln.runtime.plan import Kernel, KernelParam
+from kiln.runtime.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class TritonKernel:
-    """A kernel as the plan holds it; `grid`: programs of a launch, in the symbols of the canonical kernel."""
-
-    kernel: Kernel
-    canonical: KernelIR
-    grid: tuple[Int, ...]
-    scratch: Int = 0
-
-
-def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = ()) -> TritonKernel:
+def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = ()) -> PrintedKernel:
     """The Triton source of `kernel`; `aligned[i]`: parameter i always starts at a multiple of 16 bytes (none: unknown).
 
     Raises `UnsupportedInKernel`.
@@ -60,7 +48,7 @@ def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = (
 
 
 @lru_cache(maxsize=4096)
-def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> TritonKernel:
+def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> PrintedKernel:
     writer = _KernelWriter(kernel, plan_tiles(kernel, target))
     lines = writer.lines()
     status = any(_STATUS.search(line) for line in lines)
@@ -73,10 +61,11 @@ def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> Tri
     text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
     source = f"{prelude_for(body)}\n\n\n{text}"
     meta = _meta(writer, kernel, target, aligned, constants, status)
-    symbol = "k_" + hashlib.sha256(f"{source}\n{meta}".encode()).hexdigest()[:16]
-    params = tuple(KernelParam(one.spec.dtype, _access(one, kernel)) for one in kernel.params)
-    made = Kernel(symbol, "triton", source.replace("{symbol}", symbol), params, len(kernel.ints), meta=meta)
-    return TritonKernel(made, kernel, writer.grid)
+    symbol = kernel_symbol(source, meta)
+    made = Kernel(
+        symbol, "triton", source.replace("{symbol}", symbol), kernel_params(kernel), len(kernel.ints), meta=meta
+    )
+    return PrintedKernel(made, kernel, grid=writer.grid)
 
 
 _STATUS = re.compile(r"\bstatus\)")
@@ -104,11 +93,6 @@ def _meta(
         ("signature", tuple(types)),
         ("status", status),
     )
-
-
-def _access(param: Buffer, kernel: KernelIR) -> Literal["read", "write", "both"]:
-    read, written = param.name in kernel_reads(kernel), param.name in kernel.writes
-    return "both" if read and written else "write" if written else "read"
 
 
 @final
