@@ -202,9 +202,17 @@ class SecondDerivative:
 
     def _results(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Raises NoSecondDerivative where the replay draws random numbers: they are not those of the forward."""
-        before = torch.get_rng_state()
+        generators = generators_of(inputs)
+        before = [one.get_state() for one in generators]
         results = self.replay(*inputs)
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
-        return results
+        if all(torch.equal(state, one.get_state()) for state, one in zip(before, generators, strict=True)):
+            return results
+        for state, one in zip(before, generators, strict=True):
+            one.set_state(state)
+        raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
+
+
+def generators_of(values: Sequence[Any]) -> list[torch.Generator]:
+    """torch's default generators: the CPU's, and those of the GPUs on which tensors among `values` are."""
+    devices = {value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
+    return [torch.default_generator, *(torch.cuda.default_generators[one.index] for one in devices)]

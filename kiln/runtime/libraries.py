@@ -255,17 +255,17 @@ def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
 
 def compile_kernels(
     kernels: Sequence[Kernel],
-    cache: Store,
+    store: Store,
     events: EventSink,
     workers: int = 0,
 ) -> Libraries:
-    """All kernels of a plan as loaded functions and cubins; compiles those that the cache does not have."""
-    return start_compile(kernels, cache, events, workers).wait()
+    """All kernels of a plan as loaded functions and cubins; compiles those that the store does not have."""
+    return start_compile(kernels, store, events, workers).wait()
 
 
 def start_compile(
     kernels: Sequence[Kernel],
-    cache: Store,
+    store: Store,
     events: EventSink,
     workers: int = 0,
 ) -> Compilation:
@@ -273,21 +273,21 @@ def start_compile(
 
     Raises NoCompiler.
     """
-    cubins = start_cubins(kernels, cache, events, workers)
+    cubins = start_cubins(kernels, store, events, workers)
     distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
     if not distinct:
-        return Compilation(distinct, cache, events, None, {}, cubins)
+        return Compilation(distinct, store, events, None, {}, cubins)
     compiler = toolchain()
     if compiler is None:
         raise NoCompiler(count=len(distinct))
     known: dict[str, Path] = {}
     for kernel in distinct:
-        name = cache.get("kernel", kernel_key(kernel, compiler))
-        path = cache.file("library", name.decode()) if name is not None else None
+        name = store.get("kernel", kernel_key(kernel, compiler))
+        path = store.file("library", name.decode()) if name is not None else None
         if path is not None:
             known[kernel.symbol] = path
     missing = [kernel for kernel in distinct if kernel.symbol not in known]
-    work = Compilation(distinct, cache, events, compiler, known, cubins)
+    work = Compilation(distinct, store, events, compiler, known, cubins)
     for group in balanced_groups(missing, workers or os.cpu_count() or 1):
         work.units.append(start_unit(group, compiler))
     return work

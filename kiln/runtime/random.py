@@ -23,7 +23,16 @@ def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
         return drawn
     generator = torch.cuda.default_generators[device.index or 0]
     offset = generator.get_offset()
-    generator.set_offset(offset + (increment + 3) // 4 * 4)
-    seed = generator.initial_seed()
-    values = [seed - (1 << 64) if seed >= 1 << 63 else seed, offset]
+    generator.set_offset(offset + rounded(increment))
+    values = [signed_word(generator.initial_seed()), offset]
     return torch.tensor(values, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
+
+
+def rounded(increment: int) -> int:
+    """By how much torch moves the offset of a CUDA generator on."""
+    return (increment + 3) // 4 * 4
+
+
+def signed_word(seed: int) -> int:
+    """The 64 bits of a seed as an int64."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -58,6 +58,7 @@ MASK = CallAten("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=
         ((HostRead("u0", 1, "int"),), "on the host"),
         ((Check(None, 1, "no"),), "on the host"),
         ((call("aten._to_copy.default", Ref(1), out=spec(4)),), "a tensor is on cpu"),
+        ((call("aten._to_copy.default", Ref(1), out=replace(spec(4), device=torch.device("cuda", 1))),), "on cuda:1"),
         ((call("aten.nonzero.default", Ref(1)),), "waits for the device"),
         ((MASK, call("aten.index_put.default", Ref(0), (Ref(3),), Ref(1))), "mask waits"),
         ((call("_c10d_functional.all_reduce.default", Ref(1), "sum", ""),), "collective"),
@@ -65,6 +66,14 @@ MASK = CallAten("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=
 )
 def test_what_cannot_be_recorded(steps: tuple[Step, ...], reason: str) -> None:
     assert reason in graph_facts(plan(*steps)).refusal
+
+
+def test_a_plan_of_another_gpu_that_uses_the_first_cannot_be_recorded() -> None:
+    """A recording is one device's: launches on another one would not be in it."""
+    second = replace(spec(4), device=torch.device("cuda", 1))
+    move = CallAten("aten._to_copy.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
+    moved = Plan("net", (PlanInput("x", second),), (), (move,), (PlanOutput(slot=1),), (), 2)
+    assert graph_facts(moved).refusal == "a tensor is on cuda:0, others are on cuda:1"
 
 
 def test_sizes_from_offsets_and_data_cannot_be_recorded() -> None:

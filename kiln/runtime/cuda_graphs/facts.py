@@ -82,7 +82,7 @@ def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
             yield f"size {binding.name} is {SYMBOL_FROM[binding.kind]}"
     specs = slot_specs(plan)
     for spec in specs.values():
-        if spec.device.type != device.type or spec.device.index not in (None, device.index, 0):
+        if spec.device.type != device.type or (spec.device.index or 0) != (device.index or 0):
             yield f"a tensor is on {spec.device}, others are on {device}"
     language = "cpp" if device.type == "cpu" else "triton"
     for kernel in plan.kernels:

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from kiln.runtime.random import draw_seed
+from kiln.runtime.random import draw_seed, rounded, signed_word
 
 
 @final
@@ -40,7 +40,7 @@ class SeedRows:
         seed, offset = generator.initial_seed(), generator.get_offset()
         generator.set_offset(offset + sum(map(rounded, increments)))
         if seed != self._seed:
-            self.rows[:, 0].fill_(seed - (1 << 64) if seed >= 1 << 63 else seed)
+            self.rows[:, 0].fill_(signed_word(seed))
             self._seed = seed
         torch.add(self._starts(increments), offset, out=self.rows[:, 1])
 
@@ -50,8 +50,3 @@ class SeedRows:
             starts: Sequence[int] = list(accumulate(map(rounded, increments[:-1]), initial=0))
             self._relative[increments] = torch.tensor(starts, dtype=torch.int64, device=self.device)
         return self._relative[increments]
-
-
-def rounded(increment: int) -> int:
-    """As torch rounds it."""
-    return (increment + 3) // 4 * 4
