@@ -45,6 +45,30 @@ def test_what_also_goes_elsewhere_is_exact() -> None:
     assert functions(kernel) >= {"exp", "erf_narrow"}
 
 
+def softmax_sum(term: str, effect: str = "sum1[] = sum over (i1)") -> KernelIR:
+    return parse_kernel(f"""
+        kernel rows(x: f32[64, 128] -> out: f32[64]) units (i0: 64)
+            local top: f32
+            local sum1: f32
+            phase (i1: 128):
+                top[] = amax over (i1): load x[i0, i1]
+            phase (i1: 128):
+                {effect}: {term}
+            phase ():
+                out[i0] = log(load sum1[])
+    """)
+
+
+def test_a_sum_of_numbers_below_one_may_be_cheap() -> None:
+    below = "exp(sub(load x[i0, i1], load top[]))"
+    assert functions(softmax_sum(below)) == {"exp_narrow", "sub", "log"}
+    assert "exp" in functions(softmax_sum("exp(load x[i0, i1])"))
+    assert "exp" in functions(softmax_sum("exp(sub(neg(load x[i0, i1]), load top[]))"))
+    assert "exp" in functions(softmax_sum("exp(sub(load top[], load x[i0, i1]))"))
+    assert "exp" in functions(softmax_sum(f"add({below}, f32(-0.5))"))
+    assert "exp" in functions(softmax_sum(below, "sum1[] = amin over (i1)"))
+
+
 def test_values(runner: Runner) -> None:
     """Off by no more than the rounding to bf16, everywhere."""
     x = torch.cat([torch.linspace(-6, 6, 500), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-20])])

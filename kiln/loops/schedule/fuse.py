@@ -14,13 +14,15 @@ from kiln.loops.ir.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Symbols
 from kiln.loops.schedule.order import Order, current
-from kiln.loops.schedule.rules import Context, Proposal, propose
+from kiln.loops.schedule.rules import Context, Proposal, is_small_sum, propose
 from kiln.loops.schedule.single_group import Singles
 from kiln.loops.schedule.split import initial_units, make_partial
 from kiln.support.target import Target
 
 CANDIDATES = 6
 """Groups that a node is tried with."""
+NEIGHBOURS = 4
+"""Last groups in order that a short reduction is tried with besides."""
 
 
 @final
@@ -97,6 +99,8 @@ class _Fuser:
                 if one is not None and (other := current(one)) is not group and other.step is None:
                     found[other] = found.get(other, 0) + gain
         yield from sorted(found, key=lambda one: -found[one])[:CANDIDATES]
+        if is_small_sum(group, self.target):
+            yield from (one for one in self.order.groups[-NEIGHBOURS:] if one not in found and one is not group)
 
     def _merge(self, first: Group, second: Group, proposal: Proposal) -> None:
         self.order.fuse(first, second)

@@ -19,12 +19,14 @@ from kiln.loops.schedule.layout import best_vector
 from kiln.loops.schedule.parallel import is_gpu, pieces, starves, wanted_pieces
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
-from kiln.symbolic import Symbol
+from kiln.symbolic import Symbol, product
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
 GOOD_PART = 8
 """What is saved is worth a worse loop if it is one part in so many of what the loop moves."""
+SMALL_SUM = 1 << 18
+"""Points that a GPU sums in less than the time of a launch."""
 MOST_MEMBERS = 48
 """Loops in a kernel; beyond this it is slow to compile and short of registers."""
 
@@ -105,6 +107,33 @@ def siblings(first: Group, second: Group, context: Context) -> Alignment | None:
     return _in_rows(first, second, align(first, second, context.symbols))
 
 
+def small_sums(first: Group, second: Group, context: Context) -> Alignment | None:
+    """Two short reductions of equal shape share a launch, on a GPU, though they read nothing in common.
+
+    loss = sum of loss_terms over i0; count = sum of mask over i0
+    """
+    if not is_small_sum(first, context.target) or not is_small_sum(second, context.target) or _depends(first, second):
+        return None
+    ours, theirs = ([group.sizes[one] for one in group.units] for group in (first, second))
+    if ours != theirs:
+        return None
+    names = dict(zip(second.units, first.units, strict=True))
+    pair_by_size(first, second, names)
+    inner = [one for one in second.sizes if one not in second.units]
+    return Alignment(names, dict(first.units)) if all(one in names for one in inner) else None
+
+
+def is_small_sum(group: Group, target: Target) -> bool:
+    """Does its launch take longer than its work?"""
+    return (
+        is_gpu(target)
+        and group.parts is None
+        and bool(group.members)
+        and all(isinstance(one.node, Reduction) for one in group.members)
+        and guess(product(group.sizes.values())) <= SMALL_SUM
+    )
+
+
 def mixed_order(first: Group, second: Group, context: Context) -> Alignment | None:
     """A column reduction joins a kernel over rows: each block of rows gives its part of the sums.
 
@@ -157,6 +186,7 @@ FUSION_RULES = (
     Rule("producers-into-reduction", producers_into_reduction),
     Rule("consumers-after-reduction", consumers_after_reduction),
     Rule("siblings", siblings, shares=True),
+    Rule("small-sums", small_sums),
     Rule("mixed-order", mixed_order, launches=-1),  # the sum of the parts may be a kernel of its own
     Rule("combined-parts", combined_parts),
 )

@@ -138,7 +138,7 @@ def _block_size(group: Group, kept_in_strips: bool) -> int:
 def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
     """Units per block: the most that leave enough programs, but enough work for each.
 
-    Without a rest if a few less need none.
+    Without a rest if a few more or less need none.
     """
     others = {one: None for one in group.units if one is not blocked}
     blocks = -(-wanted_pieces(target) // max(pieces(group, others, target), 1))
@@ -147,7 +147,7 @@ def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
     least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
     most = max(min(max(size // blocks, least), size), 1)
     if is_static(group.sizes[blocked]):
-        whole = next((one for one in range(most, most - most // 8, -1) if size % one == 0), None)
+        whole = next((one for one in range(most + most // 16, most - most // 8, -1) if size % one == 0), None)
         if whole is not None:
             return whole
         if inner > 1:

@@ -8,7 +8,7 @@ from math import prod
 from typing import final
 
 from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores, stride_along
+from kiln.loops.ir.analyses import accesses, phase_stores, stride_along
 from kiln.loops.ir.atomics import runs_in_order
 from kiln.loops.ir.body import Index, Load
 from kiln.loops.ir.indexing import symbols_of
@@ -185,7 +185,14 @@ class Facts:
         return max(16, min(LINE_BYTES // self.narrowest_bytes(), 64))
 
     def loaded_bytes(self) -> int:
-        """Bytes per point that a kernel loads from buffers as large as its space."""
-        reads = kernel_reads(self.kernel)
-        most = len(self.kernel.units)
-        return sum(p.spec.dtype.itemsize for p in self.kernel.params if p.name in reads and p.spec.rank >= most)
+        """Bytes per point that a kernel loads from what is as large as its space."""
+        found: dict[str, int] = {}
+        spaces = [(*self.kernel.units, *phase.axes) for phase in self.kernel.phases]
+        space = max(prod(guess(axis.size) for axis in axes) for axes in spaces)
+        for axes, phase in zip(spaces, self.kernel.phases, strict=True):
+            for one in accesses(phase.body):
+                used = symbols_of(*one.index)
+                points = prod(guess(axis.size) for axis in axes if axis.symbol in used)
+                if one.buffer in self.specs and 2 * points > space:
+                    found[one.buffer] = one.dtype.itemsize
+        return sum(found.values())

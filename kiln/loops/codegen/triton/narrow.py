@@ -2,8 +2,12 @@
 
     convert(mul(x, add(erf(x), 1)), bf16)   =>   convert(mul(x, add(erf_narrow(x), 1)), bf16)
 
+    sum over (i1): exp(sub(x, m))           =>   sum over (i1): exp_narrow(sub(x, m))          m: amax over (i1): x
+
 A bf16 has 8 digits, a float32 24: a function that is off in the 22nd changes nothing that the conversion leaves. On
-16-bit data the exact functions cost more than memory does.
+16-bit data the exact functions cost more than memory does. `exp2` of the machine is off by 2 units in the last place,
+and the product that makes its argument by half a unit of it: exp(x) by (2 + |x|/2) units. Where no x is above 0 and the
+largest is 0, a sum of them is off by 2.2 units of its own at most (|x| exp(x) is below 0.37), less than a long sum is.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.ir.analyses import phase_stores
-from kiln.loops.ir.body import BodyOp, Compute, LoopBody
-from kiln.loops.ir.builder import operands_of
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.body import BodyOp, Compute, Load, LoopBody
+from kiln.loops.ir.builder import operands_of, without_dead
+from kiln.loops.ir.kernel import Accumulate, KernelIR, Phase
+from kiln.loops.ir.nodes import ReduceOp
 
 NARROW = (torch.bfloat16, torch.float16)
 NARROW_OPS = ("erf", "exp", "exp2", "log", "div", "reciprocal", "sigmoid")
@@ -34,7 +39,7 @@ def with_narrow_functions(kernel: KernelIR) -> KernelIR:
               if store.target in specs]  # fmt: skip
     exact: set[str] = set()
     if any(dtype.is_floating_point and dtype not in NARROW for dtype in stored):
-        exact = {name for phase in kernel.phases for name in _wide_functions(phase.body)}
+        exact = {name for phase in kernel.phases for name in _wide_functions(kernel, phase)}
     phases = tuple(replace(phase, body=_narrowed(phase.body, exact)) for phase in kernel.phases)
     return replace(kernel, phases=phases)
 
@@ -43,12 +48,56 @@ def _narrowed(body: LoopBody, exact: Collection[str]) -> LoopBody:
     return LoopBody(tuple([_cheaper(op, exact) for op in body.ops]), body.results)
 
 
-def _wide_functions(body: LoopBody) -> Iterator[str]:
+def _wide_functions(kernel: KernelIR, phase: Phase) -> Iterator[str]:
     """Names of functions of which something other than a 16-bit number is made."""
-    wide = _wide_places(body)
-    for place, op in enumerate(body.ops):
-        if place in wide and isinstance(op, Compute):
+    wide, summed = _wide_places(phase.body), _softmax_terms(kernel, phase)
+    for place, op in enumerate(phase.body.ops):
+        if place in wide - summed and isinstance(op, Compute):
             yield op.op.name
+
+
+def _softmax_terms(kernel: KernelIR, phase: Phase) -> set[int]:
+    """Places of exp(x - largest x) that are only summed."""
+    body = phase.body
+    operands = {place for op in body.ops for place in operands_of(op)}
+    return {
+        place
+        for number, place in enumerate(body.results)
+        if place not in operands
+        and all(
+            isinstance(effect, Accumulate) and effect.op is ReduceOp.SUM and effect.running is None
+            for effect in phase.effects
+            if effect.result == number
+        )
+        and _is_below_one(kernel, phase, place)
+    }
+
+
+def _is_below_one(kernel: KernelIR, phase: Phase, place: int) -> bool:
+    """Is it exp of a value less the largest of these values, which an earlier phase over the same axes has found?"""
+    exp = phase.body.ops[place]
+    if not isinstance(exp, Compute) or exp.op.name != "exp":
+        return False
+    less = phase.body.ops[exp.operands[0]]
+    if not isinstance(less, Compute) or less.op.name != "sub":
+        return False
+    value, largest = less.operands
+    found = phase.body.ops[largest]
+    return isinstance(found, Load) and any(
+        effect.target == found.buffer
+        and effect.op is ReduceOp.MAX
+        and set(effect.over) == set(other.axes)
+        and other.axes == phase.axes
+        and _alone(other.body, other.body.results[effect.result]) == _alone(phase.body, value)
+        for other in kernel.phases
+        for effect in other.effects
+        if isinstance(effect, Accumulate)
+    )
+
+
+def _alone(body: LoopBody, place: int) -> LoopBody:
+    """What makes the value at `place`, as a body of its own."""
+    return without_dead(LoopBody(body.ops, (place,)))
 
 
 def _cheaper(op: BodyOp, exact: Collection[str]) -> BodyOp:

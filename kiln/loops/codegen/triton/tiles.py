@@ -18,8 +18,9 @@ from typing import final
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.ir.analyses import kernel_reads
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.ir.analyses import accesses, kernel_reads
+from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
 from kiln.loops.schedule.affine import guess_large
 from kiln.loops.schedule.parallel import floor_power, wanted_pieces
@@ -36,7 +37,7 @@ WHOLE_BLOCK = 8192
 """Elements of a row that is loaded at once though it might be looped over."""
 LOOP_BLOCK = 4096
 """Elements per turn of a loop."""
-MOST_STAGES, STAGE_BYTES = 3, 96 * 1024
+STAGES, STAGE_BYTES = 3, 96 * 1024
 """Turns of a loop that load ahead, and bytes of shared memory for them."""
 FLIGHT_BYTES = 64
 """Bytes per thread that should be on their way."""
@@ -99,16 +100,31 @@ def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
 
 
 def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
-    """How many turns of a loop load ahead: up to three where shared memory has room for as many blocks.
+    """How many turns of a loop load ahead: three, where shared memory has room for as many blocks, or one.
 
-    Loads overtake stores, so nothing may be read that the kernel writes.
+    Two are slower than one: the next block is asked for only when this one is there. Loads overtake stores, so nothing
+    may be read that the kernel writes.
     """
-    reads = kernel_reads(kernel)
-    if reads & kernel.writes:
+    if kernel_reads(kernel) & kernel.writes:
         return 1
-    each = sum(one.spec.dtype.itemsize for one in kernel.params if one.name in reads)
-    turn = each * _most_points(Facts(kernel), list(tiling.dims))
-    return max(1, min(MOST_STAGES, STAGE_BYTES // max(turn, 1)))
+    loops: dict[object, dict[str, int]] = {}
+    for phase in kernel.phases:
+        is_shared = tiling.shared is not None and set(tiling.shared.axes) <= set(phase.axes)
+        loops.setdefault(is_shared or phase, {}).update(_turn_loads(phase, tiling))
+    most = max((sum(loads.values()) for loads in loops.values()), default=0)
+    return STAGES if STAGES * most <= STAGE_BYTES else 1
+
+
+def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
+    """Bytes that one turn of the phase's loop loads from each buffer."""
+    dims = [dim for dim in tiling.dims if dim.unit or set(dim.axes) <= set(phase.axes)]
+    found: dict[str, int] = {}
+    for one in accesses(phase.body):
+        used = symbols_of(*one.index)
+        along = [dim for dim in dims if any(axis.symbol in used for axis in dim.axes)]
+        if any(dim.looped for dim in along):
+            found[one.buffer] = max(found.get(one.buffer, 0), one.dtype.itemsize * _points(along))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ pointwise
@@ -176,9 +192,10 @@ def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) ->
             while rows > 1 and count < wanted_pieces(target) * rows:
                 rows //= 2
             rows = min(rows, _pow2(count, rows))
+    warps = _row_warps(facts, points * rows)
     if rows == 1:
-        return _tiling(facts, dims, units, _warps(points))
-    return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), _warps(points * rows))
+        return _tiling(facts, dims, units, warps)
+    return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), warps)
 
 
 def _row_block(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> int:
@@ -286,6 +303,12 @@ def _warps(points: int) -> int:
     if points <= 2048:
         return max(1, min(4, points // 256))
     return min(16 if points <= 16384 else 32, points // 512)
+
+
+def _row_warps(facts: Facts, points: int) -> int:
+    """Fewer where a thread has to load more elements for enough bytes to be on their way."""
+    each = floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))
+    return max(min(_warps(points), points // (WARP * each)), min(_warps(points), 4))
 
 
 def _pow2(size: Int, most: int) -> int:
