@@ -22,24 +22,28 @@ class IntegerDivisionByZero(KilnError, ZeroDivisionError, RuntimeError):
     code = "KILN4002"
     what = "an integer was divided by zero in {where}"
     why = "integer division by zero has no result"
+    try_ = ("guard the divisor: `torch.where(d == 0, 1, d)`",)
 
 
 class InputMismatch(KilnError, TypeError):
     code = "KILN4003"
     what = "argument {name} of plan `{plan}` does not fit"
     why = "{problem}"
+    try_ = ("give the plan what it was compiled for; a compiled function chooses by its guards",)
 
 
 class CheckFailed(KilnError, RuntimeError, AssertionError):
     code = "KILN4004"
     what = "{where}"
     why = "a check of the program failed at run time"
+    try_ = ("run the same inputs without kiln.compile: the same check fails there",)
 
 
 class UnknownStatus(KilnError, RuntimeError):
     code = "KILN4005"
     what = "a kernel reported status {status} in {where}"
     why = "the code has no meaning in this version"
+    try_ = ("compile the plan and its kernels with one version of Kiln",)
 
 
 class UnknownOperator(KilnError, RuntimeError):

@@ -79,6 +79,7 @@ class MissingKernel(KilnError):
     code = "KILN4103"
     what = "no library has kernel {symbol}"
     why = "the plan and its libraries do not belong together"
+    try_ = ("compile the plan again, or load the bundle that it was saved in",)
 
 
 @final

@@ -35,6 +35,7 @@ class InvalidPlan(KilnError):
     code = "KILN9401"
     what = "the compiler made an invalid plan `{plan}`"
     why = "{problem}"
+    try_ = ("report this with KILN_DUMP: a compiler fault",)
 
 
 def verify_plan(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from typing import ClassVar
 from kiln.support.location import Location
 
 ERRORS: dict[str, type[KilnError]] = {}
-"""Every error class by its code; the manual page is made from it."""
+"""Every error class by its code; docs/errors.md is made from it."""
 
 
 class KilnError(Exception):

@@ -96,13 +96,6 @@ class SideEffectCall(GraphBreak):
     try_ = ("move the call out of the compiled function",)
 
 
-class UnsupportedContext(GraphBreak):
-    code = "KILN1011"
-    what = "the context manager {type}"
-    why = "{why}"
-    try_ = ("enter it outside of the compiled function",)
-
-
 class NotResumable(GraphBreak):
     code = "KILN1012"
     what = "{reason}"
@@ -136,7 +129,7 @@ class SkippedCode(SkippedFrame):
     code = "KILN1101"
     what = "`{function}` runs eager"
     why = "{why}"
-    try_ = ()
+    try_ = ("move what is to be compiled to a plain function",)
 
 
 class RaisesException(SkippedFrame):
@@ -144,23 +137,6 @@ class RaisesException(SkippedFrame):
     what = "`{function}` raises {exception}"
     why = "the exception leaves the compiled function"
     try_ = ("raise it outside of the compiled function",)
-
-
-class EmptyFrame(SkippedFrame):
-    code = "KILN1103"
-    what = "`{function}` calls no torch function before the first graph break"
-    why = "{why}"
-    try_ = ()
-
-
-class Restart(Exception):
-    """Interpret again from the start, with a graph break in front of instruction `at` of frame number `frame`."""
-
-    def __init__(self, frame: int, at: int, reason: GraphBreak) -> None:
-        super().__init__(reason)
-        self.frame = frame
-        self.at = at
-        self.reason = reason
 
 
 class Raised(Exception):

@@ -1,0 +1,34 @@
+"""Codes: each says what, why and what to try, and docs/errors.md lists them all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = """
+import sys
+sys.path.insert(0, "tools")
+from errors import import_all
+import_all()
+from kiln.support.errors import ERRORS
+for code, error in ERRORS.items():
+    missing = [name for name in ("what", "why", "try_") if not getattr(error, name)]
+    assert not missing, (code, missing)
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: classes that tests define are in no page."""
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_page_is_true() -> None:
+    done = run("tools/errors.py", "--check")
+    assert done.returncode == 0, done.stderr or "docs/errors.md is behind the code: run python tools/errors.py"
+
+
+def test_every_error_says_what_to_try() -> None:
+    done = run("-c", CHECK)
+    assert done.returncode == 0, done.stderr
