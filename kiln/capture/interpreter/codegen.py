@@ -150,19 +150,16 @@ class CodeWriter:
         self.body.call(len(operands))
 
     def _sum(self, value: Expr) -> None:
-        """The terms of a polynomial, `sum((a * b * 2, ...))`."""
+        """The terms of a polynomial, `sum((prod((a, b, 2)), ...))`."""
         self.body.const(sum)
         for monomial, coefficient in value.terms:
-            self._product(monomial, coefficient)
+            factors = [*monomial, coefficient]
+            self.body.const(math.prod)
+            for one in factors:
+                self.number(one)
+            self.body.op("BUILD_TUPLE", len(factors))
+            self.body.call(1)
         self.body.op("BUILD_TUPLE", len(value.terms))
-        self.body.call(1)
-
-    def _product(self, monomial: Iterable[Any], coefficient: int) -> None:
-        factors = [*monomial, coefficient]
-        self.body.const(math.prod)
-        for one in factors:
-            self.number(one)
-        self.body.op("BUILD_TUPLE", len(factors))
         self.body.call(1)
 
     def output(self, value: Any) -> str:
