@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.passes.add_embedding import AddEmbedding
+from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
@@ -33,6 +34,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     Cse(),
     AddEmbedding(),
     UnfuseBias(),
+    AlignProducts(),
     ChannelsLast(),
     PoolChannelsLast(),
     DeadCode(),
@@ -49,6 +51,10 @@ check_order(
     before("add-embedding", "dead-code",        because="the replaced table has no reader"),
     before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
+    before("cse",           "align-products",   because="products that share an operand share its padding"),
+    before("unfuse-bias",   "align-products",   because="a bias that is added in a loop needs no padding"),
+    before("align-products", "dead-code",       because="a value that exists padded may have no other reader"),
+    before("align-products", "separate-outputs", because="a result that it copies has memory of its own"),
     before("cse",           "channels-last",    because="one value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("channels-last", "pool-channels-last", because="pools between convolutions follow them"),
