@@ -61,6 +61,162 @@ def the_right_operand_of_a_derived_class_is_asked_first(compile):
     return compile(program)(ones())
 
 
+class Plain:
+    pass
+
+
+class SelfDict(dict):
+    def __init__(self, **items):
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class ItemAttributes(dict):
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+@case
+def writes_to_an_instance_dict(compile):
+    def program(x, thing):
+        items = vars(thing)
+        items["a"] = 7
+        thing.__dict__.setdefault("b", 2)
+        thing.__dict__ |= {"d": 4}
+        thing.c = 3
+        del items["e"]
+        seen = getattr(thing, "a", 0), hasattr(thing, "b"), hasattr(thing, "e"), "c" in items, len(items)
+        return x * thing.a, seen, items is thing.__dict__, list(items)
+
+    thing = Plain()
+    thing.a, thing.e = 1, 5
+    result = compile(program)(ones(), thing)
+    return result, vars(thing)
+
+
+@case
+def an_instance_dict_of_a_new_object(compile):
+    class Config:
+        def __init__(self, **items):
+            self.__dict__.update(items)
+
+    def program(x):
+        config = Config(scale=3, shift=x)
+        config.extra = 1
+        return config, config.__dict__, list(vars(config)), x * config.scale + config.shift
+
+    config, items, *rest = compile(program)(ones())
+    return config, items is config.__dict__, rest
+
+
+@case
+def a_dict_that_is_its_own_instance_dict(compile):
+    def program(x, config):
+        config.shift = config.scale + 1
+        config["more"] = config.shift
+        result = x * getattr(config, "more", 0)
+        del config.scale
+        made = SelfDict(one=1)
+        made.two = 2
+        return result, "scale" in config, hasattr(config, "scale"), sorted(config), made, made["two"]
+
+    config = SelfDict(scale=2)
+    *rest, made, two = compile(program)(ones(), config)
+    made.three = 3
+    return rest, dict(made), two, dict(config), config.__dict__ is config
+
+
+@case
+def a_dict_whose_items_are_attributes(compile):
+    def program(x, config):
+        config.shift = config.scale + 1
+        config["more"] = config.shift
+        del config.scale
+        return x * config.more, "scale" in config, hasattr(config, "scale"), sorted(config)
+
+    config = ItemAttributes(scale=2)
+    return compile(program)(ones(), config), dict(config)
+
+
+@case
+def a_descriptor_that_stores_under_its_own_name(compile):
+    class Doubled:
+        def __set_name__(self, owner, name):
+            self.name = name
+
+        def __get__(self, thing, owner=None):
+            return self if thing is None else thing.__dict__.get(self.name, 1)
+
+        def __set__(self, thing, value):
+            thing.__dict__[self.name] = value * 2
+
+    class Thing:
+        size = Doubled()
+
+    def program(x, thing):
+        thing.size = thing.size + 1
+        made = Thing()
+        made.size = 3
+        return x * thing.size, made
+
+    thing, run = Thing(), compile(program)
+    return run(ones(), thing), run(ones(), thing), vars(thing)
+
+
+@case
+def an_instance_dict_over_a_graph_break(compile):
+    def program(x, thing):
+        items = vars(thing)
+        if x.sum() > 0:
+            items["late"] = 6
+        return x * getattr(thing, "late", 0)
+
+    thing = Plain()
+    return compile(program)(ones(), thing), vars(thing)
+
+
+@case
+def a_deleted_attribute_is_found_missing(compile):
+    def program(x, thing):
+        del thing.a
+        return x, hasattr(thing, "a"), getattr(thing, "a", 4)
+
+    run, results = compile(program), []
+    for _ in range(2):
+        thing = Plain()
+        thing.a = 1
+        results.append((run(ones(), thing), vars(thing)))
+    return results
+
+
+@case
+def globals_of_a_module_that_is_not_registered(compile):
+    space = {"__name__": "loaded_by_hand"}
+    source = """
+K = 2
+L = []
+def read(x): return x * K
+def write(x):
+    global K
+    K += 1
+    L.append(K)
+    return x * K
+"""
+    exec(source, space)
+    read, write = space["read"], space["write"]
+    reader, writer = compile(lambda x: read(x)), compile(lambda x: write(x))
+    results = [reader(ones())]
+    space["K"] = 9
+    results += [reader(ones()), *[writer(ones()) for _ in range(3)]]
+    return results, space["K"], space["L"]
+
+
 def seen(value: Any) -> Any:
     """What can be compared of a result."""
     if isinstance(value, torch.Tensor):

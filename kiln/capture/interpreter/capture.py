@@ -40,7 +40,7 @@ from kiln.capture.interpreter.builtins import (
     polyfilled,
 )
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
-from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source
+from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
 from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
@@ -365,7 +365,7 @@ def write_divisor_checks(
     """`if not divisor: return side_exit(<all arguments>)`: there the division raises where the program does it."""
     for divisor in divisors:
         passed = Label()
-        writer.number_in(head, divisor)
+        write_number(head, writer, divisor)
         head.jump_if(True, passed)
         write_exit(head, side_exit, code)
         head.label(passed)

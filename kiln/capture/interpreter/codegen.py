@@ -133,15 +133,6 @@ class CodeWriter:
         else:
             self.body.const(value)
 
-    def number_in(self, head: Assembler, value: Any) -> None:
-        """Push a number in `head`, which runs before everything else."""
-        loads, body = self.loads, self.body
-        self.loads, self.body = Assembler(self.code.co_firstlineno), Assembler(self.code.co_firstlineno)
-        self.number(value)
-        head.extend(self.loads)
-        head.extend(self.body)
-        self.loads, self.body = loads, body
-
     def _apply(self, function: Callable[..., Any], args: Iterable[Any]) -> None:
         operands = list(args)
         self.body.const(function)
@@ -230,6 +221,16 @@ class CodeWriter:
             self.emit(cell.content)
             self.body.op("COPY", 2)
             self.body.op("STORE_ATTR", "cell_contents")
+
+
+def write_number(head: Assembler, writer: CodeWriter, value: Any) -> None:
+    """Push a number in `head`, which runs before everything else."""
+    loads, body = writer.loads, writer.body
+    writer.loads, writer.body = Assembler(writer.code.co_firstlineno), Assembler(writer.code.co_firstlineno)
+    writer.number(value)
+    head.extend(writer.loads)
+    head.extend(writer.body)
+    writer.loads, writer.body = loads, body
 
 
 def number_places(records: Iterable[Any]) -> dict[Any, Source]:

@@ -257,6 +257,8 @@ class Session:
     """Class of modules -> what calls of such did (`blocks/`)."""
     objects: dict[int, Value] = field(default_factory=dict)
     """Mutable objects from outside, in the order in which they were first reached, by `id`."""
+    owners: dict[int, Value] = field(default_factory=dict)
+    """Instance dict, by `id` -> the object whose attributes it holds."""
     other_paths: list[tuple[Value, Source]] = field(default_factory=list)
     """Objects that were reached on another path than their own, with that path."""
     _wrappers: dict[type, Wrapper] = field(default_factory=lambda: dict(WRAPPERS))

@@ -9,10 +9,11 @@ effect: they are built as they are at the end.
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from kiln.capture.interpreter.core import Codegen, Session, Value
+from kiln.capture.interpreter.core import MISSING, Codegen, Session, Value
 
 
 @final
@@ -55,12 +56,29 @@ class AttributeEffect:
         if new is None:
             emit_deletion(g, self.value, self.name)
             return
-        g.const(object.__setattr__)
         g.emit(self.value)
-        g.const(self.name)
-        g.emit(new)
-        g.call(3)
+        emit_attribute(g, self.value.python_type(), self.name, new)
         g.op("POP_TOP")
+
+
+def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
+    """Set an attribute of the object on the stack past its class's `__setattr__` and past properties."""
+    found = g.session.lookup(cls, name)
+    if found is not None and type(found[1]) is not types.MemberDescriptorType and hasattr(type(found[1]), "__set__"):
+        g.op("COPY", 1)
+        g.op("LOAD_ATTR", "__dict__")
+        g.const(name)
+        g.emit(new)
+        g.op("SWAP", 3)
+        g.op("SWAP", 2)
+        g.op("STORE_SUBSCR")
+        return
+    g.const(object.__setattr__)
+    g.op("COPY", 2)
+    g.const(name)
+    g.emit(new)
+    g.call(3)
+    g.op("POP_TOP")
 
 
 def emit_deletion(g: Codegen, value: Value, name: str) -> None:
@@ -168,3 +186,5 @@ def attribute_set(s: Session, value: Value, name: str) -> None:
     """Note that an attribute of an object from outside was set."""
     if value.source is not None:
         s.effects.setdefault(("attribute", id(value), name), AttributeEffect(value, name))
+    elif value.real() is not MISSING:
+        raise value.unsupported("change", "it has no path from the arguments of the frame")

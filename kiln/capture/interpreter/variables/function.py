@@ -91,10 +91,11 @@ class Cell(Value):
 class Namespace:
     """The globals of a function: what was loaded from them and what was stored."""
 
-    __slots__ = ("dictionary", "module", "root", "values")
+    __slots__ = ("dictionary", "module", "path", "root", "values")
 
-    def __init__(self, dictionary: dict[str, Any], root: bool) -> None:
+    def __init__(self, dictionary: dict[str, Any], root: bool, path: Source | None = None) -> None:
         self.dictionary = dictionary
+        self.path = path
         self.values: dict[str, Value] = {}
         self.root = root
         name = dictionary.get("__name__")
@@ -104,7 +105,9 @@ class Namespace:
     def source(self, name: str) -> Source | None:
         if self.root:
             return GlobalSource(name)
-        return ModuleGlobalSource(self.module, name) if self.module else None
+        if self.module:
+            return ModuleGlobalSource(self.module, name)
+        return ItemSource(self.path, name) if self.path is not None else None
 
     def load(self, s: Session, name: str) -> Value:
         found = self.values.get(name)
@@ -130,12 +133,15 @@ class Namespace:
         s.effects.setdefault(("global", id(self.dictionary), name), GlobalEffect(self, name))
 
 
-def namespace(s: Session, dictionary: dict[str, Any]) -> Namespace:
-    """The namespace of a globals dict, one per capture."""
+def namespace(s: Session, dictionary: dict[str, Any], function: Source | None = None) -> Namespace:
+    """The namespace of a globals dict, one per capture; `function` is a path to a function that has it."""
     known: dict[int, Namespace] = s.state.setdefault("namespaces", {})
     found = known.get(id(dictionary))
     if found is None:
-        found = known[id(dictionary)] = Namespace(dictionary, dictionary is s.globals)
+        path = AttrSource(function, "__globals__") if function is not None else None
+        found = known[id(dictionary)] = Namespace(dictionary, dictionary is s.globals, path)
+    elif found.path is None and function is not None:
+        found.path = AttrSource(function, "__globals__")
     return found
 
 
@@ -465,7 +471,7 @@ def wrap_dispatcher(s: Session, real: Any, source: Source | None) -> Value:
 @wraps(types.FunctionType)
 def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
     """Not shared between paths: each path is guarded by the code it leads to."""
-    function = Function(real.__code__, namespace(s, real.__globals__), source, real)
+    function = Function(real.__code__, namespace(s, real.__globals__, source), source, real)
     function.defaults = [
         s.wrap(value, DefaultSource(source, index) if source else None)
         for index, value in enumerate(real.__defaults__ or ())

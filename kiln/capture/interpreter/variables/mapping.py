@@ -151,6 +151,9 @@ class Dict(Value):
         raise s.error(TypeError, "unhashable type: 'dict'")
 
     def emit(self, g: Codegen) -> None:
+        if self._items is not None and not isinstance(self._items, dict):
+            self._items.emit(g)  # the dict of an instance
+            return
         if self.cls is defaultdict and self.factory is not None:
             g.const(defaultdict)
             g.emit(self.factory)
@@ -341,6 +344,9 @@ def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
             value.factory = s.wrap(real.default_factory, path)
         return value
 
+    owner = s.owners.get(id(real))
+    if owner is not None:
+        return s.hooks.get_attr(s, owner, "__dict__")
     return s.same_object(real, source, make)
 
 

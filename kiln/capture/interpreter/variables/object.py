@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import MISSING, Args, Codegen, Kwargs, Session, Value
-from kiln.capture.interpreter.effects import attribute_set, writes_outside
+from kiln.capture.interpreter.effects import attribute_set, emit_attribute, writes_outside
 from kiln.capture.interpreter.frame import Discard
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -37,6 +37,12 @@ ALIASES = (types.UnionType, types.GenericAlias)
 """Types of what stands for a type in `isinstance` and in annotations."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """What a `__call__` may be that is called as a value of its own."""
+
+
+def writes_otherwise(special: Any) -> bool:
+    """Whether a `__setattr__` or `__delattr__` is one of the program, or another method of a container."""
+    plain = type(special) is SLOT_WRAPPER and special.__name__ in ("__setattr__", "__delattr__")
+    return not plain
 
 
 class Object(Value):
@@ -69,19 +75,32 @@ class Object(Value):
         """From the instance's own dict."""
         if name in self.attrs:
             return self.attrs[name]
-        if self.original is MISSING:
-            return None
-        try:
-            content = object.__getattribute__(self.original, "__dict__")
-        except AttributeError:
-            return None
-        if name not in content:
+        content = self.own_dict(s)
+        if content is None or name not in content:
             return None
         if not self.attrs:
             s.guard_type(self)
         source = DictAttrSource(self.source, name) if self.source is not None else None
         found = self.attrs[name] = s.wrap(content[name], source)
         return found
+
+    def own_dict(self, s: Session) -> Any:
+        """The instance's dict as it was before the frame, None where there is none; from now on `attrs` stands for it."""
+        if self.original is MISSING or isinstance(self.attrs, OwnItems):
+            return None
+        try:
+            content = object.__getattribute__(self.original, "__dict__")
+        except AttributeError:
+            return None
+        if id(content) not in s.owners:
+            s.owners[id(content)] = self
+            if id(content) in s.objects:
+                raise self.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
+        return content
+
+    def had_attr(self, name: str) -> bool:
+        """Whether the instance's dict had the name before the frame, so that it lacks it because of the frame."""
+        return self.original is not MISSING and name in getattr(self.original, "__dict__", ())
 
     def instance_names(self) -> list[str]:
         """The keys of the instance's dict as they are now."""
@@ -93,11 +112,7 @@ class Object(Value):
         special = "__setattr__" if value is not None else "__delattr__"
         guard_protocol(s, self, special)
         found = s.lookup(self.cls, special)
-        if (
-            found is not None
-            and isinstance(found[1], types.FunctionType)
-            and not s.hooks.plain_setattr(self, name, value)
-        ):
+        if found is not None and writes_otherwise(found[1]) and not s.hooks.plain_setattr(self, name, value):
             if s.frame.direct is not None:
                 s.frame.direct = Discard(None)
             s.class_attr(self, special, found[1]).call(s, [self, s.const(name), *([value] if value else [])], {})
@@ -126,10 +141,17 @@ class Object(Value):
                 descriptor = s.class_attr(self, name, raw)
                 s.call_special(descriptor, special, [self, *([value] if value else [])], {})
                 return
+            if name == "__dict__" and value is s.state.get("instance_dicts", {}).get(id(self), MISSING):
+                return  # `self.__dict__ |= items`
+            if name == "__dict__" and value is self and isinstance(self.native, Dict) and self.original is MISSING:
+                share_dict(s, self)
+                return
             if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
+        self.own_dict(s)
         self.attrs[name] = value
-        attribute_set(s, self, name)
+        if not isinstance(self.attrs, OwnItems):
+            attribute_set(s, self, name)
 
     def key(self, s: Session) -> Any:
         """Itself: told apart by identity, so that a later object in its place must be the very same."""
@@ -170,16 +192,15 @@ class Object(Value):
         g.const(self.cls)
         g.call(1)
         g.remember(self)
+        if isinstance(self.attrs, OwnItems):
+            g.op("COPY", 1)
+            g.op("COPY", 2)
+            g.op("STORE_ATTR", "__dict__")
         if self.native is not None:
             emit_native(self.native, base, g)
         for name, value in self.attrs.items():
             if value is not None:
-                g.const(object.__setattr__)
-                g.op("COPY", 2)
-                g.const(name)
-                g.emit(value)
-                g.call(3)
-                g.op("POP_TOP")
+                emit_attribute(g, self.cls, name, value)
 
 
 def emit_native(native: Any, base: type, g: Codegen) -> None:
@@ -308,14 +329,16 @@ def fallback(s: Session, value: Value, name: str, first: Any) -> Value:
 def missing_attr(s: Session, value: Value, name: str) -> Value:
     """What happens where the normal way finds nothing."""
     hook = s.lookup(value.python_type(), "__getattr__")
+    deleted = isinstance(value, Object) and value.had_attr(name)
     if hook is None:
         s.guard_type(value)
-        s.guard(value.source, GuardKind.NO_ATTR, name)
+        if not deleted:
+            s.guard(value.source, GuardKind.NO_ATTR, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
     native = s.hooks.native_getattr(s, value, name, hook[1])
     if native is not None:
         return native
-    if value.source is not None:
+    if value.source is not None and not deleted:
         s.guard(value.source, GuardKind.NO_ATTR, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {})
 
@@ -399,24 +422,96 @@ def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
 
 
 def instance_dict(s: Session, value: Object) -> Value:
-    """`obj.__dict__` as a copy that says so: writes to it are not modelled."""
-    items: dict[Any, tuple[Value, Value]] = {}
-    if value.original is not MISSING and value.source is not None:
-        source = AttrSource(value.source, "__dict__")
-        s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
-    for name in value.instance_names():
-        item = value.instance_attr(s, name)
+    """`obj.__dict__`: a dict whose items are the attributes of the object."""
+    if value.native is not None and isinstance(value.attrs, OwnItems):
+        return value
+    known: dict[int, Value] = s.state.setdefault("instance_dicts", {})
+    found = known.get(id(value))
+    if found is None:
+        if value.original is not MISSING and value.source is not None:
+            source = AttrSource(value.source, "__dict__")
+            s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
+        for name in value.instance_names():
+            value.instance_attr(s, name)
+        found = known[id(value)] = Dict(InstanceItems(s, value))  # type: ignore[arg-type]
+    return found
+
+
+@final
+class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
+    """The items of an instance's dict as `Dict` holds them: what is written goes to the attributes of the object."""
+
+    def __init__(self, s: Session, owner: Object) -> None:
+        self.session = s
+        self.owner = owner
+
+    def __getitem__(self, name: str) -> tuple[Value, Value]:
+        found = self.owner.attrs.get(name)
+        if found is None:
+            raise KeyError(name)
+        return Constant(name), found
+
+    def __setitem__(self, name: str, item: tuple[Value, Value]) -> None:
+        if type(name) is not str:
+            raise self.owner.unsupported("change of `__dict__`", "a key is no string")
+        attrs = self.owner.attrs
+        if attrs.get(name, MISSING) is None:
+            del attrs[name]  # it comes last now
+        attrs[name] = item[1]
+        attribute_set(self.session, self.owner, name)
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        self.owner.attrs[name] = None
+        attribute_set(self.session, self.owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, value in self.owner.attrs.items() if value is not None])
+
+    def __len__(self) -> int:
+        return sum(value is not None for value in self.owner.attrs.values())
+
+    def popitem(self) -> tuple[str, tuple[Value, Value]]:
+        name = list(self)[-1]
+        return name, self.pop(name)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.owner)
+        g.op("LOAD_ATTR", "__dict__")
+
+
+@final
+class OwnItems(dict[str, Value | None]):
+    """The attributes of a dict that is its own `__dict__` (`self.__dict__ = self`): they are its items."""
+
+    def __init__(self, s: Session, native: Dict) -> None:
+        self.session = s
+        self.native = native
+
+    def __contains__(self, name: object) -> bool:
+        return self.native.find(self.session, name) is not None
+
+    def __getitem__(self, name: str) -> Value | None:
+        return self.native.find(self.session, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self.native.find(self.session, name)
+        return default if found is None else found
+
+    def __setitem__(self, name: str, value: Value | None) -> None:
+        key = Constant(name)
+        if value is None:
+            self.native.del_item(self.session, key)
+        else:
+            self.native.set_item(self.session, key, value)
+
+
+def share_dict(s: Session, value: Object) -> None:
+    """`value.__dict__ = value`, for a dict."""
+    for name, item in value.attrs.items():
         if item is not None:
-            items[name] = (Constant(name), item)
-    return InstanceDict.of(value, items)
-
-
-class InstanceDict:
-    """Makes the dict value of an instance; kept apart so that a writable model can replace it."""
-
-    @staticmethod
-    def of(value: Object, items: dict[Any, tuple[Value, Value]]) -> Value:
-        return Dict(items)
+            value.native.set_item(s, Constant(name), item)
+    value.attrs = OwnItems(s, value.native)
 
 
 def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
@@ -477,6 +572,10 @@ def wrap_object(s: Session, real: Any, source: Source | None) -> Value:
         base = next((one for one in CONTAINERS if isinstance(real, one)), None)
         if base is not None:
             value.native = native_of(real, base, source)
+            if getattr(real, "__dict__", None) is real:
+                value.attrs = OwnItems(s, value.native)
+                if source is not None:
+                    s.other_paths.append((value, AttrSource(source, "__dict__")))
         return value
 
     return s.same_object(real, source, make)
