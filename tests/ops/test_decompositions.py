@@ -82,6 +82,12 @@ REDUCTIONS = {
     "cosine": (lambda x, y: F.cosine_similarity(x, y), [g(3, 4), g(3, 4)]),
     "dist": (torch.dist, [g(3, 4), g(3, 4)]),
     "cdist": (torch.cdist, [r(3, 4), r(5, 4)]),
+    "cdist batches": (lambda x, y: torch.cdist(x, y, p=1.0), [g(1, 3, 4), g(2, 1, 5, 4)]),
+    "max of truth": (lambda x: x.max(1), [ints(3, 4) > 2]),
+    "min of truth": (lambda x: x.min(1, keepdim=True), [ints(3, 4) > 2]),
+    "cumprod with zeros": (lambda x: x.cumprod(1), [torch.tensor([[1.0, 0.0, 2.0], [3.0, 1.0, 1.0]]).requires_grad_()]),
+    "logsumexp ints": (lambda x: torch.logsumexp(x, 1), [ints(3, 4)]),
+    "softmax of no rows": (lambda x: x.softmax(-1), [r(5, 0, 0)]),
 }
 
 MOVES = {

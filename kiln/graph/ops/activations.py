@@ -6,11 +6,13 @@ aten.silu_backward(g, x)     =>     s = sigmoid(x);  g * s * (1 + x*(1 - s))
 from __future__ import annotations
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import clamped, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
+from kiln.graph.prims.spec import contiguous_strides
 
 ROOT_HALF = 0.7071067811865476  # sqrt(1/2)
 ROOT_TWO_OVER_PI = 0.7978845608028654
@@ -233,21 +235,23 @@ def mish_backward(e: Emit, grad: Node, x: Node) -> Node:
 
 
 @decompose("log_sigmoid_forward.default")
-@elementwise
+@widened
 def log_sigmoid_forward(e: Emit, x: Node) -> tuple[Node, Node]:
-    """The result, and eager's buffer: exp(-|x|) on the CPU, nothing elsewhere."""
+    """The result, and eager's buffer: exp(-|x|), both contiguous, on the CPU, nothing elsewhere."""
     p = e.pointwise
     small = p("exp", p("neg", p("abs", x)))
     result = p("sub", p("minimum", x, 0), p("log1p", small))
     if x.tensor.device.type == "cpu":
-        return result, small
+        strides = contiguous_strides(x.tensor.sizes)
+        return relaid(e, result, strides), relaid(e, small, strides)
     return result, e.node("empty", sizes=(0,), strides=(1,), dtype=x.tensor.dtype, device=x.tensor.device)
 
 
 @decompose("log_sigmoid_backward.default")
 @widened
 def log_sigmoid_backward(e: Emit, grad: Node, x: Node, buffer: Node) -> Node:
-    return e.pointwise("mul", grad, e.pointwise("sigmoid", e.pointwise("neg", x)))
+    made = e.pointwise("mul", grad, e.pointwise("sigmoid", e.pointwise("neg", x)))
+    return relaid(e, made, e.preserved_strides(grad.tensor))
 
 
 def halves(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:

@@ -179,7 +179,8 @@ def new_empty_strided(
 @decompose("fill.Scalar", "fill.Tensor")
 def fill(e: Emit, x: Node, value: Number | Node) -> Node:
     one = value if isinstance(value, Node) else e.number(value, x.tensor.dtype, x.tensor.device)
-    return e.node("full", e.convert(one, x.tensor.dtype), sizes=x.tensor.sizes)
+    made = e.node("full", e.convert(one, x.tensor.dtype), sizes=x.tensor.sizes)
+    return relaid(e, made, e.preserved_strides(x.tensor))
 
 
 # Sequences.
@@ -202,7 +203,12 @@ def arange(
     if floating:
         if any(isinstance(one, Expr) for one in (start, end, step)):
             raise UnsupportedOp(op="aten.arange", reason="it mixes symbolic and floating-point bounds")
+        if kind is torch.int64:
+            # Eager cuts the bounds off before it counts; for other integers after.
+            start, end, step = int(start), int(end), int(step)
         length: Int = math.ceil((end - start) / step)
+        if not kind.is_floating_point:
+            start, step = int(start), int(step)
     else:
         length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
     return iota(e, length, kind, place(device), start, step)

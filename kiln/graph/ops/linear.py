@@ -91,7 +91,8 @@ def cdist(e: Emit, x: Node, y: Node, p: float, compute_mode: int | None) -> Tens
 
 @library("_cdist_backward.default")
 def cdist_backward(e: Emit, grad: Node, x: Node, y: Node, p: float, cdist: Node) -> TensorSpec:
-    return x.tensor.with_sizes(x.tensor.sizes)
+    batch = broadcast(e.oracle, (x.tensor.sizes[:-2], y.tensor.sizes[:-2]), "cdist")
+    return x.tensor.with_sizes((*batch, *x.tensor.sizes[-2:]))
 
 
 @library("mv.default")

@@ -10,9 +10,9 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.activations import number_like, one_minus, zero_where
-from kiln.graph.ops.creation import iota
+from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.promotion import OPMATH, elementwise, promoted
+from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, widened
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
 
@@ -117,19 +117,21 @@ def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduct
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     hit = p("maximum", p("log", left), -100)
     miss = p("maximum", p("log1p", p("neg", left)), -100)
-    loss = p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit))
-    return _rounded(e, _weighed(e, loss, weight), reduction, dtype)
+    loss = _weighed(e, p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit)), weight)
+    if reduction == NONE:
+        return relaid(e, e.convert(loss, dtype), e.preserved_strides(x.tensor))
+    return _rounded(e, loss, reduction, dtype)
 
 
 @decompose("binary_cross_entropy_backward.default")
-@elementwise
+@widened
 def binary_cross_entropy_backward(
     e: Emit, grad: Node, x: Node, y: Node, weight: Maybe = None, reduction: int = MEAN
 ) -> Node:
     p = e.pointwise
     room = p("maximum", p("mul", one_minus(e, x), x), 1e-12)
     slope = p("div", p("mul", grad, p("sub", x, y)), room)
-    return _share(e, _weighed(e, slope, weight), reduction, x)
+    return relaid(e, _share(e, _weighed(e, slope, weight), reduction, x), e.preserved_strides(x.tensor))
 
 
 @decompose("binary_cross_entropy_with_logits.default")

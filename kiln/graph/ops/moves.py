@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
+from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.ops.creation import iota, place, relaid, strides_for
 from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy
@@ -21,6 +21,7 @@ from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
 from kiln.graph.prims.meta import equal, view_strides
+from kiln.graph.prims.spec import contiguous_strides
 from kiln.symbolic import Int
 
 Sizes = Sequence[Int]
@@ -92,16 +93,22 @@ def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
 
 @decompose("stack.default")
 def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Joined, then split: so the result has the memory format that eager's has."""
     for one in tensors:
         if not same_sizes(e, one.tensor.sizes, tensors[0].tensor.sizes):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
                 f"{list(one.tensor.sizes)}"
             )
-    axis = axis_of(dim, tensors[0].tensor.rank + 1)
+    rank = tensors[0].tensor.rank
+    axis = axis_of(dim, rank + 1)
     dtype = result_dtype(list(tensors))
-    joined = e.node("cat", *[e.node("unsqueeze", e.convert(one, dtype), axis=axis) for one in tensors], axis=axis)
-    return relaid(e, joined, joined.tensor.with_sizes(joined.tensor.sizes).strides)
+    parts = [e.convert(one, dtype) for one in tensors]
+    if axis == rank:
+        return e.node("cat", *[e.node("unsqueeze", one, axis=axis) for one in parts], axis=axis)
+    sizes = tensors[0].tensor.sizes
+    joined = e.node("cat", *parts, axis=axis)
+    return e.node("view", joined, sizes=(*sizes[:axis], len(parts), *sizes[axis:]))
 
 
 @decompose("repeat.default")
@@ -142,7 +149,10 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
         start = (size - shift) % size
         back = e.node("slice", y, axis=axis, start=start, stop=size, step=1)
         y = e.node("cat", back, e.node("slice", y, axis=axis, start=0, stop=start, step=1), axis=axis)
-    return relaid(e, y, y.tensor.with_sizes(y.tensor.sizes).strides) if y is not x else copy(e, x)
+    if y is x:
+        return copy(e, x)
+    # One turn is a kernel of its own on a GPU, and two slices that are joined on the CPU.
+    return y if x.tensor.device.type == "cpu" else relaid(e, y, contiguous_strides(y.tensor.sizes))
 
 
 @decompose("rot90.default")
@@ -173,9 +183,7 @@ def diag_embed(e: Emit, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1
 @decompose("take.default")
 def take(e: Emit, x: Node, index: Node) -> Node:
     flat = reshaped(e, x, (x.tensor.numel(),))
-    spread = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
-    made = e.node("index", flat, spread, axes=(0,))
-    return made if index.tensor.rank else e.node("squeeze", made, axes=(0,))
+    return like_rank(e, e.node("index", flat, with_dims(e, index), axes=(0,)), index.tensor.rank)
 
 
 def _triangle(e: Emit, x: Node, diagonal: int, lower: bool) -> Node:
@@ -218,20 +226,29 @@ def padded(e: Emit, x: Node, low: tuple[Int, ...], high: tuple[Int, ...], value:
 # Gathering.
 
 
+def with_dims(e: Emit, x: Node) -> Node:
+    """`x`, of rank 1 where it had none: as eager's kernels that take a dimension see it."""
+    return x if x.tensor.rank else e.node("unsqueeze", x, axis=0)
+
+
+def like_rank(e: Emit, x: Node, rank: int) -> Node:
+    """`x` of rank 1 without its dimension, where `rank` is 0."""
+    return x if rank else e.node("squeeze", x, axes=(0,))
+
+
 @decompose("gather.default")
 def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
-    if not x.tensor.rank:
-        return e.node("expand", x, sizes=index.tensor.sizes) if index.tensor.rank else copy(e, x)
-    return e.node("gather", x, e.convert(index, torch.int64), axis=axis_of(dim, x.tensor.rank))
+    source, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
+    made = e.node("gather", source, at, axis=axis_of(dim, source.tensor.rank))
+    return like_rank(e, made, index.tensor.rank)
 
 
 @decompose("index_select.default")
 def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
     if not x.tensor.rank:
         return copy(e, x)
-    flat = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
-    made = e.node("index", x, flat, axes=(axis_of(dim, x.tensor.rank),))
-    return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
+    made = e.node("index", x, with_dims(e, index), axes=(axis_of(dim, x.tensor.rank),))
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
 def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
@@ -275,24 +292,24 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
 def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     spec = x.tensor
     one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
-    return e.pointwise("where", mask, one, x)
+    made = e.pointwise("where", mask, one, x)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
 # Scattering.
 
 
 def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
+    base, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
     if isinstance(src, Node):
-        source = src
-        if source.tensor.sizes != index.tensor.sizes:
-            for axis, size in enumerate(index.tensor.sizes):
+        source = with_dims(e, src)
+        if source.tensor.sizes != at.tensor.sizes:
+            for axis, size in enumerate(at.tensor.sizes):
                 source = e.node("slice", source, axis=axis, start=0, stop=size, step=1)
     else:
-        source = e.full(src, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
-    if not x.tensor.rank or not index.tensor.rank:
-        raise UnsupportedOp(op="aten.scatter", reason="one of the tensors has rank 0")
-    made = e.node("scatter", x, e.convert(index, torch.int64), source, axis=axis_of(dim, x.tensor.rank), reduce=reduce)
-    return relaid(e, made, e.preserved_strides(x.tensor))
+        source = e.full(src, at.tensor.sizes, x.tensor.dtype, x.tensor.device)
+    made = e.node("scatter", base, at, source, axis=axis_of(dim, base.tensor.rank), reduce=reduce)
+    return like_rank(e, made, x.tensor.rank)
 
 
 REDUCE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "amax", "amin": "amin"}
@@ -329,35 +346,36 @@ def scatter_reduce(
 @decompose("index_add.default")
 def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
     added = source if alpha == 1 else e.pointwise("mul", source, alpha)
-    return _put_at(e, x, dim, index, added, True)
+    made = _put_at(e, x, dim, index, added, True)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
 @decompose("index_copy.default")
 def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
-    return _put_at(e, x, dim, index, source, False)
+    made = _put_at(e, x, dim, index, source, False)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
 @decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) -> Node:
     spec = x.tensor
     one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
-    return _put_at(e, x, dim, index, one, False)
+    return relaid(e, _put_at(e, x, dim, index, one, False), e.preserved_strides(spec))
 
 
 def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bool) -> Node:
     """Through `index_put`, whose indexed dimension stands first among those of `value` from `axis` on."""
-    if not x.tensor.rank:
-        raise UnsupportedOp(op="aten.index_add", reason="the tensor has rank 0")
-    axis = axis_of(dim, x.tensor.rank)
-    flat = e.node("unsqueeze", index, axis=0) if not index.tensor.rank else index
-    order = (axis, *[one for one in range(x.tensor.rank) if one != axis])
-    front = e.node("permute", x, dims=order) if axis else x
-    if value.tensor.rank == x.tensor.rank and axis:
+    base = with_dims(e, x)
+    rank = base.tensor.rank
+    axis = axis_of(dim, rank)
+    order = (axis, *[one for one in range(rank) if one != axis])
+    front = e.node("permute", base, dims=order) if axis else base
+    if value.tensor.rank == rank and axis:
         value = e.node("permute", value, dims=order)
-    made = e.node("index_put", front, flat, value, axes=(0,), accumulate=accumulate)
+    made = e.node("index_put", front, with_dims(e, index), value, axes=(0,), accumulate=accumulate)
     if axis:
-        made = e.node("permute", made, dims=tuple(sorted(range(len(order)), key=order.__getitem__)))
-    return relaid(e, made, e.preserved_strides(x.tensor))
+        made = e.node("permute", made, dims=tuple(sorted(range(rank), key=order.__getitem__)))
+    return like_rank(e, made, x.tensor.rank)
 
 
 # Views as copies, and the gradients of views.

@@ -15,9 +15,11 @@ from collections.abc import Callable
 import torch
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Number, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
-from kiln.graph.ops.registry import DECOMPOSITIONS, decompose
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
+from kiln.graph.prims.spec import contiguous_strides
 
 # fmt: off
 FLOAT_UNARY = (  # integers become floating point
@@ -57,7 +59,7 @@ LOGICAL = {
 
 def _float_unary(name: str) -> Callable[..., Node]:
     def rule(e: Emit, x: Node) -> Node:
-        return e.pointwise(name, e.convert(x, float_dtype(x.tensor.dtype)))
+        return e.pointwise(name, floated(e, x))
 
     return rule
 
@@ -107,6 +109,11 @@ def copy(e: Emit, x: Node) -> Node:
 
 def times(e: Emit, y: Node, factor: Number) -> Node:
     return y if factor == 1 else e.pointwise("mul", y, factor)
+
+
+def floated(e: Emit, x: Node) -> Node:
+    """`x` as a function with real results takes it: integers become floating point."""
+    return e.convert(x, float_dtype(x.tensor.dtype))
 
 
 def truth(e: Emit, x: Node) -> Node:
@@ -172,9 +179,17 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     return e.pointwise("pow", base, exponent)
 
 
-@decompose("pow.Tensor_Tensor", "pow.Scalar")
-def pow_tensor(e: Emit, x: Operand, exponent: Operand) -> Node:
+@decompose("pow.Tensor_Tensor")
+def pow_tensor(e: Emit, x: Node, exponent: Node) -> Node:
     return e.pointwise("pow", *promoted(e, x, exponent))
+
+
+@decompose("pow.Scalar")
+def pow_number(e: Emit, x: Number, exponent: Node) -> Node:
+    return relaid(e, e.pointwise("pow", *promoted(e, x, exponent)), contiguous_strides(exponent.tensor.sizes))
+
+
+INPLACE["pow_.Scalar"] = "aten.pow.Tensor_Scalar"
 
 
 def _ones(e: Emit, x: Node) -> Node:
@@ -271,12 +286,12 @@ def round_decimals(e: Emit, x: Node, *, decimals: int) -> Node:
 
 @decompose("deg2rad.default")
 def deg2rad(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", e.convert(x, float_dtype(x.tensor.dtype)), math.pi / 180)
+    return e.pointwise("mul", floated(e, x), math.pi / 180)
 
 
 @decompose("rad2deg.default")
 def rad2deg(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", e.convert(x, float_dtype(x.tensor.dtype)), 180 / math.pi)
+    return e.pointwise("mul", floated(e, x), 180 / math.pi)
 
 
 # Choice, logic, classes of numbers.
@@ -317,7 +332,8 @@ def bitwise_not(e: Emit, x: Node) -> Node:
 
 
 def _never(e: Emit, x: Node) -> Node:
-    return e.full(False, x.tensor.sizes, torch.bool, x.tensor.device)
+    """False for each element."""
+    return relaid(e, e.full(False, x.tensor.sizes, torch.bool, x.tensor.device), e.preserved_strides(x.tensor))
 
 
 @decompose("isnan.default")
@@ -387,8 +403,12 @@ def _xlogy(e: Emit, x: Node, y: Node) -> Node:
 
 
 @decompose("logaddexp.default")
-@elementwise
 def logaddexp(e: Emit, x: Node, y: Node) -> Node:
+    return _logaddexp(e, *promoted(e, x, y))
+
+
+@elementwise
+def _logaddexp(e: Emit, x: Node, y: Node) -> Node:
     p = e.pointwise
     top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
     tail = p("log1p", p("exp", p("neg", gap)))
@@ -397,8 +417,12 @@ def logaddexp(e: Emit, x: Node, y: Node) -> Node:
 
 
 @decompose("logaddexp2.default")
-@elementwise
 def logaddexp2(e: Emit, x: Node, y: Node) -> Node:
+    return _logaddexp2(e, *promoted(e, x, y))
+
+
+@elementwise
+def _logaddexp2(e: Emit, x: Node, y: Node) -> Node:
     p = e.pointwise
     top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
     tail = p("mul", p("log1p", p("exp2", p("neg", gap))), 1 / math.log(2))
@@ -406,19 +430,25 @@ def logaddexp2(e: Emit, x: Node, y: Node) -> Node:
     return p("where", same, x, p("add", top, tail))
 
 
-@decompose("special_xlog1py.default")
-def xlog1py(e: Emit, x: Node, y: Node) -> Node:
-    p = e.pointwise
-    left, right = promoted(e, x, y, floating=True)
-    whole = p(
-        "where", p("eq", left, 0), e.number(0, left.tensor.dtype, left.tensor.device), p("mul", left, p("log1p", right))
-    )
-    return p("where", p("isnan", right), right, whole)
+@decompose("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")
+def xlog1py(e: Emit, x: Operand, y: Operand) -> Node:
+    return _xlog1py(e, *promoted(e, x, y, floating=True))
+
+
+@elementwise
+def _xlog1py(e: Emit, x: Node, y: Node) -> Node:
+    p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
+    whole = p("where", p("eq", x, 0), zero, p("mul", x, p("log1p", y)))
+    return p("where", p("isnan", y), y, whole)
 
 
 @decompose("special_entr.default")
-@elementwise
 def entr(e: Emit, x: Node) -> Node:
+    return _entr(e, floated(e, x))
+
+
+@elementwise
+def _entr(e: Emit, x: Node) -> Node:
     p, device = e.pointwise, x.tensor.device
     inside = p("where", p("eq", x, 0), e.number(0, x.tensor.dtype, device), p("neg", p("mul", x, p("log", x))))
     below = p("where", p("lt", x, 0), e.number(-math.inf, x.tensor.dtype, device), inside)
@@ -427,21 +457,29 @@ def entr(e: Emit, x: Node) -> Node:
 
 @decompose("ldexp.Tensor")
 def ldexp(e: Emit, x: Node, y: Node) -> Node:
-    left, right = promoted(e, x, e.convert(y, float_dtype(y.tensor.dtype)), floating=True)
+    left, right = promoted(e, x, floated(e, y), floating=True)
     return e.pointwise("mul", left, e.pointwise("exp2", right))
 
 
 @decompose("sinc.default")
-@elementwise
 def sinc(e: Emit, x: Node) -> Node:
+    return _sinc(e, floated(e, x))
+
+
+@elementwise
+def _sinc(e: Emit, x: Node) -> Node:
     p, one = e.pointwise, e.number(1, x.tensor.dtype, x.tensor.device)
     angle = p("mul", x, math.pi)
     return p("where", p("eq", x, 0), one, p("div", p("sin", angle), angle))
 
 
 @decompose("logit.default")
-@elementwise
 def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
+    return _logit(e, floated(e, x), eps)
+
+
+@elementwise
+def _logit(e: Emit, x: Node, eps: float | None) -> Node:
     p = e.pointwise
     inside = x if eps is None or eps < 0 else clamped(e, x, eps, 1 - eps)
     return p("log", p("div", inside, p("sub", e.number(1, x.tensor.dtype, x.tensor.device), inside)))

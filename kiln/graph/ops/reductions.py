@@ -13,10 +13,11 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Number
-from kiln.graph.ops.pointwise import copy, truth
+from kiln.graph.ops.pointwise import copy, floated, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
+from kiln.graph.prims.meta import equal
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Expr, Int, product
 
@@ -32,9 +33,11 @@ def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
 
 
 def reduce(e: Emit, name: str, x: Node, axes: tuple[int, ...], keepdim: bool = False) -> Node:
-    """A reduction; along no axes it is a copy."""
+    """A reduction; along no axes it is a copy. An extreme is looked for among numbers: bool has no order."""
     if not axes:
         return copy(e, x)
+    if name in ("argmax", "argmin") and x.tensor.dtype is torch.bool:
+        x = e.convert(x, torch.uint8)
     return keep(e, e.node(name, x, axes=axes), axes, keepdim)
 
 
@@ -136,16 +139,25 @@ def std_mean(
 # Largest and smallest.
 
 
+def extreme_axes(e: Emit, op: str, x: Node, dim: Dims) -> tuple[int, ...]:
+    """The dimensions that `dim` names, which must have elements: nothing is the largest of none."""
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    for axis in axes:
+        if equal(e.oracle, x.tensor.sizes[axis], 0):
+            raise IndexError(f"{op}(): Expected reduction dim {axis} to have non-zero size.")
+    return axes
+
+
 def _extreme(name: str) -> Callable[..., Node]:
     def rule(e: Emit, x: Node, dim: Dims = (), keepdim: bool = False) -> Node:
-        return reduce(e, name, x, axes_of(dim, x.tensor.rank, empty_is_all=True), keepdim)
+        return reduce(e, name, x, extreme_axes(e, name, x, dim), keepdim)
 
     return rule
 
 
 def _extreme_dim(name: str) -> Callable[..., tuple[Node, Node]]:
     def rule(e: Emit, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
-        axes = axes_of(dim, x.tensor.rank)
+        axes = extreme_axes(e, name, x, dim)
         if not axes:
             return copy(e, x), e.number(0, torch.int64, x.tensor.device)
         return reduce(e, f"a{name}", x, axes, keepdim), reduce(e, f"arg{name}", x, axes, keepdim)
@@ -155,11 +167,10 @@ def _extreme_dim(name: str) -> Callable[..., tuple[Node, Node]]:
 
 def _arg_extreme(name: str) -> Callable[..., Node]:
     def rule(e: Emit, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-        rank = x.tensor.rank
+        rank, axes = x.tensor.rank, extreme_axes(e, name, x, dim)
         if dim is None:
             flat = e.node("reshape", x, sizes=(x.tensor.numel(),))
             return keep(e, e.node(name, flat, axes=(0,)), tuple(range(rank)), keepdim)
-        axes = axes_of(dim, rank)
         return reduce(e, name, x, axes, keepdim) if axes else e.number(0, torch.int64, x.tensor.device)
 
     return rule
@@ -173,7 +184,7 @@ for _name in ("max", "min"):
 
 @decompose("aminmax.default")
 def aminmax(e: Emit, x: Node, *, dim: int | None = None, keepdim: bool = False) -> tuple[Node, Node]:
-    axes = axes_of(dim, x.tensor.rank)
+    axes = extreme_axes(e, "aminmax", x, dim)
     return reduce(e, "amin", x, axes, keepdim), reduce(e, "amax", x, axes, keepdim)
 
 
@@ -202,8 +213,12 @@ def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
 
 
 @decompose("logsumexp.default")
-@widened
 def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
+    return _logsumexp(e, floated(e, x), dim, keepdim)
+
+
+@widened
+def _logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool) -> Node:
     p, axes = e.pointwise, axes_of(dim, x.tensor.rank)
     top = reduce(e, "amax", x, axes, True)
     finite = p("where", p("isinf", top), e.number(0, x.tensor.dtype, x.tensor.device), top)
@@ -224,10 +239,9 @@ def vector_norm(
 def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) -> Node:
     p = e.pointwise
     size = p("abs", x)
-    if order == math.inf:
-        return reduce(e, "amax", size, axes, keepdim)
-    if order == -math.inf:
-        return reduce(e, "amin", size, axes, keepdim)
+    if math.isinf(order):
+        extreme_axes(e, "linalg.vector_norm", x, axes)
+        return reduce(e, "amax" if order > 0 else "amin", size, axes, keepdim)
     if order == 0:
         return reduce(e, "sum", e.convert(truth(e, x), x.tensor.dtype), axes, keepdim)
     if order == 1:

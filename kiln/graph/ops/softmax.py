@@ -29,6 +29,8 @@ def _wide(e: Emit, x: Node) -> Node:
 
 def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
     """`x` minus its largest element, and the sum of the exponentials of that."""
+    if 0 in x.tensor.sizes:
+        return x, x  # an empty row has no largest element
     below = e.pointwise("sub", x, reduce(e, "amax", x, axes, True))
     return below, reduce(e, "sum", e.pointwise("exp", below), axes, True)
 
@@ -55,8 +57,6 @@ def safe_softmax(e: Emit, x: Node, dim: int, dtype: torch.dtype | None = None) -
 @decompose("_log_softmax.default")
 def log_softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
     dtype, axes, wide = x.tensor.dtype, axes_of(dim, x.tensor.rank), _wide(e, x)
-    if not axes:
-        return e.pointwise("sub", wide, wide)
     below, total = _exponentials(e, wide, axes)
     made = e.pointwise("sub", below, e.pointwise("log", total))
     return _fresh(e, made if half_to_float else e.convert(made, dtype), x)

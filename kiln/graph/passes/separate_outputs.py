@@ -47,6 +47,19 @@ class SeparateOutputs:
         return Graph(graph.inputs, nodes, tuple(outputs), graph.writes, graph.name, graph.facts), len(copies)
 
 
+def shared_views(graph: Graph) -> set[Node]:
+    """The views on the way from memory that outputs share to the first of them: what is shared is what they view."""
+    found: set[Node] = set()
+    for output in graph.outputs:
+        if output.alias is None or output.alias.of == "input":
+            continue
+        node = graph.outputs[output.alias.index].value
+        while node.op.kind is Kind.VIEW:
+            found.add(node)
+            node = node.inputs[0]
+    return found
+
+
 def owner(node: Node) -> Node:
     """The value whose memory `node` is in."""
     while node.op.kind is Kind.VIEW:

@@ -17,6 +17,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import Rule, RuleSet, build, match
+from kiln.graph.passes.separate_outputs import shared_views
 from kiln.graph.passes.uniform import Uniform
 
 MOST_STEPS = 16
@@ -39,7 +40,9 @@ class Simplify:
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         uniform = Uniform()
-        return rewrite(graph, lambda builder, node: self.simplified(builder, node, uniform), context.oracle)
+        kept = shared_views(graph)
+        only = set(graph.nodes) - kept if kept else None
+        return rewrite(graph, lambda builder, node: self.simplified(builder, node, uniform), context.oracle, only)
 
     def simplified(self, builder: Builder, node: Node, uniform: Uniform) -> Node | None:
         """What `node` becomes, or None."""

@@ -8,6 +8,7 @@ graph(%0: f32[4] "x"):
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.place import Place
+from kiln.graph.trace.place import Place, root_of
 from kiln.symbolic import Expr, Int, Symbol
 
 _KEPT = (Kind.EFFECT,)
@@ -28,7 +29,7 @@ _KEPT = (Kind.EFFECT,)
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
     """Marks the records that are used; their order is the order of the graph's inputs."""
     written = _written(mode, records)
-    draft = _Outputs(mode, records)
+    draft = _Outputs(mode, records, outputs)
     made = [draft.output(fake) for fake in outputs]
     roots = [output.value for output in made] + [value for _, value in written]
     live, nodes = live_nodes(mode.emit.nodes, roots)
@@ -103,8 +104,10 @@ def live_nodes(nodes: Iterable[Node], roots: Iterable[Node]) -> tuple[set[int], 
 class _Outputs:
     """Which outputs share memory, and with what."""
 
-    def __init__(self, mode: RecordingMode, records: Sequence[InputRecord]) -> None:
+    def __init__(self, mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
         self.mode = mode
+        places = {id(fake): fake.place for fake in outputs}
+        self.sharing = Counter(id(place.storage) for place in places.values())
         self.made = 0
         self.owners: dict[int, tuple[str, int, FakeTensor]] = {}
         self.same: dict[int, tuple[str, int, FakeTensor]] = {}
@@ -123,12 +126,18 @@ class _Outputs:
         alias: Alias | None = None
         if owner is None:
             self.owners[id(place.storage)] = self.same[id(fake)] = ("output", self.made, fake)
-            value = self.owned(place, value)
+            inside = place.step is not None and self.sharing[id(place.storage)] > 1
+            value = self.in_whole(place) if inside else self.owned(place, value)
         else:
             of, index, first = owner
             alias = Alias(of, index, None if fake is first else place.spec)  # type: ignore[arg-type]
         self.made += 1
         return Output(value, alias, fake.requires_grad)
+
+    def in_whole(self, place: Place) -> Node:
+        """The value of a view as part of its storage, which further outputs share."""
+        root = root_of(place.storage)
+        return self.mode.memory.within(place, self.owned(root, self.mode.memory.read(root)))
 
     def owned(self, place: Place, value: Node) -> Node:
         """A value that no other output has, with the strides that eager gives."""

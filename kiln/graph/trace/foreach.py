@@ -27,7 +27,7 @@ def single_names(name: str) -> list[str]:
     base = base.removesuffix("_")
     if special := SINGLE.get(f"{base}.{overload}"):
         return [f"aten.{special}"]
-    kinds = {"Scalar": ("Scalar", "Tensor_Scalar"), "ScalarList": ("Scalar", "Tensor_Scalar"), "List": ("Tensor",)}
+    kinds = {"Scalar": ("Tensor_Scalar", "Scalar"), "ScalarList": ("Tensor_Scalar", "Scalar"), "List": ("Tensor",)}
     return [f"aten.{base}.{kind}" for kind in (*kinds.get(overload, ()), "Tensor", "Tensor_Tensor", "default")]
 
 

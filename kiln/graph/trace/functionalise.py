@@ -44,6 +44,13 @@ class Functionaliser:
         place.node = self._apply(place.step, self.read(parent), parent)
         place.version = place.storage.version
 
+    def within(self, place: Place, whole: Node) -> Node:
+        """`place` as a view of `whole`, a value of the root of its storage."""
+        if place.step is None:
+            return whole
+        parent = parent_of(place)
+        return self._apply(place.step, self.within(parent, whole), parent)
+
     def _apply(self, step: Step, node: Node, parent: Place) -> Node:
         name, attrs = step
         if name == "view" and view_strides(self.emit.oracle, node.tensor, attrs["sizes"]) is None:

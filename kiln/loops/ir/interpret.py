@@ -236,7 +236,7 @@ def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp
         target.copy_(value.reshape(()) if combine is None else _COMBINE[combine](target, value.reshape(())))
         return
     if combine is None:
-        target[at] = value
+        target[tuple(torch.broadcast_tensors(*at, value)[:-1])] = value
         return
     flat = torch.zeros((), dtype=torch.int64)
     for one, size in zip(at, target.shape, strict=True):

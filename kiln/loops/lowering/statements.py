@@ -113,6 +113,8 @@ def _begun(lowering: Lowering, node: Node) -> Buffer:
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     out = lowering.buffers[node] = _begun(lowering, node)
+    if 0 in indices.tensor.sizes:
+        return
     axes = loop_axes(indices.tensor.sizes)
     at = symbols(axes)
     body = lowering.body(axes)
@@ -132,6 +134,8 @@ def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     out = lowering.buffers[node] = _begun(lowering, node)
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"])
+    if 0 in sizes:
+        return
     axes = loop_axes(sizes)
     at = symbols(axes)
     body = lowering.body(axes)

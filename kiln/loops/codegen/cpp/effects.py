@@ -18,7 +18,7 @@ import torch
 
 from kiln.loops.codegen.cpp.chains import chained_loop, is_chained, is_short, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP
-from kiln.loops.codegen.cpp.reductions import NO_INDEX, Register, accumulated_in, start_text
+from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated_in, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
@@ -244,7 +244,7 @@ class CppEffects(EffectWriter):
         """Rows of the best value and its index."""
         best = self.rows[effect.target, "best"]
         self._fill(best, start_text(effect.op, best.spec.dtype))
-        self._fill(row, NO_INDEX)
+        self._fill(row, FIRST_INDEX)
         lanes = self.nest.vector is not None
         if lanes and place.way is not Way.NEXT:
             raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="its lanes are mixed")

@@ -32,8 +32,8 @@ _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.ANY: "any_lanes({0})",
     ReduceOp.ALL: "all_lanes({0})",
 }
-NO_INDEX = "0x7fffffffffffffff"
-"""The index before the first element: behind every real one."""
+FIRST_INDEX = "0"
+"""Where the start value stands: it is the answer where no element beats it, and then all are equal to it."""
 
 
 def accumulated_in(op: ReduceOp, dtype: torch.dtype) -> torch.dtype:
@@ -95,7 +95,7 @@ class Register:
     def start(self) -> str:
         value = start_text(self.op, self.dtype)
         if self.is_index:
-            return f"{{all({value}), all((i64){NO_INDEX})}}" if self.lanes else f"{{{value}, {NO_INDEX}}}"
+            return f"{{all({value}), all((i64){FIRST_INDEX})}}" if self.lanes else f"{{{value}, {FIRST_INDEX}}}"
         return f"all({value})" if self.lanes else value
 
     def merge(self, copies: list[str]) -> str:

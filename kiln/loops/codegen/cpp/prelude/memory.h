@@ -238,5 +238,7 @@ KILN_INLINE u16v narrow_f16(f32v x) {
   return r;
 #endif
 }
+
+//@ rounded: widen narrow
 template <class V> KILN_INLINE V rounded_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
 template <class V> KILN_INLINE V rounded_f16(V x) { return widen_f16(narrow_f16(x)); }

@@ -1,0 +1,113 @@
+"""Operators through the whole compiler, against eager: values, dtypes, strides and shared memory, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kiln
+
+Results = tuple[Tensor, ...]
+
+
+def assert_as_eager(function: Callable[..., Any], *args: Tensor) -> None:
+    """`args` are left as they were: each side gets its own."""
+    ours, theirs = [one.clone() for one in args], [one.clone() for one in args]
+    actual: Results = kiln.compile(function, fullgraph=True)(*ours)
+    expected: Results = function(*theirs)
+    for one, other in zip((*actual, *ours), (*expected, *theirs), strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.stride() == other.stride() or not one.numel()
+        assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+    assert sharing(actual) == sharing(expected)
+
+
+def sharing(results: Results) -> list[int]:
+    """For each result, the first that has its memory."""
+    places = [one.untyped_storage().data_ptr() for one in results]
+    return [places.index(one) for one in places]
+
+
+def extremes(x: Tensor) -> Results:
+    return x.argmax(0), x.argmin(1), *x.max(1), *x.min(0), x.argmax()
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.inf])
+def test_the_place_of_an_extreme_among_infinities(value: float) -> None:
+    """It is the first, though none is better than what a search starts from."""
+    assert_as_eager(extremes, torch.full((5, 40), value))
+
+
+def test_the_place_of_an_extreme_among_infinities_and_nan() -> None:
+    x = torch.full((5, 40), -math.inf)
+    x[2, 7], x[1, 9] = math.nan, 3
+    assert_as_eager(extremes, x)
+
+
+def test_the_place_of_an_extreme_among_the_smallest_integers() -> None:
+    assert_as_eager(extremes, torch.full((5, 40), -(2**31), dtype=torch.int32))
+
+
+def test_the_place_of_an_extreme_among_truths() -> None:
+    assert_as_eager(lambda x: (*x.max(0), *x.min(1), *x.max(-1)), torch.randn(5, 40) > 0.5)
+
+
+def test_nothing_has_no_extreme() -> None:
+    for function in (lambda x: x.amax(0), lambda x: x.max(), lambda x: x.argmax(0), lambda x: x.min(0)):
+        with pytest.raises((IndexError, RuntimeError), match=r"non-zero size|numel"):
+            kiln.compile(function)(torch.randn(0, 3))
+
+
+def test_scatter_of_nothing() -> None:
+    assert_as_eager(lambda x: (x.scatter_reduce(1, (x > 0).long(), x, "amax"),), torch.randn(2, 0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_kernel_that_rounds_but_reads_nothing_narrow(dtype: torch.dtype) -> None:
+    assert_as_eager(lambda x: (x.double().to(dtype).double() + 1,), torch.randn(40))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loss_over_nothing(dtype: torch.dtype) -> None:
+    assert_as_eager(lambda x: (F.kl_div(x, x.softmax(0), reduction="batchmean"),), torch.zeros(0, dtype=dtype))
+
+
+def test_arange_of_fractions_as_integers() -> None:
+    def counted(x: Tensor) -> Results:
+        kinds = (torch.int64, torch.int32, torch.uint8, torch.float32)
+        bounds = ((0.5, 3.7), (0.5, 5.5, 1.5), (1.9, 8, 2.2), (-0.5, 2.5))
+        return x + 1, *[torch.arange(*bound, dtype=kind) for kind in kinds for bound in bounds if bound[0] > 0]
+
+    assert_as_eager(counted, torch.zeros(1))
+
+
+def written_part(x: Tensor) -> Results:
+    y = x + 1
+    return y[0].fill_(5), y
+
+
+def written_diagonal(x: Tensor) -> Results:
+    y = x + 1
+    return y.diagonal().fill_(5), y
+
+
+def written_parts(x: Tensor) -> Results:
+    y = x + 1
+    first, second = y[0].mul_(2), y[1:].add_(3)
+    return second, first, y.t()
+
+
+def written_rows(x: Tensor) -> Results:
+    y = x.clone()
+    return y[:, 1:].zero_(), y[1]
+
+
+@pytest.mark.parametrize("function", [written_part, written_diagonal, written_parts, written_rows])
+def test_a_part_that_was_written_shares_the_memory_of_the_whole(function: Callable[[Tensor], Results]) -> None:
+    assert_as_eager(function, torch.randn(3, 4))
