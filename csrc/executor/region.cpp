@@ -117,9 +117,7 @@ class RegionNode final : public ag::Node {
     } catch (const RaisedError& error) {
       throw_to_engine(error);
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !wrapped, joined("KILN4011  the backward of ", name(),
-                         " takes plain tensors, not those of a transform or a subclass"));
+    TORCH_CHECK_NOT_IMPLEMENTED(!wrapped, state_->no_wrapped_tangents);
     return refuse_second_derivative(tangents, mask);
   }
 
@@ -296,11 +294,11 @@ bool needs_gradient(const std::vector<Value>& inputs) {
   return false;
 }
 
-void refuse_forward_mode(const std::vector<Value>& inputs) {
+void refuse_forward_mode(const RegionState& state, const std::vector<Value>& inputs) {
   if (!ag::ForwardADLevel::try_get_by_idx(0)) return;
   for (const Value& input : inputs) {
     TORCH_CHECK_NOT_IMPLEMENTED(!input.is_tensor() || !tensor_of(input)._fw_grad(0).defined(),
-                                "KILN4009  a compiled region has no forward-mode derivative");
+                                state.no_forward_mode);
   }
 }
 
@@ -371,7 +369,7 @@ void RegionState::drop() {
 std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
                                std::vector<Value>& inputs) {
   bool recorded = needs_gradient(inputs);
-  if (recorded) refuse_forward_mode(inputs);
+  if (recorded) refuse_forward_mode(*state, inputs);
   auto node = recorded ? new_node<RegionNode>() : nullptr;
   if (node) node->start(state, inputs);
   std::vector<Value> lent = lend(inputs);

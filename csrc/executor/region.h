@@ -42,7 +42,10 @@ struct RegionState {
   Callable forward;
   std::shared_ptr<PyObject> make_backward;  // (mask) -> callable
   std::shared_ptr<PyObject> differentiate;  // (inputs, tangents, mask) -> gradients, or None
+  // Messages of errors that only the node can find.
   std::string no_second_derivative;
+  std::string no_wrapped_tangents;
+  std::string no_forward_mode;
 
   // Are there backward callables for some of the tangents only?
   bool optional_tangents = false;

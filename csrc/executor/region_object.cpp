@@ -97,15 +97,18 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "backward",
                                 "differentiate",
                                 "no_second_derivative",
+                                "no_wrapped_tangents",
+                                "no_forward_mode",
                                 "optional_tangents",
                                 nullptr};
-  const char *name, *refusal;
+  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsp", const_cast<char**>(names), &name,
-                                   &num_inputs, &forward, &results, &saved, &written, &backward,
-                                   &differentiate, &refusal, &optional_tangents)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsssp", const_cast<char**>(names),
+                                   &name, &num_inputs, &forward, &results, &saved, &written,
+                                   &backward, &differentiate, &no_second_derivative,
+                                   &no_wrapped_tangents, &no_forward_mode, &optional_tangents)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -115,7 +118,9 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->forward = Callable(forward);
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);
-  state->no_second_derivative = refusal;
+  state->no_second_derivative = no_second_derivative;
+  state->no_wrapped_tangents = no_wrapped_tangents;
+  state->no_forward_mode = no_forward_mode;
   state->optional_tangents = optional_tangents != 0;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;

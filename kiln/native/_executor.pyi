@@ -42,6 +42,8 @@ class Region:
         backward: Callable[..., Callable[..., Sequence[Any]] | None],
         differentiate: Callable[..., Sequence[Any]] | None,
         no_second_derivative: str,
+        no_wrapped_tangents: str,
+        no_forward_mode: str,
         optional_tangents: bool,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...

@@ -43,6 +43,20 @@ class NoSecondDerivative(KilnError, RuntimeError):
     try_ = ("call the function that needs create_graph=True outside kiln.compile",)
 
 
+class NoForwardDerivative(KilnError, NotImplementedError):
+    code = "KILN4009"
+    what = "{name} has no forward-mode derivative"
+    why = "a compiled region knows how to run backward, not how to push tangents forward"
+    try_ = ("call the function under forward-mode differentiation outside kiln.compile",)
+
+
+class WrappedTangents(KilnError, NotImplementedError):
+    code = "KILN4015"
+    what = "{name} got tangents of a transform (vmap) or of a tensor subclass"
+    why = "its backward was compiled for plain tensors, and the region cannot be run again by eager: {reason}"
+    try_ = ("call the function that is transformed outside kiln.compile",)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -125,6 +139,8 @@ def make_region(
         backward,
         differentiate,
         str(NoSecondDerivative(name=spec.name, reason=no_replay)),
+        str(WrappedTangents(name=spec.name, reason=no_replay)),
+        str(NoForwardDerivative(name=spec.name)),
         spec.optional_tangents,
     )
 

@@ -412,7 +412,7 @@ def test_a_model_keeps_training_between_other_uses() -> None:
 def test_batched_tangents_without_a_replay_are_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     y = kiln.compile(lambda x: nn.functional.dropout(x * 2, 0.5))(x)
-    with pytest.raises(NotImplementedError, match="KILN4011"):
+    with pytest.raises(NotImplementedError, match="KILN4015"):
         torch.autograd.grad(y, [x], torch.eye(3), is_grads_batched=True)
 
 

@@ -32,3 +32,9 @@ def test_the_page_is_true() -> None:
 def test_every_error_says_what_to_try() -> None:
     done = run("-c", CHECK)
     assert done.returncode == 0, done.stderr
+
+
+def test_codes_stand_in_python_only() -> None:
+    """Native code is handed its messages: a code that is written there is in no table, and may be another error's."""
+    for path in sorted((ROOT / "csrc").rglob("*")):
+        assert path.is_dir() or "KILN4" not in path.read_text(), path
