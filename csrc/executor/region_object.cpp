@@ -105,10 +105,10 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsssp", const_cast<char**>(names),
-                                   &name, &num_inputs, &forward, &results, &saved, &written,
-                                   &backward, &differentiate, &no_second_derivative,
-                                   &no_wrapped_tangents, &no_forward_mode, &optional_tangents)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsssp", const_cast<char**>(names), &name,
+                                   &num_inputs, &forward, &results, &saved, &written, &backward,
+                                   &differentiate, &no_second_derivative, &no_wrapped_tangents,
+                                   &no_forward_mode, &optional_tangents)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
