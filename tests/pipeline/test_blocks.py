@@ -156,8 +156,7 @@ def test_what_is_not_alike_goes_the_long_way(graphs: list[Compiled], kind: str) 
     with torch.no_grad():
         torch.testing.assert_close(kiln.compile(model, fullgraph=True)(x), model(x))
     ((graph, context),) = graphs
-    plan = blocks_to_plan(graph, context)
-    assert plan is None or plan == run_stages(graph, context)[-1]
+    assert blocks_to_plan(graph, context) is None
 
 
 def test_four_blocks_are_kept(graphs: list[Compiled]) -> None:
