@@ -29,6 +29,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.replay_writer import ReplayData, write_replay
+from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
@@ -52,6 +53,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("partition"):
         halves = partition(joint, recompute=context.options.recompute == "cheap")
+        halves = saved_as_made(halves, context)
     with context.events.stage("replay"):
         again = write_replay(recorder, trace)
     return differentiable_region(halves, again, trace.constants, context)

@@ -28,6 +28,9 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
 )
 """On the joint graph, before it is cut."""
 
+CUT_PASSES: tuple[GraphPass, ...] = (UnfuseBias(), AlignProducts())
+"""On a forward that was just cut: what lays out values that may be saved."""
+
 GRAPH_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
