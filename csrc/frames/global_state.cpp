@@ -28,11 +28,23 @@ struct Symbol {
   const char* name;
 };
 
+// Torch 2.11 excludes the names of dimensions while a backward runs; 2.13 has no such key any more.
+template <class Key>
+auto key_of_names(int) -> decltype(DispatchKeySet(Key::Named)) {
+  return DispatchKeySet(Key::Named);
+}
+template <class Key>
+DispatchKeySet key_of_names(...) {
+  return {};
+}
+
 // The function modes and Python's own dispatch modes are counted; autograd and autocast are read.
-const DispatchKeySet kKnown = DispatchKeySet(
-    {DispatchKey::ADInplaceOrView, DispatchKey::Python, DispatchKey::PythonTLSSnapshot,
-     DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA,
-     DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
+const DispatchKeySet kKnown =
+    key_of_names<DispatchKey>(0) |
+    DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::Python,
+                    DispatchKey::PythonTLSSnapshot, DispatchKey::AutocastCPU,
+                    DispatchKey::AutocastCUDA, DispatchKey::FuncTorchDynamicLayerFrontMode,
+                    DispatchKey::FuncTorchDynamicLayerBackMode});
 
 uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool inference) {
   uint64_t known = kKnown.raw_repr();

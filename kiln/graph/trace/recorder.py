@@ -22,6 +22,7 @@ from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
+from kiln.graph.trace.composites import COMPOSITES, has_symbols
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor
@@ -49,6 +50,9 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    own = COMPOSITES.get(target)
+    if own is not None and has_symbols(args):
+        return own(*args, **kwargs)
     if isinstance(target, str):
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)

@@ -105,12 +105,10 @@ class TritonStatements(StatementWriter):
 
     def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
         """A name for `text`: the one that it has already, perhaps from an earlier phase."""
-        found = self.frame.known.get(text) if name is None else None
-        if found is not None:
+        found = self.frame.known.get(text)
+        if found is not None and name in (None, found.text):
             return replace(found, dtype=dtype)
-        value = super().define(text, dtype, dims, depth, name)
-        if name is None:
-            self.frame.known[text] = value
+        value = self.frame.known[text] = super().define(text, dtype, dims, depth, name)
         return value
 
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:

@@ -22,6 +22,7 @@ from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
+from kiln.loops.codegen.triton.early import with_early_loads
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.narrow import with_narrow_functions
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
@@ -100,7 +101,7 @@ class _KernelWriter:
     """The statements of one kernel function."""
 
     def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
-        self.kernel, self.tiling = with_narrow_functions(kernel), tiling
+        self.kernel, self.tiling = with_early_loads(with_narrow_functions(kernel), tiling), tiling
         self.bounds = BoundAnalysis(self._ranges())
         self.wide = is_wide(kernel, self.bounds)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)

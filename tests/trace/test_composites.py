@@ -1,0 +1,60 @@
+"""Products of any ranks, written in calls that take symbols, are torch's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import kiln
+from kiln.graph.trace.composites import COMPOSITES, linear, matmul
+
+LEFT = ((4,), (3, 4), (2, 3, 4), (5, 1, 3, 4), (1, 2, 3, 4))
+RIGHT = ((4,), (4, 6), (2, 4, 6), (5, 2, 4, 6), (1, 4, 6))
+
+
+@pytest.mark.parametrize(("left", "right"), itertools.product(LEFT, RIGHT))
+def test_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    x, y = torch.randn(left), torch.randn(right)
+    got, expected = matmul(x, y), torch.matmul(x, y)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("shape", LEFT)
+def test_linear(shape: tuple[int, ...]) -> None:
+    x, weight, bias = torch.randn(shape), torch.randn(6, 4), torch.randn(6)
+    torch.testing.assert_close(linear(x, weight), functional.linear(x, weight))
+    torch.testing.assert_close(linear(x, weight, bias), functional.linear(x, weight, bias))
+
+
+def test_one_compile_for_all_sizes() -> None:
+    def products(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> list[Tensor]:
+        return [x @ w, torch.matmul(x, y), functional.linear(x, w.t()), x.matmul(v), v @ y, x.unsqueeze(1) @ y]
+
+    compiled = kiln.compile(products, dynamic=True, fullgraph=True)
+    w, v = torch.randn(8, 6), torch.randn(8)
+    for batch, length in ((2, 3), (4, 5), (3, 7)):
+        x, y = torch.randn(batch, length, 8, requires_grad=True), torch.randn(batch, 8, 4, requires_grad=True)
+        got, expected = compiled(x, w, y, v), products(x, w, y, v)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        grads = [torch.autograd.grad(sum(one.sum() for one in found), (x, y)) for found in (got, expected)]
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other)
+    assert kiln.api.report_of(compiled).compiles == 1
+
+
+def test_plain_sizes_are_torchs_business() -> None:
+    """With numbers the call is the user's own: nothing of the table is asked."""
+
+    def fail(*args: object) -> Tensor:
+        raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kiln.graph.trace.recorder.COMPOSITES", dict.fromkeys(COMPOSITES, fail))
+        compiled = kiln.compile(lambda x, y: x @ y, fullgraph=True, dynamic=False)
+        compiled(torch.randn(2, 3, 4), torch.randn(4, 5))
