@@ -39,8 +39,6 @@ class DimChoice:
     reason: str
     lo: int = 0
     hi: int | None = None
-    must: bool = False
-    """The user demands that it stays a symbol: a guard that fixes its size is an error (KILN2104)."""
 
 
 @final
@@ -119,7 +117,7 @@ def _marked(dim: int, marks: Marks) -> DimChoice | None:
     if dim in marks.unbacked:
         return DimChoice(DimKind.UNBACKED, "marked unbacked", lo or 0, hi)
     if dim in marks.dynamic:
-        return DimChoice(DimKind.SYMBOL, "marked dynamic", lo or 0, hi, must=True)
+        return DimChoice(DimKind.SYMBOL, "marked dynamic", lo or 0, hi)
     if dim in marks.maybe_dynamic:
         return DimChoice(DimKind.SYMBOL, "marked dynamic if possible", lo or 0, hi)
     return None

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
+from kiln.symbolic import FixedMarkedDim
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -364,3 +366,15 @@ def test_without_the_native_layer(block: str, reason: str) -> None:
     program = textwrap.dedent(WITHOUT).format(block=block, reason=reason)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_dimension_that_is_marked_dynamic_and_fixed_is_an_error() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] == 4 else x
+
+    x = torch.ones(4, 3)
+    x._dynamo_dynamic_indices = {0}  # type: ignore[attr-defined]
+    with pytest.raises(FixedMarkedDim, match=r"KILN2104[\s\S]*dimension 0 of `x`[\s\S]*fixes it to 4"):
+        kiln.compile(function, fullgraph=True)(x)
+    with pytest.warns(KilnWarning, match="KILN2104"):
+        assert torch.equal(kiln.compile(function)(x), x + 1)

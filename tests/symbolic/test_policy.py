@@ -44,7 +44,7 @@ def test_reasons() -> None:
 def test_marks_win() -> None:
     marks = Marks(dynamic=frozenset({0}), static=frozenset({1}), unbacked=frozenset({2}), ranges={0: (2, 64)})
     first, second, third, fourth = DimPolicy("always").choose((8, 8, 8, 8), marks=marks)
-    assert (first.kind, first.lo, first.hi, first.must) == (SYMBOL, 2, 64, True)
+    assert (first.kind, first.lo, first.hi) == (SYMBOL, 2, 64)
     assert (second.kind, third.kind, fourth.kind) == (STATIC, UNBACKED, SYMBOL)
     assert DimPolicy("never").choose((8,), marks=marks)[0].kind is SYMBOL
 

@@ -9,11 +9,9 @@ frame cannot: then the frame is interpreted again, to break in front of the oute
 
 from __future__ import annotations
 
-import gc
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -26,7 +24,6 @@ from kiln.capture.interpreter.breaks import (
     Raised,
     RaisesException,
     SkippedCode,
-    SkippedFrame,
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
@@ -198,7 +195,7 @@ def capture_frame(
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_check)
     stops: dict[tuple[int, int], GraphBreak] = {}
-    with sink.stage("capture", function=function.__qualname__), collection_paused():
+    with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
             session = new_session(function, callbacks, sink, is_compiling, stops)
             try:
@@ -214,25 +211,13 @@ def capture_frame(
             except Raised as raised:
                 reason = RaisesException(function=function.__qualname__, exception=describe(raised))
                 return skip(function, reason, session)
-            except SkippedFrame as reason:
+            except KilnError as reason:
                 return skip(function, reason, session)
             except Exception as fault:
                 return skip(function, internal_fault(fault), session)
             finally:
                 restore_modes(session)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), session)
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """A capture makes tens of thousands of objects that stay alive: looking for cycles meanwhile doubles its time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def new_session(

@@ -16,6 +16,7 @@ from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_ex
 from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
 from kiln.runtime.guards.state import current_state
 from kiln.symbolic import Symbol
+from kiln.symbolic.policy import read_marks, require_open
 
 
 def finish_guards(s: Session) -> list[Guard]:
@@ -46,15 +47,20 @@ def number_guards(s: Session, names: dict[str, Source]) -> None:
 
 
 def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:
-    """Metadata, with any value where a size is a symbol; symbols get the source of their first size."""
+    """Metadata, with any value where a size is a symbol; symbols get the source of their first size.
+
+    Raises FixedMarkedDim where the program fixes a size that the user has marked dynamic.
+    """
     sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
     strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
     real = value.original
     leaf = type(real) is torch.Tensor and (real.requires_grad or id(value.fake) in s.state.get("asked_is_leaf", ()))
     s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
-    for dim, size in enumerate(spec.sizes):
-        if isinstance(size, Symbol):
-            names.setdefault(size.name, SizeSource(value.source, dim))
+    symbols = {dim: size for dim, size in enumerate(spec.sizes) if isinstance(size, Symbol)}
+    for dim, size in symbols.items():
+        names.setdefault(size.name, SizeSource(value.source, dim))
+    for dim in read_marks(real).dynamic & symbols.keys():
+        require_open(s.recorder.env, symbols[dim], dim=dim, source=value.source.text())
 
 
 def stride_guards(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:

@@ -41,7 +41,6 @@ SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<inside>[^\]]*)\]$")
 TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*"|%(?P<value>\d+)|@(?P<graph>\d+)|(?P<device>cpu|(?:cuda|meta|mps|xpu)(?::\d+)?)\b'
 )
-DOTTED = re.compile(r"torch\.(\w+)$")
 
 
 @dataclass

@@ -9,7 +9,7 @@ Nodes are immutable: a node whose inputs are unchanged is kept as the same objec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from kiln.graph.ir.build import Builder
@@ -107,20 +107,3 @@ def cut_out(nodes: Iterable[Node], inputs: Collection[Node], values: Iterable[No
         if node in needed and node not in inputs:
             needed.update(node.inputs)
     return [node for node in ordered if node in needed and node not in inputs]
-
-
-def topological(values: Sequence[Node]) -> list[Node]:
-    """All nodes that `values` stand on, each after its inputs, `input` nodes too."""
-    order: dict[Node, None] = {}
-    stack: list[tuple[Node, int]] = [(node, 0) for node in reversed(values)]
-    while stack:
-        node, place = stack.pop()
-        if node in order:
-            continue
-        if place < len(node.inputs):
-            stack.append((node, place + 1))
-            if node.inputs[place] not in order:
-                stack.append((node.inputs[place], 0))
-        else:
-            order[node] = None
-    return list(order)

@@ -90,12 +90,6 @@ def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node,
     return tuple([e.convert(one, dtype) if isinstance(one, Node) else e.number(one, dtype, device) for one in operands])
 
 
-def opmath(e: Emit, x: Node) -> Node:
-    """`x` in the dtype in which eager's kernel computes."""
-    wide = OPMATH.get(x.tensor.dtype)
-    return x if wide is None else e.convert(x, wide)
-
-
 def widened(rule: R) -> R:
     """Decorator: compute in float32 where the first tensor has reduced precision, and round each result once."""
 

@@ -15,7 +15,7 @@ import torch
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Step, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
-from kiln.graph.prims.meta import equal, view_strides
+from kiln.graph.prims.meta import equal
 from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
 
@@ -170,8 +170,3 @@ def as_strided(
 @view("view.dtype")
 def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> Steps:
     return () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),)
-
-
-def is_viewable(e: Emit, x: TensorSpec, sizes: tuple[Int, ...]) -> bool:
-    """Can `x.view(sizes)` be had without a copy?"""
-    return view_strides(e.oracle, x, sizes) is not None

@@ -46,9 +46,7 @@ class InputRecord:
     real: torch.Tensor | None
     node: Node
     spec: Spec
-    real_is_leaf: bool = True
     requires_grad: bool = False
-    is_parameter: bool = False
     origin: Any = None
     used: bool = False
 
@@ -88,14 +86,14 @@ class InputTable:
     def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
         """Register a tensor: a fake at a place of its own, or in the memory of an input that it overlaps."""
         node = self.node(name, spec)
-        grad, parameter = real.requires_grad, isinstance(real, torch.nn.Parameter)
+        grad = real.requires_grad
         fake = origin = self.mode.fake(self._memory.place(real, node), grad)
         if grad and not real.is_leaf:
             fake = self._non_leaf(origin)
         fake.is_input = True
-        if parameter:
+        if isinstance(real, torch.nn.Parameter):
             fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, parameter, origin)
+        record = InputRecord(name, source, fake, real, node, spec, grad, origin)
         self.records.append(record)
         self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record

@@ -11,7 +11,7 @@ from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.parse import parse_graph
-from kiln.graph.ir.rewrite import rewrite, topological, users_of, without_dead_code
+from kiln.graph.ir.rewrite import rewrite, users_of, without_dead_code
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from tests.graph.prims.layouts import STATIC
@@ -180,10 +180,3 @@ def test_rewrite_and_dead_code() -> None:
     dropped, gone = without_dead_code(Graph(graph.inputs, graph.nodes, graph.outputs[1:]))
     assert gone == 6
     assert [node.op.name for node in dropped] == ["iota"]
-
-
-def test_topological() -> None:
-    graph = parse_graph(MLP)
-    order = topological([graph.nodes[-2]])
-    assert set(order) == {*graph.inputs, *graph.nodes[:-1]}
-    assert all(order.index(one) < order.index(node) for node in order for one in node.inputs)

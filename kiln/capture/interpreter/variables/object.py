@@ -85,7 +85,7 @@ class Object(Value):
         return found
 
     def own_dict(self, s: Session) -> Any:
-        """The instance's dict as it was before the frame, None where there is none; from now on `attrs` stands for it."""
+        """The instance's dict before the frame, None where there is none; from now on `attrs` stands for it."""
         if self.original is MISSING or isinstance(self.attrs, OwnItems):
             return None
         try:
