@@ -7,13 +7,11 @@ publishes it. What cannot be compiled runs eager, with one warning that names th
 from __future__ import annotations
 
 import dis
-import gc
 import inspect
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -25,6 +23,7 @@ from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.check import compile_check
+from kiln.pipeline.collection import WITHOUT_COLLECTION
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
@@ -386,37 +385,6 @@ def disassembled(capture: Capture) -> Iterator[str]:
     """The transformed code, an instruction per line."""
     for one in dis.get_instructions(capture.code) if capture.code else ():
         yield f"{one.offset:>5} {one.opname:<24} {one.argrepr or ('' if one.arg is None else one.arg)}"
-
-
-@final
-class CollectionPause:
-    """A compile makes many objects that live on; the cycle collector would walk them again and again.
-
-    Registered: the collector is the process's. It goes on when the last compile of all threads is done.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._compiles = 0
-        self._enabled = False
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if not self._compiles:
-                self._enabled = gc.isenabled()
-            self._compiles += 1
-            gc.disable()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._compiles -= 1
-                if self._enabled and not self._compiles:
-                    gc.enable()
-
-
-WITHOUT_COLLECTION = CollectionPause()
 
 
 def _last_line(fault: Exception) -> str:

@@ -133,7 +133,8 @@ def _allocate(at: _Printer, step: Allocate) -> str:
 
 def _launch(at: _Printer, step: Launch) -> str:
     floats = _tuple(map(at.argument, step.floats))
-    return f"launch({step.kernel!r}, {at.slots(step.tensors)}, {_tuple(step.ints)}, {floats}, {step.units})"
+    over = f"grid={_tuple(step.grid)}" if step.grid else str(step.units)
+    return f"launch({step.kernel!r}, {at.slots(step.tensors)}, {_tuple(step.ints)}, {floats}, {over})"
 
 
 def _call(at: _Printer, step: CallAten) -> str:
