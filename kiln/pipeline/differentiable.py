@@ -56,18 +56,23 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         halves = saved_as_made(halves, context)
     with context.events.stage("replay"):
         again = write_replay(recorder, trace)
-    return differentiable_region(halves, again, trace.constants, context)
+    return differentiable_region(halves, again, trace.constants, context, enables_grad=not recorder.grad_at_start)
 
 
 def differentiable_region(
-    halves: Partition, again: ReplayData, constants: Mapping[str, torch.Tensor], context: CompileContext
+    halves: Partition,
+    again: ReplayData,
+    constants: Mapping[str, torch.Tensor],
+    context: CompileContext,
+    *,
+    enables_grad: bool = False,
 ) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
     signature = halves.signature
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
-    spec = region_spec(plan, signature)
+    spec = replace(region_spec(plan, signature), enables_grad=enables_grad)
 
     def finish() -> Executable:
         with context.events.stage("load"):
@@ -99,7 +104,9 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
 def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again: ReplayData) -> Executable:
     """The callable with one autograd node."""
     replay = Replay(again.data, again.constants) if again.data else None
-    region = make_region(forward, backward, spec, replay=replay, no_replay=again.reason)
+    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=again.reason)
+    if spec.enables_grad:
+        region = torch.enable_grad()(region)
     if not backward.signature.carried:
         return region
     count = backward.signature.num_outputs

@@ -88,6 +88,7 @@ class RegionSpec:
     tangents. `mutated`: inputs that the forward plan writes to (they need no gradient). `written`: (input, result)
     pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
     result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
+    `enables_grad`: the region is called where gradients are off, and turns them on.
     """
 
     num_inputs: int
@@ -98,6 +99,7 @@ class RegionSpec:
     written: tuple[tuple[int, int], ...] = ()
     name: str = "CompiledBackward"
     optional_tangents: bool = False
+    enables_grad: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

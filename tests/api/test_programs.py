@@ -217,6 +217,189 @@ def write(x):
     return results, space["K"], space["L"]
 
 
+# ---- gradients
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(2, 2, requires_grad=True)
+
+
+@case
+def detached_results(compile):
+    def program(x):
+        y = x * 2
+        return y, y.detach(), y.data, y.view(-1).detach(), x.detach(), x[0].detach().view(-1), x.t(), x
+
+    x = leaf()
+    results = compile(program)(x), compile(program)(x * 1)
+    results[0][4].add_(1)
+    return results, x, results[0][-1] is x, [one.grad_fn is None for one in results[0]]
+
+
+@case
+def views_made_without_gradients(compile):
+    def program(x):
+        with torch.no_grad():
+            views = x.view(-1), x[0]
+        return *views, x.view(-1)
+
+    run, x = compile(program), leaf()
+    with torch.no_grad():
+        inside = compile(program)(x)
+    return run(x), run(x * 1), inside
+
+
+@case
+def an_input_that_is_only_changed(compile):
+    def scaled(x):
+        x.mul_(3)
+        return x
+
+    def partly(x, y):
+        x[0] = y[0]
+
+    def without_history(x):
+        with torch.no_grad():
+            x.mul_(2)
+        return x + 1
+
+    results = []
+    for program in (scaled, lambda x: partly(x, x * 2), without_history):
+        start = leaf()
+        x = start * 3
+        result = compile(program)(x)
+        (x.sum() if result is None else x.sum() + result.sum()).backward()
+        results.append((x, result is x, start.grad))
+    return results
+
+
+@case
+def an_input_that_comes_to_require_gradients(compile):
+    def copied(x, y):
+        x.copy_(y * 2)
+        x[0] = y[0]
+        return x
+
+    def asked(x):
+        x.requires_grad_()
+        return x * 2
+
+    x, y, z = torch.zeros(2), torch.ones(2, requires_grad=True), torch.ones(2)
+    result, other = compile(copied)(x, y), compile(asked)(z)
+    (result.sum() + other.sum()).backward()
+    return result, result is x, x, y.grad, z, z.grad
+
+
+@case
+def leaves_made_inside(compile):
+    def program(x, p):
+        made = torch.ones(2, requires_grad=True)
+        copy = x.detach().requires_grad_()
+        return made, copy, (made * p * copy).sum()
+
+    p = torch.nn.Parameter(torch.ones(2))
+    made, copy, loss = compile(program)(torch.ones(2), p)
+    loss.backward()
+    alone, _ = compile(lambda x: (torch.zeros(2, requires_grad=True), x * 2))(ones())
+    return made, copy, loss, made.grad, copy.grad, p.grad, alone
+
+
+@case
+def backward_inside(compile):
+    p = torch.nn.Parameter(torch.ones(2))
+
+    def program(x):
+        loss = ((p * x) ** 2).sum()
+        loss.backward(retain_graph=True)
+        first = p.grad
+        loss.backward()
+        return loss.detach(), first is p.grad, torch.zeros(2) if p.grad is None else p.grad * 2
+
+    return compile(program)(ones()), p.grad
+
+
+@case
+def backward_of_what_is_made_inside(compile):
+    def program(x):
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (y**2).sum().backward()
+        return y.grad + x
+
+    return compile(program)(ones())
+
+
+@case
+def a_training_step_inside(compile):
+    model = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = compile(step)
+    return [run(torch.ones(3, 2)) for _ in range(3)], list(model.parameters())
+
+
+@case
+def retained_gradients(compile):
+    def program(x):
+        y = x * 2
+        y.retain_grad()
+        return y, (y * 3).sum()
+
+    x = leaf()
+    y, loss = compile(program)(x)
+    loss.backward()
+    return y.grad, x.grad
+
+
+@case
+def gradients_that_are_turned_on_inside(compile):
+    def program(x, z):
+        with torch.enable_grad():
+            y = x * 2
+            z.mul_(2)
+            view = z.view(-1)
+        return y, view, x * 3
+
+    x, start = leaf(), leaf()
+    z = start * 1
+    with torch.no_grad():
+        y, view, plain = compile(program)(x, z)
+    (y.sum() + view.sum() + z.sum()).backward()
+    return y, view, plain, x.grad, start.grad, torch.is_grad_enabled()
+
+
+@case
+def parameters_changed_in_a_loop_with_breaks(compile):
+    model = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.zero_()
+
+    def step(x):
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p -= 0.5 * p.grad
+                    p.grad = None
+        return model(x).sum()
+
+    run, losses = compile(step), []
+    for _ in range(3):
+        losses.append(run(torch.ones(1, 2)))
+        losses[-1].backward()
+    return losses, list(model.parameters())
+
+
 def seen(value: Any) -> Any:
     """What can be compared of a result."""
     if isinstance(value, torch.Tensor):

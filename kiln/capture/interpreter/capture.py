@@ -24,6 +24,7 @@ from kiln.capture.interpreter.breaks import (
     Raised,
     RaisesException,
     SkippedCode,
+    UnsupportedCall,
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
@@ -316,6 +317,7 @@ def finish(
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_check)
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
+        refuse_own_leaves(s, trace)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
@@ -356,6 +358,17 @@ def write_divisor_checks(
         head.label(passed)
 
 
+def refuse_own_leaves(s: Session, trace: Any) -> None:
+    """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
+    own = [one for one in s.state.get("leaves", ()) if one[0].requires_grad and one[0].is_leaf]
+    if not own or not trace.needs_grad:
+        return
+    _, frame, frame.step, place = own[0]
+    stop = UnsupportedCall(function="requires_grad_", why="results of the region have gradients for what it makes")
+    stop.frames, stop.resumable, stop.at = [frame], False, place
+    raise stop
+
+
 def has_effects(recorder: Any) -> bool:
     return any(getattr(call, "effects", False) for call in recorder.calls)
 
@@ -386,6 +399,25 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
     head.op("UNPACK_SEQUENCE", len(names))
     for name in names:
         head.op("STORE_FAST", name)
+    for name, method in leaf_methods(region.trace, names):
+        head.op("LOAD_FAST", name)
+        head.op("LOAD_ATTR", method)
+        head.call(0)
+        head.op("STORE_FAST", name)
+
+
+def leaf_methods(trace: Any, names: list[str]) -> Iterator[tuple[str, str]]:
+    """What is called on results that share memory with a tensor, but not its history, and on leaves made inside."""
+    for name, output, leaf in zip(names, trace.graph.outputs, trace.leaves, strict=True):
+        alias = output.alias
+        if not leaf or (alias is not None and alias.of == "input" and alias.view is None):
+            continue
+        if alias is not None:
+            base = trace.used_inputs[alias.index] if alias.of == "input" else trace.graph.outputs[alias.index]
+            if base.requires_grad:
+                yield name, "detach"
+        if output.requires_grad:
+            yield name, "requires_grad_"
 
 
 def is_bound(record: Any) -> bool:

@@ -66,7 +66,7 @@ class JointGraph:
 def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     """Record the backward of `trace` behind its forward."""
     used = trace.used_inputs
-    carried = carried_inputs(trace)
+    carried = trace.carried_inputs
     results: list[Any] = [*trace.fake_outputs, *[used[index].fake for index in carried]]
     outputs = [*trace.graph.outputs]
     outputs += [Output(recorder.node_of(used[index].fake), None, True) for index in carried]
@@ -86,16 +86,6 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     return JointGraph(
         graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads), trace.env
     )
-
-
-def carried_inputs(trace: Trace) -> list[int]:
-    """Written inputs whose new contents have a history: all but those that were written without autograd."""
-    written = {write.target for write in trace.graph.writes}
-    return [
-        index
-        for index, record in enumerate(trace.used_inputs)
-        if record.node in written and record.fake.requires_grad and not record.fake.is_leaf
-    ]
 
 
 def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:

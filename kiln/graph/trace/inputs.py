@@ -30,6 +30,8 @@ from kiln.symbolic.policy import DimChoice, DimKind
 from kiln.symbolic.values import Given, Real
 
 Dims = tuple[DimChoice, ...] | None
+COPIED = "CloneBackward0"
+"""The gradient function of an input that is no leaf, see `InputTable._non_leaf`."""
 
 
 @final
@@ -49,6 +51,17 @@ class InputRecord:
     requires_grad: bool = False
     origin: Any = None
     used: bool = False
+
+    @property
+    def has_history(self) -> bool:
+        """Whether in-place calls that autograd saw have changed it: its contents have another gradient function."""
+        if not isinstance(self.fake, torch.Tensor) or not self.fake.requires_grad or self.fake.is_leaf:
+            return False
+        if self.real_is_leaf:
+            return True
+        node: Any = self.fake.grad_fn
+        before = node.next_functions[0][0] if node.name() == COPIED and node.next_functions else None
+        return getattr(before, "variable", None) is not self.origin
 
     @property
     def given(self) -> Given | None:

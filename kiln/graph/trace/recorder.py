@@ -96,7 +96,7 @@ class Recorder:
         self.numerics = numerics
         self.region = 0
         """The checkpoint region that the calls belong to; 0: none."""
-        self._grad_at_start = torch.is_grad_enabled()
+        self.grad_at_start = torch.is_grad_enabled()
         self.state_at_start = ambient_state()
         self._restart()
 
@@ -188,7 +188,7 @@ class Recorder:
 
         `writes` is what `self.writes` was before the first of them.
         """
-        gradients = self._grad_at_start or torch.is_grad_enabled()
+        gradients = self.grad_at_start or torch.is_grad_enabled()
         plain = not (gradients or self._mode.symbolic or is_any_autocast_enabled())
         copies = Copies(self.nodes, calls, successors) if plain and writes == self.writes else None
         for call in calls:
@@ -283,7 +283,7 @@ class Recorder:
             successors.add(record.fake, self.table.again(record).fake)
         for real, fake in baked:
             successors.add(fake, self.add_constant(real))
-        torch._C._set_grad_enabled(self._grad_at_start)
+        torch._C._set_grad_enabled(self.grad_at_start)
         try:
             replay(calls, successors, self.call, self.set_state)
         finally:
@@ -293,9 +293,13 @@ class Recorder:
         """The trace with these results."""
         self._emit.origin = None
         graph = build_graph(self._mode, self.inputs, list(outputs))
-        needs_grad = any(output.requires_grad for output in graph.outputs)
+        _push(self._mode)  # autograd computes the gradient function of a view when it is asked for it
+        try:
+            leaves = tuple([fake.is_leaf for fake in outputs])
+        finally:
+            _pop(None)
         return Trace(
-            list(self.calls), list(self.inputs), graph, list(outputs), self.env, needs_grad, self._constants.tensors
+            list(self.calls), list(self.inputs), graph, list(outputs), self.env, leaves, self._constants.tensors
         )
 
 

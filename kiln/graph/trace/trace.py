@@ -24,13 +24,26 @@ class Trace:
     graph: Graph
     fake_outputs: list[Any]
     env: ShapeEnv
-    needs_grad: bool
+    leaves: tuple[bool, ...]
+    """Per output, whether it has no gradient function."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def used_inputs(self) -> list[InputRecord]:
         """The records of `graph.inputs`, in that order."""
         return [record for record in self.inputs if record.used]
+
+    @property
+    def carried_inputs(self) -> list[int]:
+        """Numbers of written inputs whose new contents have a history: all but those written without autograd."""
+        written = {write.target for write in self.graph.writes}
+        return [index for index, record in enumerate(self.used_inputs) if record.node in written and record.has_history]
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether anything that the region gives has a gradient function."""
+        pairs = zip(self.graph.outputs, self.leaves, strict=True)
+        return any(output.requires_grad and not leaf for output, leaf in pairs) or bool(self.carried_inputs)
 
     def torch_graph(self) -> torch.fx.GraphModule:
         """The log as a torch-level fx graph: placeholders for the inputs that a call or the output uses."""

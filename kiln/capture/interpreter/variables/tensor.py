@@ -19,6 +19,7 @@ from kiln.capture.interpreter.breaks import (
     DataDependentValue,
     TorchCallFailed,
     UnsupportedAttribute,
+    UnsupportedCall,
 )
 from kiln.capture.interpreter.core import (
     Args,
@@ -30,6 +31,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import emit_deletion
 from kiln.capture.interpreter.speculation import known_truth
+from kiln.graph.trace.log import target_name
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
 
@@ -133,6 +135,13 @@ VALUE_METHODS = frozenset(
     )
 )
 
+
+AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
+"""They make autograd store gradients on tensors."""
+IN_PLACE = frozenset(
+    getattr(operator, f"i{name}")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+) | {operator.setitem}
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -284,6 +293,8 @@ class TensorMethod(Value):
             )
         if name in VALUE_METHODS:
             return tensor_value(s, self.tensor, name)
+        if name in AUTOGRAD_METHODS:
+            refuse_outside_gradients(s, self.tensor, name)
         return s.record(name, [self.tensor, *args], kwargs)
 
     def emit(self, g: Codegen) -> None:
@@ -338,6 +349,7 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes; what it returns as a value."""
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
+    before = needing_gradients(s) if changes_tensors(target, kwargs) else None
     try:
         result = s.recorder.call(target, plain, named, stack=s.frame.locations())
     except Exception as error:
@@ -346,7 +358,33 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
             return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
         raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+    if before is not None and before != needing_gradients(s):
+        stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
+        stop.resumable = False  # the recording has the call already: begin again and break in front of it
+        raise stop
+    if target == "requires_grad_" or "requires_grad" in kwargs:
+        s.state.setdefault("leaves", []).append((result, s.frame, s.frame.step, s.frame.location()))
     return from_torch(s, result)
+
+
+def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
+    """Whether a torch call may write to its arguments."""
+    if isinstance(target, str):
+        return target.endswith("_") or target.startswith("__i") or "out" in kwargs
+    return target in IN_PLACE or "out" in kwargs or getattr(target, "__name__", "").endswith("_")
+
+
+def needing_gradients(s: Session) -> list[bool]:
+    """For each tensor from outside, whether it requires gradients now."""
+    return [value.fake.requires_grad for value in s.state.get("inputs", ())]
+
+
+def refuse_outside_gradients(s: Session, tensor: Tensor, name: str) -> None:
+    """Gradients that leave the region are those of its results: no tensor inside of it has a `.grad` of its own."""
+    if name == "retain_grad" and tensor.fake.is_leaf:
+        return
+    if name == "retain_grad" or any(needing_gradients(s)):
+        raise UnsupportedCall(function=f"Tensor.{name}", why="it stores gradients on tensors outside of the region")
 
 
 def settled(s: Session, value: Value) -> Value:
