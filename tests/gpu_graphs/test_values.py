@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def values_for(plan: Plan, *, positive: bool) -> list[Tensor]:
     return made
 
 
-def compare(name: str) -> None:
+def compare(name: str, make: Callable[[str, Path], Plan] = plan_of) -> None:
     """In the process that interprets."""
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # some machines have no bf16 in it
@@ -68,7 +69,7 @@ def compare(name: str) -> None:
     text = next(path for path in RECORDED if path.stem == name).read_text()
     text = text.replace(" @cuda:0", "").replace("@cuda:0", "").replace("cuda:0", "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        plan = on_cpu(plan_of(name, Path(folder)))
+        plan = on_cpu(make(name, Path(folder)))
     given = values_for(plan, positive=name.endswith("backward"))
     rounded = outputs(text, given)
     exact = outputs(text.replace("bf16", "f32"), [one.float() if one.is_floating_point() else one for one in given])
@@ -99,9 +100,12 @@ def check(what: str, found: object, rounded: object, exact: object) -> None:
     assert ours <= FACTOR * eager + FLOOR * scale, f"{what}: off by {ours}, eager {eager}, the largest is {scale}"
 
 
-def run_alone(name: str) -> None:
+def run_alone(name: str, make: str = "tests.gpu_graphs.test_recorded.plan_of") -> None:
+    """In a process of its own; `make`: the path of the function that makes the plan."""
     root = Path(__file__).parents[2]
-    script = f"from tests.gpu_graphs.test_values import compare; compare({name!r})"
+    module, _, function = make.rpartition(".")
+    imports = f"from {module} import {function} as make; from tests.gpu_graphs.test_values import compare"
+    script = f"{imports}; compare({name!r}, make)"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=root, env=environment, capture_output=True, text=True, check=False
