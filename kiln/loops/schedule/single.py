@@ -7,7 +7,8 @@
             out[i0, i1] = exp(load x[i0, i1])
 
 A pointwise node's axes are units; a reduction keeps its kept axes as units and accumulates in a phase. Scatters that
-may hit a place twice run through the colliding axes in order, so that results do not depend on threads.
+may hit a place twice run through the colliding axes in order, so that results do not depend on threads: in vectors of
+indices and values where these are neighbours along them, else in strips of units.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ from typing import Any, final
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.ir.analyses import accesses, kernel_symbols, phase_stores
+from kiln.loops.ir.analyses import accesses, kernel_symbols, phase_stores, stride_along
 from kiln.loops.ir.atomics import is_atomic
 from kiln.loops.ir.body import Index, LoopBody
 from kiln.loops.ir.builder import BodyBuilder, dtype_of
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.ir.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.schedule.affine import guess
 from kiln.loops.schedule.inplace import take_over
 from kiln.loops.schedule.views import Loops, merge_views, open_sizes
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, product
 
 STRIP = 256
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
+
+GRAIN_NANOSECONDS = 20_000
+"""Work of a scatter that is worth a thread, at a nanosecond for each value."""
 
 CPU = Target()
 SingleNode = Pointwise | Reduction | Scan | Scatter
@@ -83,8 +88,19 @@ def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
     units = tuple(axis for axis in node.axes if axis.symbol in own)
     inner = tuple(axis for axis in node.axes if axis.symbol not in own)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
-    strip = STRIP if units and target.device == "cpu" else 0
-    return assemble("scatter", units, (phase,), (), buffers, target, strip=strip, origin=node.origin)
+    if target.device != "cpu":
+        return assemble("scatter", units, (phase,), (), buffers, target, origin=node.origin)
+    strip = STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
+    grain = max(int(GRAIN_NANOSECONDS / max(guess(product(axis.size for axis in inner)), 1)), 1)
+    grain = 1 << grain.bit_length() - 1
+    return assemble("scatter", units, (phase,), (), buffers, target, strip=strip, grain=grain, origin=node.origin)
+
+
+def _runs_along(node: Scatter, axis: Axis, rather: Axis, buffers: Buffers) -> bool:
+    """Are neighbours in memory neighbours along `axis` more often than along `rather`?"""
+    touched = [(one.buffer, one.index) for one in accesses(node.body)] + [(node.out.name, node.index)]
+    steps = [[stride_along(buffers[name].spec, index, one.symbol) for name, index in touched] for one in (axis, rather)]
+    return steps[0].count(1) > steps[1].count(1)
 
 
 _MAKERS: Mapping[type, Callable[[Any, Buffers, Target], Call]] = {

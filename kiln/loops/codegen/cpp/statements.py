@@ -82,7 +82,10 @@ class CppStatements(CountingStatements):
         if source == torch.bool and value.varying:
             return f"sel({value.text}, all({literal(1, target)}), all({literal(0, target)}))"
         text = value.text
-        for one in conversion_steps(source, target):
+        steps = conversion_steps(source, target)
+        if value.varying and source.itemsize <= 2 and target.itemsize >= 4:
+            text, steps = f"wide32({text})", [one for one in steps if one != torch.int32]
+        for one in steps:
             name = type_name(one, value.varying)
             text = f"__builtin_convertvector({text}, {name})" if value.varying else f"({name}){text}"
         return text

@@ -17,6 +17,9 @@ struct f16 {
 };
 #define KILN_INLINE static inline __attribute__((always_inline))
 #define KILN_LAMBDA __attribute__((always_inline))
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && KILN_W == 16
+#define KILN_AVX512
+#endif
 
 // vec<T>: one T per lane, as it is computed with. A bool is a lane of 0 or -1.
 template <class T> struct vec_of {
@@ -44,6 +47,7 @@ template <> struct vec_of<bool> {
 };
 template <class T> using vec = typename vec_of<T>::type;
 template <class V> concept Lanes = requires(V v) { v[0]; };
+template <class V> concept Whole = requires(V v) { v << 1; };
 
 // How many lanes of a step are real: all, or the first n.
 struct Full {
@@ -91,19 +95,100 @@ KILN_INLINE mask as_mask(i64v x) { return __builtin_convertvector(x, mask); }
 KILN_INLINE mask as_mask(i16v x) { return __builtin_convertvector(x, mask); }
 KILN_INLINE mask as_mask(i8v x) { return __builtin_convertvector(x, mask); }
 
-//@ sel
+//@ halves
+// Vectors of 64-bit numbers are two registers, which GCC would compare and choose from lane by lane.
+#if defined(KILN_AVX512)
+typedef long long whole_register __attribute__((vector_size(64)));
+typedef f64 float_register __attribute__((vector_size(64)));
+template <class R> struct Halves {
+  R low, high;
+};
+KILN_INLINE u16 mask_bits(mask m) { return (u16)__builtin_ia32_cvtd2mask512((vec_of<i32>::type)m); }
+KILN_INLINE mask mask_of(u8 low, u8 high) { return (mask)__builtin_ia32_cvtmask2d512((u16)(low | high << 8)); }
+template <class R, class V> KILN_INLINE Halves<R> halves(V x) {
+  R r[2];
+  __builtin_memcpy(r, &x, sizeof r);
+  return {r[0], r[1]};
+}
+template <class V, class R> KILN_INLINE V joined(R low, R high) {
+  R r[2] = {low, high};
+  V v;
+  __builtin_memcpy(&v, r, sizeof v);
+  return v;
+}
+template <class V> KILN_INLINE V chosen(mask c, V x, V y) {
+  auto [a, b] = halves<whole_register>(x);
+  auto [d, e] = halves<whole_register>(y);
+  u16 m = mask_bits(c);
+  whole_register low = (whole_register)__builtin_ia32_blendmq_512_mask(d, a, (u8)m);
+  whole_register high = (whole_register)__builtin_ia32_blendmq_512_mask(e, b, (u8)(m >> 8));
+  return joined<V>(low, high);
+}
+#endif
+
+//@ sel: halves
 // x where c is true, else y.
 template <class T> KILN_INLINE T sel(bool c, T x, T y) { return c ? x : y; }
 KILN_INLINE f32v sel(mask c, f32v x, f32v y) { return c ? x : y; }
 KILN_INLINE i32v sel(mask c, i32v x, i32v y) { return c ? x : y; }
 KILN_INLINE u32v sel(mask c, u32v x, u32v y) { return c ? x : y; }
+#if defined(KILN_AVX512)
+KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return chosen(c, x, y); }
+KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return chosen(c, x, y); }
+KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return chosen(c, x, y); }
+#else
 KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
 KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
 KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
+#endif
 KILN_INLINE i16v sel(mask c, i16v x, i16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
 KILN_INLINE u16v sel(mask c, u16v x, u16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
 KILN_INLINE i8v sel(mask c, i8v x, i8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
 KILN_INLINE u8v sel(mask c, u8v x, u8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
+
+//@ wide32
+// Integers of 8 and 16 bits as ones of 32.
+template <class V> KILN_INLINE i32v wide32(V x) { return __builtin_convertvector(x, i32v); }
+#if defined(KILN_AVX512)
+typedef char byte_lanes __attribute__((vector_size(16)));
+KILN_INLINE i32v wide32(u8v x) { return (i32v)__builtin_ia32_pmovzxbd512_mask((byte_lanes)x, i32v{}, (u16)-1); }
+KILN_INLINE i32v wide32(i8v x) { return (i32v)__builtin_ia32_pmovsxbd512_mask((byte_lanes)x, i32v{}, (u16)-1); }
+#endif
+
+//@ less: as_mask halves
+// Comparisons: a bool of numbers, a mask of lanes.
+template <class V> KILN_INLINE auto equals(V x, V y) { return as_mask(x == y); }
+template <class V> KILN_INLINE auto differs(V x, V y) { return as_mask(x != y); }
+template <class V> KILN_INLINE auto less(V x, V y) { return as_mask(x < y); }
+template <class V> KILN_INLINE auto at_most(V x, V y) { return as_mask(x <= y); }
+#if defined(KILN_AVX512)
+template <int How> KILN_INLINE mask compared(i64v x, i64v y) {
+  auto [a, b] = halves<whole_register>(x);
+  auto [c, d] = halves<whole_register>(y);
+  return mask_of(__builtin_ia32_cmpq512_mask(a, c, How, (u8)-1), __builtin_ia32_cmpq512_mask(b, d, How, (u8)-1));
+}
+template <int How> KILN_INLINE mask compared(u64v x, u64v y) {
+  auto [a, b] = halves<whole_register>(x);
+  auto [c, d] = halves<whole_register>(y);
+  return mask_of(__builtin_ia32_ucmpq512_mask(a, c, How, (u8)-1), __builtin_ia32_ucmpq512_mask(b, d, How, (u8)-1));
+}
+template <int How> KILN_INLINE mask compared(f64v x, f64v y) {
+  auto [a, b] = halves<float_register>(x);
+  auto [c, d] = halves<float_register>(y);
+  u8 low = __builtin_ia32_cmppd512_mask(a, c, How, (u8)-1, 4), high = __builtin_ia32_cmppd512_mask(b, d, How, (u8)-1, 4);
+  return mask_of(low, high);
+}
+#define KILN_COMPARE(V)                                              \
+  KILN_INLINE mask equals(V x, V y) { return compared<0>(x, y); }    \
+  KILN_INLINE mask less(V x, V y) { return compared<1>(x, y); }      \
+  KILN_INLINE mask at_most(V x, V y) { return compared<2>(x, y); }   \
+  KILN_INLINE mask differs(V x, V y) { return compared<4>(x, y); }
+KILN_COMPARE(i64v)
+KILN_COMPARE(u64v)
+KILN_COMPARE(f64v)
+#endif
+template <class V> KILN_INLINE auto greater(V x, V y) { return less(y, x); }
+template <class V> KILN_INLINE auto at_least(V x, V y) { return at_most(y, x); }
 
 //@ floor_div
 KILN_INLINE i64 floor_div(i64 a, i64 b) { return a / b - ((a % b != 0) & ((a < 0) != (b < 0))); }
@@ -143,7 +228,7 @@ KILN_INLINE i32 distance32(i64 to, i64 from) {
   return clamp32(__builtin_sub_overflow(to, from, &far) ? (to < 0 ? -(1LL << 40) : 1LL << 40) : far);
 }
 
-//@ within: sel
+//@ within: sel less active any_lanes
 // A Python index into `size` elements: counted from the end where negative; one outside sets the status.
 KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
   if (at < -size || at >= size) {
@@ -153,11 +238,16 @@ KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
   return at < 0 ? at + size : at;
 }
 template <class L> KILN_INLINE i64v within(i64v at, i64 size, i64* status, L lanes) {
-  for (i64 k = 0; k < W; ++k) at[k] = k < lanes.n ? within(at[k], size, status) : 0;
+  mask outside = less(at, all(-size)) | at_least(at, all(size));
+  at = sel(less(at, i64v{}), (i64v)(at + size), at);
+  if (any_lanes(outside | ~active(lanes))) {
+    if (any_lanes(outside & active(lanes))) status[0] = 1;
+    at = sel(outside | ~active(lanes), i64v{}, at);
+  }
   return at;
 }
 
-//@ wrapped
+//@ wrapped: sel less
 // The same without a check.
 KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
-KILN_INLINE i64v wrapped(i64v at, i64 size) { return at < 0 ? at + size : at; }
+KILN_INLINE i64v wrapped(i64v at, i64 size) { return sel(less(at, i64v{}), (i64v)(at + size), at); }

@@ -46,29 +46,37 @@ template <class T, class V> KILN_INLINE T amin_lanes(V v) {
 
 //@ any_lanes
 KILN_INLINE bool any_lanes(mask v) {
+#if defined(KILN_AVX512)
+  return __builtin_ia32_ptestmd512((vec_of<i32>::type)v, (vec_of<i32>::type)v, (u16)-1) != 0;
+#elif defined(__AVX__) && KILN_W == 8
+  return __builtin_ia32_movmskps256((f32v)v) != 0;
+#endif
   i32 r = 0;
   for (int k = 0; k < W; ++k) r |= v[k];
   return r != 0;
 }
 
-//@ all_lanes
+//@ all_lanes: any_lanes
 KILN_INLINE bool all_lanes(mask v) {
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
+  return !any_lanes(~v);
+#endif
   i32 r = -1;
   for (int k = 0; k < W; ++k) r &= v[k];
   return r != 0;
 }
 
-//@ Best: sel as_mask beats
+//@ Best: sel less beats
 // The extreme value so far and where it was: of equal ones the first, NaN before all.
 template <class V, class I> struct Best {
   V value;
   I at;
 };
 
-//@ beats: as_mask
+//@ beats: less
 // Does x come before y?
 template <bool Largest, class V> KILN_INLINE auto beats(V x, V y) {
-  return as_mask(Largest ? (x > y) : (x < y)) | (as_mask(x != x) & as_mask(y == y));
+  return (Largest ? greater(x, y) : less(x, y)) | (differs(x, x) & equals(y, y));
 }
 
 //@ take: Best

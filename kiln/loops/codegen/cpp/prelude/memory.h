@@ -16,12 +16,12 @@ KILN_INLINE f32v read(const f32* p, Part lanes) {
 }
 #endif
 
-//@ load: read widen
+//@ load: read widen wide32
 template <class T, class L> KILN_INLINE vec<T> load(const T* p, L lanes) { return read(p, lanes); }
 template <class L> KILN_INLINE f32v load(const bf16* p, L lanes) { return widen_bf16(read((const u16*)p, lanes)); }
 template <class L> KILN_INLINE f32v load(const f16* p, L lanes) { return widen_f16(read((const u16*)p, lanes)); }
 template <class L> KILN_INLINE mask load(const bool* p, L lanes) {
-  return __builtin_convertvector(read((const u8*)p, lanes), mask) != 0;
+  return wide32(read((const u8*)p, lanes)) != 0;
 }
 
 //@ get: widen
@@ -30,10 +30,9 @@ template <class T> KILN_INLINE T get(const T* p) { return *p; }
 KILN_INLINE f32 get(const bf16* p) { return widen_bf16(p->bits); }
 KILN_INLINE f32 get(const f16* p) { return widen_f16(p->bits); }
 
-//@ load_if: load get active all_lanes
+//@ load_if: load get active all_lanes halves
 // Lanes without m are not read and give 0.
-#if defined(__AVX512DQ__) && KILN_W == 16
-KILN_INLINE u16 mask_bits(mask m) { return (u16)__builtin_ia32_cvtd2mask512((vec_of<i32>::type)m); }
+#if defined(KILN_AVX512)
 template <class L> KILN_INLINE f32v load_if(const f32* p, mask m, L lanes) {
   return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, mask_bits(m & active(lanes)));
 }
@@ -123,8 +122,35 @@ template <class T, class L> KILN_INLINE void store_tile(T* p, i64 step, i64 rows
     for (i64 row = 0; row < rows; ++row) p[k * step + row] = tile[row * W + k];
 }
 
-//@ gather: get
+//@ gather_register: halves active
+// Lanes of 32 or 64 bits that m has, by the machine's own instruction; the others are 0.
+#if defined(KILN_AVX512)
+template <class T> constexpr bool has_gather = sizeof(T) == 4 || sizeof(T) == 8;
+template <class T> KILN_INLINE vec<T> gather_register(const T* p, i64v at, u16 m) {
+  auto [low, high] = halves<whole_register>(at);
+  u8 first = (u8)m, second = (u8)(m >> 8);
+  if constexpr (sizeof(T) == 4) {
+    typedef f32 Half __attribute__((vector_size(32)));
+    Half a = __builtin_ia32_gatherdiv16sf(Half{}, p, low, first, 4);
+    Half b = __builtin_ia32_gatherdiv16sf(Half{}, p, high, second, 4);
+    return (vec<T>)__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  } else {
+    float_register a = __builtin_ia32_gatherdiv8df(float_register{}, p, low, first, 8);
+    float_register b = __builtin_ia32_gatherdiv8df(float_register{}, p, high, second, 8);
+    return joined<vec<T>>(a, b);
+  }
+}
+KILN_INLINE u16 lane_bits(Full) { return (u16)-1; }
+KILN_INLINE u16 lane_bits(Part lanes) { return (u16)((1u << lanes.n) - 1); }
+#else
+template <class T> constexpr bool has_gather = false;
+#endif
+
+//@ gather: get gather_register
 template <class T, class L> KILN_INLINE vec<T> gather(const T* p, i64v at, L lanes) {
+#if defined(KILN_AVX512)
+  if constexpr (has_gather<T>) return gather_register(p, at, lane_bits(lanes));
+#endif
   vec<T> r = {};
   for (i64 k = 0; k < lanes.n; ++k) r[k] = get(p + at[k]);
   return r;
@@ -135,8 +161,11 @@ template <class L> KILN_INLINE mask gather(const bool* p, i64v at, L lanes) {
   return r;
 }
 
-//@ gather_if: get
+//@ gather_if: get gather_register
 template <class T, class L> KILN_INLINE vec<T> gather_if(const T* p, i64v at, mask m, L lanes) {
+#if defined(KILN_AVX512)
+  if constexpr (has_gather<T>) return gather_register(p, at, mask_bits(m) & lane_bits(lanes));
+#endif
   vec<T> r = {};
   for (i64 k = 0; k < lanes.n; ++k)
     if (m[k]) r[k] = get(p + at[k]);
@@ -149,8 +178,17 @@ template <class L> KILN_INLINE mask gather_if(const bool* p, i64v at, mask m, L 
   return r;
 }
 
-//@ write
-template <class T, class V> KILN_INLINE void write(T* p, V v, Full) { __builtin_memcpy(p, &v, sizeof v); }
+//@ write: halves
+template <class T, class V> KILN_INLINE void write(T* p, V v, Full) {
+#if defined(KILN_AVX512)
+  if constexpr (sizeof v == 128) {
+    auto [low, high] = halves<whole_register>(v);
+    __builtin_memcpy(p, &low, sizeof low), __builtin_memcpy(p + W / 2, &high, sizeof high);
+    return;
+  }
+#endif
+  __builtin_memcpy(p, &v, sizeof v);
+}
 template <class T, class V> KILN_INLINE void write(T* p, V v, Part lanes) {
   __builtin_memcpy(p, &v, lanes.n * sizeof(T));
 }
