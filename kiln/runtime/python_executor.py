@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from kiln.runtime.errors import CheckFailed, InputMismatch, UnknownOperator, status_error
+from kiln.runtime.errors import CheckFailed, InputMismatch, status_error
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.one_launch import launch_kernel
+from kiln.runtime.overloads import find_overload
 from kiln.runtime.plan import (
     Allocate,
     Branch,
@@ -214,16 +215,6 @@ def spec_of(tensor: torch.Tensor) -> BufferSpec:
     return BufferSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.device)
 
 
-def operator_overload(target: str) -> Any:
-    """`aten.mm.default` as a callable. Raises UnknownOperator."""
-    namespace, _, rest = target.partition(".")
-    name, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    except (AttributeError, RuntimeError) as error:
-        raise UnknownOperator(target=target, problem=str(error)) from error
-
-
 def _allocate(run: PlanRun, step: Allocate) -> None:
     is_input = step.reuse is not None and step.reuse < len(run.inputs)
     reused = run.values[step.reuse] if step.reuse is not None and not is_input else None  # the caller holds inputs
@@ -266,7 +257,7 @@ def _launch(run: PlanRun, step: Launch) -> None:
 def _call(run: PlanRun, step: CallAten) -> None:
     args = [run.argument(arg) for arg in step.args]
     kwargs = {name: run.argument(value) for name, value in step.kwargs}
-    made = operator_overload(step.target)(*args, **kwargs)
+    made = find_overload(step.target)(*args, **kwargs)
     results = made if isinstance(made, tuple | list) else (made,)
     for slot, spec, result in zip(step.outs, step.specs, results, strict=False):
         if slot is not None:

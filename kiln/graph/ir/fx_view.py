@@ -22,9 +22,10 @@ from kiln.graph.ir.errors import NoFxForm
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.interpret import fill_template, find_overload
+from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
+from kiln.runtime.overloads import find_overload
 from kiln.symbolic import Symbol
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -23,6 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.runtime.overloads import find_overload
 from kiln.symbolic import Expr, Symbol, evaluate
 
 Symbols = dict[Symbol, int]
@@ -47,14 +47,6 @@ def interpret(
     """Run `graph` on `inputs`; `constants` are the tensors of `constant_tensor` nodes by key."""
     walk = Interpreter(dict(symbols or {}), constants or {})
     return walk.run(graph, inputs)
-
-
-@lru_cache(maxsize=4096)
-def find_overload(name: str) -> Callable[..., Any]:
-    """The callable of `"aten.mm.default"`."""
-    namespace, op, variant = name.split(".")
-    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), op), variant)
-    return found
 
 
 class EagerCall:

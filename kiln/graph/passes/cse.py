@@ -19,11 +19,11 @@ from typing import Any, final
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.interpret import find_overload
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
+from kiln.runtime.overloads import find_overload
 
 
 @final

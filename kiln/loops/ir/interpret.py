@@ -39,6 +39,7 @@ from kiln.loops.ir.nodes import (
 from kiln.loops.ir.philox import random_numbers
 from kiln.loops.ir.reference import apply
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
+from kiln.runtime.overloads import find_overload
 from kiln.symbolic import Expr, FloorDiv, Int, Min, Relation, Symbol
 from kiln.symbolic.expr import Extremum, Quotient
 
@@ -362,7 +363,7 @@ def run_extern(node: Extern, memory: Memory) -> None:
         return
     args = _arguments(node.args, memory)
     kwargs = {name: _arguments(value, memory) for name, value in node.kwargs}
-    results = overload(node.target)(*args, **kwargs)
+    results = find_overload(node.target)(*args, **kwargs)
     listed = results if isinstance(results, tuple | list) else (results,)
     for out, result in zip(node.outs, listed, strict=False):
         if out is not None:
@@ -400,15 +401,6 @@ OWN_STEPS: Mapping[str, Callable[[Extern, Memory], None]] = {
     "kiln.local_scalar": _local_scalar,
 }
 """Targets of `Extern` that are no ATen overloads."""
-
-
-def overload(target: str) -> Callable[..., Any]:
-    """The ATen overload that is called "aten.mm.default"."""
-    found: Any = torch.ops
-    for part in target.split("."):
-        found = getattr(found, part)
-    callee: Callable[..., Any] = found
-    return callee
 
 
 def _arguments(value: Any, memory: Memory) -> Any:

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
-import torch
-
 from kiln.loops.ir.analyses import reads, written
 from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.kernel import Accumulate, Phase, Store
@@ -22,6 +20,7 @@ from kiln.loops.ir.nodes import Buffer, Extern
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group
 from kiln.loops.schedule.views import Loops
+from kiln.runtime.overloads import find_overload
 
 
 def take_over(loops: Loops, dying: Collection[str], buffers: Mapping[str, Buffer]) -> tuple[Loops, dict[str, str]]:
@@ -139,9 +138,6 @@ def _made(group: Group) -> Iterator[str]:
 
 def _gives_fresh_memory(step: Extern) -> bool:
     """Is no result a view of an argument? By the schema of the overload."""
-    space, *rest = step.target.split(".")
-    if space == "kiln":
+    if step.target.startswith("kiln."):
         return step.target == "kiln.empty"
-    name, overload = rest
-    schema = getattr(getattr(getattr(torch.ops, space), name), overload)._schema
-    return all(one.alias_info is None for one in schema.returns)
+    return all(one.alias_info is None for one in find_overload(step.target)._schema.returns)
