@@ -20,8 +20,8 @@ from kiln.runtime.guards.guard import (
     SetExpectation,
     ShapeRelation,
     function_expectation,
-    guard_from_json,
-    guard_to_json,
+    guards_from_json,
+    guards_to_json,
     tensor_expectation,
 )
 from kiln.runtime.guards.reference import path_of, resolve
@@ -42,8 +42,6 @@ from kiln.runtime.guards.source import (
     Source,
     SourceTable,
     TypeSource,
-    source_from_json,
-    source_to_json,
     sources_from_rows,
 )
 from kiln.runtime.guards.tree import tree_rows
@@ -68,7 +66,9 @@ SOURCES: list[tuple[Source, str]] = [
 @pytest.mark.parametrize(("source", "text"), SOURCES)
 def test_a_source_prints_as_python_and_comes_back_from_disk(source: Source, text: str) -> None:
     assert source.text() == text
-    assert source_from_json(json.loads(json.dumps(source_to_json(source)))) == source
+    table = SourceTable()
+    number = table.number(source)
+    assert sources_from_rows(json.loads(json.dumps(table.rows)))[number] == source
 
 
 def test_items_keep_the_type_of_their_key_apart() -> None:
@@ -107,11 +107,14 @@ def test_guards_come_back_from_disk() -> None:
         Guard(x, GuardKind.TENSOR_ALIASES, AliasExpectation((x, LocalSource("y")), (0, 0))),
         Guard(x, GuardKind.SET_ITEMS, SetExpectation((1, "a", reference(torch.nn.Linear)), True)),
     ]
-    assert [guard_from_json(json.loads(json.dumps(guard_to_json(guard)))) for guard in guards] == guards
+    assert from_disk(guards) == guards
 
 
-def from_disk(guard: Guard) -> Guard:
-    return guard_from_json(json.loads(json.dumps(guard_to_json(guard))))
+def from_disk(guards: list[Guard]) -> list[Guard]:
+    table = SourceTable()
+    data = json.loads(json.dumps(guards_to_json(guards, table.number)))
+    sources = sources_from_rows(json.loads(json.dumps(table.rows)))
+    return guards_from_json(data, lambda number: sources[int(str(number))])
 
 
 def test_code_is_told_by_its_contents() -> None:
@@ -129,7 +132,8 @@ def test_code_is_told_by_its_contents() -> None:
     assert tree is not None and tree.check([made(3)]) and not tree.check([edited(1)])
     assert read_tree(data, called, [edited(1)]) is None
     assert read_tree(data, called, [3]) is None
-    assert "code" in from_disk(guards[0]).expected.code.path
+    (written,) = from_disk(guards)
+    assert "code" in written.expected.code.path
 
 
 def test_objects_are_found_where_they_stand() -> None:
@@ -156,4 +160,4 @@ def test_a_local_class_keeps_a_set_from_being_written() -> None:
 
     guard = Guard(SELF, GuardKind.TYPE_IS, reference(Local))
     with pytest.raises(NotSerialisable):
-        guard_to_json(guard)
+        from_disk([guard])

@@ -25,7 +25,7 @@ from kiln.runtime.guards.constant import (
     constant_to_json,
     reference,
 )
-from kiln.runtime.guards.source import Source, source_from_json, source_to_json
+from kiln.runtime.guards.source import Source
 from kiln.support.location import Location
 
 
@@ -281,48 +281,29 @@ def _expected_from_json(data: Json, read: SourceReader) -> object:
     return tuple(items) if tag == "tuple" else _EXPECTATIONS[tag](*items)
 
 
-def guard_to_json(guard: Guard, write: SourceWriter = source_to_json) -> Json:
-    """`[source, kind, expected, place, reason]`; raises `NotSerialisable`."""
-    return [*_asked_to_json(guard, write), _place_to_json(guard.location), guard.reason]
-
-
-def _asked_to_json(guard: Guard, write: SourceWriter) -> list[Json]:
-    expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
-    return [write(guard.source), guard.kind._value_, expected]
-
-
-def _place_to_json(at: Location | None) -> Json:
-    return None if at is None else [at.file, at.line, at.function]
-
-
-def guard_from_json(data: Json, read: SourceReader = source_from_json) -> Guard:
-    """Inverse of `guard_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
-    assert isinstance(data, list)
-    source, kind, expected, at, reason = data
-    place = Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None
-    return Guard(read(source), GuardKind(kind), _expected_from_json(expected, read), place, str(reason))
-
-
 def guards_to_json(guards: Iterable[Guard], write: SourceWriter) -> Json:
     """Many guards; who asked, which few lines of code do for all, once each. Raises `NotSerialisable`."""
     numbers: dict[tuple[Location | None, str], int] = {}
     rows: list[Json] = []
     for guard in guards:
-        row = _asked_to_json(guard, write)
-        row.append(numbers.setdefault((guard.location, guard.reason), len(numbers)))
-        rows.append(row)
-    places = [_place_to_json(at) for at, _ in numbers]
+        expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
+        why = numbers.setdefault((guard.location, guard.reason), len(numbers))
+        rows.append([write(guard.source), guard.kind._value_, expected, why])
+    places: list[Json] = [None if at is None else [at.file, at.line, at.function] for at, _ in numbers]
     return {"guards": rows, "places": places, "reasons": [reason for _, reason in numbers]}
 
 
 def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
-    """Inverse of `guards_to_json`."""
+    """Inverse of `guards_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
     assert isinstance(data, dict)
     rows, places, reasons = data["guards"], data["places"], data["reasons"]
     assert isinstance(rows, list) and isinstance(places, list) and isinstance(reasons, list)
+    asked = [Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None for at in places]
     found = []
     for row in rows:
         assert isinstance(row, list)
-        why = int(str(row[3]))
-        found.append(guard_from_json([*row[:3], places[why], reasons[why]], read))
+        source, kind, expected, number = row
+        why = int(str(number))
+        held = _expected_from_json(expected, read)
+        found.append(Guard(read(source), GuardKind(kind), held, asked[why], str(reasons[why])))
     return found

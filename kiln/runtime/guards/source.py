@@ -327,15 +327,6 @@ FIELDS: dict[type[Source], tuple[str, ...]] = {
 """What is written of a source, in the order of its constructor."""
 
 
-def source_to_json(source: Source) -> Json:
-    """`[tag, field, ...]` with the base nested."""
-    row: list[Json] = [source.tag]
-    for name in FIELDS[type(source)]:
-        value = getattr(source, name)
-        row.append(source_to_json(value) if isinstance(value, Source) else constant_to_json(value))
-    return row
-
-
 @final
 class SourceTable:
     """Many sources as one list of rows, each path below another written once; a source is its row's number."""
@@ -378,14 +369,3 @@ def sources_from_rows(rows: list[Json]) -> list[Source]:
             values = [constant_from_json(value) for value in row[1:]]
         made.append(kind(*values))
     return made
-
-
-def source_from_json(data: Json) -> Source:
-    """Inverse of `source_to_json`."""
-    assert isinstance(data, list)
-    kind = SOURCES[str(data[0])]
-    values: list[object] = [
-        source_from_json(value) if name == "base" else constant_from_json(value)
-        for name, value in zip(FIELDS[kind], data[1:], strict=True)
-    ]
-    return kind(*values)
