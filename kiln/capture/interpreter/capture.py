@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
