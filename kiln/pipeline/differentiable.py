@@ -184,8 +184,8 @@ class Backward:
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
         context = replace(self.context, env=None)
         plan = backward_plan(graph_to_plan(graph, context, "backward"), self.signature, needed)
-        tangents = range(len(plan.inputs) - sum(given), len(plan.inputs))
-        return compile_plan(plan, self.constants, self.context, tangents)
+        # Tangents come in any layout, and so do saved values that a hook of the user has kept elsewhere.
+        return compile_plan(plan, self.constants, self.context, range(len(plan.inputs)))
 
     def written(self) -> str:
         if not self.text:

@@ -68,4 +68,6 @@ def with_layout(graph: Graph, place: int, made: Node) -> Graph:
             nodes.setdefault(copy)
         places[node] = with_inputs(node, tuple([places.get(one, one) for one in node.inputs]))
         nodes[places[node]] = None
+    if old in graph.roots():
+        nodes.setdefault(copy)
     return rebuilt(replace(graph, inputs=inputs), list(nodes), places)

@@ -171,6 +171,14 @@ def packed_elsewhere(call: Call) -> Account:
     return [x.grad, w.grad]
 
 
+def packed_in_another_layout(call: Call) -> Account:
+    x, w = (one.detach().t().contiguous().t().requires_grad_() for one in inputs())
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.detach().contiguous(), lambda one: one):
+        y = call(x, w)
+    y.sum().backward()
+    return [x.grad, w.grad]
+
+
 def unpacking_fails(call: Call) -> Account:
     def fail(one: Any) -> Any:
         raise KeyError("lost")
@@ -323,7 +331,8 @@ def tape_is_local(call: Call) -> Account:
 
 SCENARIOS = (
     changed_input, changed_result, changed_and_seen, changed_data, twice, accumulated, some_inputs, one_needs_none,
-    views, not_leaves, tangents, hooks, packed, packed_elsewhere, unpacking_fails, hooks_forbidden, mutation_allowed,
+    views, not_leaves, tangents, hooks, packed, packed_elsewhere, packed_in_another_layout,
+    unpacking_fails, hooks_forbidden, mutation_allowed,
     checkpointed, in_another_thread, modes, inference_tensors, anomaly, requires_grad_later, inside_a_function,
     transforms, dual_numbers, batched_tangents, tape_is_local,
 )  # fmt: skip
