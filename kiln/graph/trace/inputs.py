@@ -48,6 +48,7 @@ class InputRecord:
     real: torch.Tensor | None
     node: Node
     spec: Spec
+    real_is_leaf: bool = True
     requires_grad: bool = False
     origin: Any = None
     used: bool = False
@@ -106,7 +107,7 @@ class InputTable:
         fake.is_input = True
         if isinstance(real, torch.nn.Parameter):
             fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, grad, origin)
+        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, origin)
         self.records.append(record)
         self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record
