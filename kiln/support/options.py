@@ -55,6 +55,8 @@ class Options:
     """A progress bar on a terminal when a compile takes over two seconds."""
 
 
+LEAST: Mapping[str, int] = {"variants": 1, "compile_workers": 0}
+"""The smallest value of an option."""
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
@@ -98,6 +100,8 @@ def _check(name: str, value: object, hint: Any) -> None:
             raise BadOption(name=name, value=value, allowed="one of " + ", ".join(map(repr, choices)))
     elif type(value) is not hint:
         raise BadOption(name=name, value=value, allowed=f"a value of type {hint.__name__}")
+    elif isinstance(value, int) and value < LEAST.get(name, value):
+        raise BadOption(name=name, value=value, allowed=f"a number from {LEAST[name]} on")
 
 
 def _read(text: str, hint: Any) -> Any:
