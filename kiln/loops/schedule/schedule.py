@@ -12,6 +12,7 @@ from kiln.loops.ir.analyses import kernel_reads
 from kiln.loops.ir.indexing import substituted
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Scatter
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
+from kiln.loops.schedule.by_library import library_call
 from kiln.loops.schedule.fuse import Fused, fuse
 from kiln.loops.schedule.group import Group
 from kiln.loops.schedule.inplace import Lives
@@ -64,6 +65,10 @@ def _steps(
 ) -> Iterator[Placed]:
     node = group.step
     if node is None:
+        call = library_call(group, buffers, target)
+        if call is not None:
+            yield Placed(call)
+            return
         yield group_launch(group, fused, lives.dying(group), buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):

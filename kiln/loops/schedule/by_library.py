@@ -1,0 +1,83 @@
+"""A loop that is nothing but one function which C++ evaluates number by number is left to ATen.
+
+    b0: f64[1000] = pointwise (i0: 1000): exp(load a0[i0])      =>      b0 = extern aten.exp.default(a0)
+
+ATen's kernels have vectors for what our C++ leaves to libm: functions of float64, and a few of float32. Fused with
+other work such a loop stays a kernel: it saves a pass over memory, and the call would save less the more there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from kiln.graph.ir.aten_rules import ATEN_RULES
+from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.body import Compute, Load
+from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, Pointwise
+from kiln.loops.schedule.group import Group
+from kiln.support.target import Target
+
+BY_NUMBER: Mapping[torch.dtype, frozenset[str]] = {
+    torch.float32: frozenset({"lgamma", "digamma"}),
+    torch.float64: frozenset({
+        "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
+        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "pow",
+        "hypot", "fmod", "remainder", "floor_div", "nextafter",
+    }),
+}  # fmt: skip
+"""Functions without vectors in C++, by the dtype that they are computed in (a test compares it with the prelude)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """What the rule of a primitive in the column `aten` calls."""
+
+    out: Buffer
+    origin: str
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self.out.spec
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Extern:
+        return Extern((self.out,), f"aten.{name}", args, tuple(kwargs.items()), origin=self.origin)
+
+
+def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) -> Extern | None:
+    """The call of ATen that computes `group`, if it is one function of whole tensors better left to it."""
+    if target.device != "cpu" or len(group.members) != 1 or group.members[0].partial is not None:
+        return None
+    node = group.members[0].node
+    if not isinstance(node, Pointwise) or node.out.base is not None:
+        return None
+    args = _whole_arguments(node, buffers)
+    op = node.body.ops[node.body.results[0]]
+    if args is None or not isinstance(op, Compute) or op.op.name not in BY_NUMBER.get(op.dtype, ()):
+        return None
+    made = ATEN_RULES[op.op.name](_Recorder(node.out, node.origin), *args)
+    plain = isinstance(made, Extern) and made.args == args
+    return made if plain else None
+
+
+def _whole_arguments(node: Pointwise, buffers: Mapping[str, Buffer]) -> tuple[BufferArg, ...] | None:
+    """The buffers that the one op of a body reads point by point, in the layout and dtype of its result."""
+    spec, ops = node.out.spec, node.body.ops
+    op = ops[node.body.results[0]]
+    if not isinstance(op, Compute) or op.dtype != spec.dtype:
+        return None
+    here = tuple(axis.symbol for axis in node.axes)
+    args = []
+    for place in op.operands:
+        load = ops[place]
+        if not isinstance(load, Load) or load.mask is not None or load.index != here:
+            return None
+        given = buffers[load.buffer].spec
+        if (given.dtype, given.sizes, given.strides) != (spec.dtype, spec.sizes, spec.strides):
+            return None
+        args.append(BufferArg(load.buffer))
+    return tuple(args)
