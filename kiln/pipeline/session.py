@@ -28,6 +28,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
 from kiln.pipeline.parts import load_part, part_writer
+from kiln.pipeline.raising import ExpectedToRaise
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.region_file import CompiledRegion, put_in
 from kiln.pipeline.sizes import SizeHistory
@@ -37,7 +38,7 @@ from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import Store, default_folder
 from kiln.runtime.cubins import prepare_compiling
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
-from kiln.runtime.guards.tree import tree_rows
+from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Fact, Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
@@ -244,6 +245,8 @@ class Session:
         capture = captured.capture
         if capture.function is None:
             assert capture.skipped is not None
+            if capture.raises:
+                return self._raising(function, capture, arguments)
             raise capture.skipped
         if capture.breaks and self.settings.fullgraph:
             raise capture.breaks[0]
@@ -264,6 +267,16 @@ class Session:
         put_in(capture.function, captured.regions)
         run: Any = BoundCall(tree, capture.function, spread=False) if capture.collect else capture.function
         return Entry(tree, run, variant)  # the capture itself holds the arguments of this call
+
+    def _raising(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
+        """Eager, for the arguments that lead to the exception of the program."""
+        assert capture.skipped is not None
+        tree = build_tree(capture.guards, collect=(), function=function)
+        if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
+            raise capture.skipped
+        self.sizes.fixed(capture.guards)
+        variant = Variant(function, capture.guards, [], frozenset(), [], {})
+        return Entry(tree, ExpectedToRaise(taking_slots(function), self._tell, capture.skipped), variant)
 
     def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         """Capture with eager's answer to `is_compiling`; where that breaks the graph, with True; keep the better."""

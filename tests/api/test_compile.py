@@ -204,3 +204,22 @@ def test_an_input_that_only_tells_a_size(train: bool) -> None:
         x = torch.randn(count, 4, requires_grad=train)
         torch.testing.assert_close(compiled(x), rows(x))
     assert kiln.report_of(compiled).eager == 0
+
+
+def test_an_exception_of_the_program_is_a_variant_of_its_own() -> None:
+    def checked(x: Tensor, n: int) -> Tensor:
+        if n < 0:
+            raise ValueError("negative")
+        return x * n
+
+    compiled, x = kiln.compile(checked, fullgraph=True), torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (-1, 2, -1, 2):
+            if n < 0:
+                with pytest.raises(ValueError, match="negative"):
+                    compiled(x, n)
+            else:
+                torch.testing.assert_close(compiled(x, n), x * n)
+    report = kiln.report_of(compiled)
+    assert (report.compiles, report.eager) == (2, 0)

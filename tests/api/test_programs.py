@@ -5,7 +5,10 @@ A case gets `compile` (`kiln.compile`, or nothing for eager), runs its program a
 
 from __future__ import annotations
 
+import collections.abc
 import functools
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -215,6 +218,105 @@ def write(x):
     space["K"] = 9
     results += [reader(ones()), *[writer(ones()) for _ in range(3)]]
     return results, space["K"], space["L"]
+
+
+# ---- exceptions
+
+
+def lines_of(error: BaseException) -> list[int]:
+    """The user's lines on the way to an exception, without those of the test."""
+    found = traceback.extract_tb(error.__traceback__)
+    return [one.lineno for one in found if one.filename == __file__][1:]
+
+
+def outcome(function, *args):
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error), str(error), lines_of(error)
+
+
+@case
+def an_exception_for_some_arguments(compile):
+    seen = []
+
+    def program(x, n):
+        seen.append(n)
+        x.add_(1)
+        if n < 0:
+            raise ValueError(f"negative: {n}")
+        return x * n
+
+    run, x = compile(program), ones()
+    return [outcome(run, x, n) for n in (-1, 2, 3, -1, 4, -5)], x, seen
+
+
+@case
+def the_line_of_a_torch_error(compile):
+    def program(x):
+        y = x + 1
+        return y.view(7)
+
+    return outcome(compile(program), ones())
+
+
+@case
+def tracebacks_are_there(compile):
+    class Guard:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, error, trace):
+            self.seen = kind, str(error), trace is None
+            return True
+
+    def program(x):
+        guard = Guard()
+        with guard:
+            raise KeyError("inside")
+        try:
+            raise ValueError("q")
+        except ValueError as error:
+            return x, guard.seen, sys.exc_info()[2] is None, error.__traceback__ is None
+
+    return compile(program)(ones())
+
+
+@case
+def messages_of_wrong_programs(compile):
+    attempts = [
+        lambda x: Plain() + 1,
+        lambda x: Plain() < 1,
+        lambda x: len(Plain()),
+        lambda x: Plain()[0],
+        lambda x: Plain()(),
+        lambda x: iter(Plain()),
+        lambda x: -Plain(),
+        lambda x: 1 + "a",
+        lambda x: None + 1,
+        lambda x: [].foo,
+        lambda x: Plain().foo,
+        lambda x: {}["x"],
+    ]
+
+    def program(x):
+        found = []
+        for one in attempts:
+            try:
+                one(x)
+            except Exception as error:
+                found.append((type(error), str(error)))
+        return found
+
+    return compile(program)(ones())
+
+
+@case
+def subscripts_of_classes(compile):
+    def program(x):
+        return isinstance(x, list) or collections.abc.Sequence[int] == list[int], type[int] == type[int], dict[str, int]
+
+    return [str(one) for one in compile(program)(ones())]
 
 
 # ---- gradients

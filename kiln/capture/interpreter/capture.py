@@ -113,7 +113,7 @@ class Capture:
 
     `function` takes every argument slot positionally, and where `collect` is not empty one more argument: the tuple of
     objects at those sources. `guards` say when it may be called in place of the original. Where `skipped` is set
-    the frame runs eager and there is no function.
+    the frame runs eager and there is no function; where it `raises` it does so for arguments that pass the guards.
     """
 
     function: types.FunctionType | None
@@ -129,6 +129,7 @@ class Capture:
     """Modules whose functions were interpreted or whose classes were looked into."""
     repeated_steps: int = 0
     """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
+    raises: bool = False
 
     @property
     def code(self) -> types.CodeType | None:
@@ -210,8 +211,9 @@ def capture_frame(
                     return skip(function, stop, session)
                 stops[key] = stop
             except Raised as raised:
-                reason = RaisesException(function=function.__qualname__, exception=describe(raised))
-                return skip(function, reason, session)
+                return raising(
+                    session, function, RaisesException(function=function.__qualname__, exception=describe(raised))
+                )
             except KilnError as reason:
                 return skip(function, reason, session)
             except Exception as fault:
@@ -246,6 +248,13 @@ def internal_fault(fault: Exception) -> KilnError:
     reason = InternalFault(stage="capture", problem="".join(traceback.format_exception_only(fault)).strip())
     reason.__cause__ = fault
     return reason
+
+
+def raising(s: Session, function: types.FunctionType, reason: RaisesException) -> Capture:
+    """The guards of the way to the exception; they do not tell where it depends on what a prologue checks."""
+    if s.speculations or s.state.get("divisors"):
+        return skip(function, reason, s)
+    return Capture(None, finish_guards(s), skipped=reason, steps=s.steps, raises=True)
 
 
 def skip(function: types.FunctionType, reason: KilnError, session: Session) -> Capture:

@@ -158,6 +158,20 @@ class Value:
         return f"<{type(self).__name__} {self.type_name()}{where}>"
 
 
+LACKING = {
+    "__getitem__": "'{}' object is not subscriptable",
+    "__setitem__": "'{}' object does not support item assignment",
+    "__delitem__": "'{}' object doesn't support item deletion",
+    "__call__": "'{}' object is not callable",
+    "__iter__": "'{}' object is not iterable",
+    "__next__": "'{}' object is not an iterator",
+    "__len__": "object of type '{}' has no len()",
+    "__neg__": "bad operand type for unary -: '{}'",
+    "__pos__": "bad operand type for unary +: '{}'",
+    "__invert__": "bad operand type for unary ~: '{}'",
+}
+"""What Python says where the class of an object lacks a special method."""
+
 Wrapper = Callable[["Session", Any, "Source | None"], Value]
 Handler = Callable[["Session", Args, Kwargs], Value]
 Operator = Callable[["Session", Value, Value], "Value | None"]
@@ -390,7 +404,7 @@ class Session:
         """Call a special method, looked up on the class as Python does."""
         found = self.lookup(value.python_type(), name)
         if found is None:
-            raise self.error(TypeError, f"'{value.type_name()}' object has no {name}")
+            raise self.error(TypeError, LACKING.get(name, f"'{{}}' object has no {name}").format(value.type_name()))
         self.guard_type(value)
         function = self.class_attr(value, name, found[1])
         if name in ("__new__", "__class_getitem__"):

@@ -276,6 +276,7 @@ def write_resumption(s: Session, writer: CodeWriter, stop: GraphBreak, make_resu
         effect.emit(writer)
     pops = POPS[inst.name](inst.arg if isinstance(inst.arg, int) else 0)
     operands = frame.saved[len(frame.saved) - pops :]
+    writer.body.line = cut.frames[-1].location().line  # what the instruction raises is raised there
     found = cut.handler()
     begin = None
     landing = Label()

@@ -45,6 +45,19 @@ for _name in NAMES:
     _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     SPECIAL[_plain] = (f"__{_name}__", f"__r{_name}__")
     SPECIAL[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
+SIGNS: dict[Any, str] = dict(
+    zip(
+        (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge),
+        ("<", "<=", "==", "!=", ">", ">="),
+        strict=True,
+    )
+)
+"""How Python's messages name an operator."""
+for _name, _sign in zip(
+    NAMES, ("+", "-", "*", "/", "//", "%", "** or pow()", "@", "&", "|", "^", "<<", ">>"), strict=True
+):
+    SIGNS[getattr(operator, _name + "_" if _name in ("and", "or") else _name)] = _sign
+    SIGNS[getattr(operator, f"i{_name}")] = "**=" if _name == "pow" else f"{_sign}="
 PLAIN: dict[Any, Any] = {
     getattr(operator, f"i{_name}"): getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     for _name in NAMES
@@ -161,7 +174,10 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
     if function in (operator.eq, operator.ne):
         return Constant(same(s, left, right) is (function is operator.eq))
     kinds = f"'{left.type_name()}' and '{right.type_name()}'"
-    raise s.error(TypeError, f"unsupported operand type(s) for {function.__name__}: {kinds}")
+    sign = SIGNS[function]
+    if function in COMPARED:
+        raise s.error(TypeError, f"'{sign}' not supported between instances of {kinds}")
+    raise s.error(TypeError, f"unsupported operand type(s) for {sign}: {kinds}")
 
 
 def overrides(s: Session, function: Function2, left: Value, right: Value) -> bool:

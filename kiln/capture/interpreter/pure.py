@@ -16,6 +16,7 @@ import torch
 PURE_TYPES = (
     *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(types.GenericAlias, types.UnionType),
 )
 """Types whose methods are pure: their instances cannot change."""
 

@@ -18,6 +18,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Traceback
 from kiln.capture.interpreter.variables.sequence import Tuple
 
 NONE = Constant(None)
@@ -231,7 +232,7 @@ def exc_info(s: Session, args: Args, kwargs: Kwargs) -> Value:
     error = current_exception(s.frame)
     if error is None:
         return Tuple([NONE, NONE, NONE])
-    return Tuple([s.wrap(error.python_type(), None), error, NONE])
+    return Tuple([s.wrap(error.python_type(), None), error, Traceback()])
 
 
 @opcode("PUSH_EXC_INFO")
@@ -285,7 +286,7 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     s = frame.session
     leave, error = frame.stack[-4], frame.stack[-1]
     assert leave is not None and error is not None
-    frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, NONE], {}))
+    frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, Traceback()], {}))
 
 
 @opcode(

@@ -92,6 +92,16 @@ class Class(Value):
             raise s.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
         return from_class(s, self, name, meta[1])
 
+    def get_item(self, s: Session, key: Value) -> Value:
+        """`Color["RED"]` asks the metaclass, `Sequence[int]` the class."""
+        cls: Any = self.constant(s)
+        own = s.lookup(cls, "__class_getitem__")
+        if s.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
+            return super().get_item(s, key)
+        if own is not None and isinstance(getattr(own[1], "__func__", None), types.FunctionType):
+            return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {})
+        return s.wrap(cls[key.constant(s)], None)
+
     def _meta_attr(self, s: Session, name: str, raw: Any) -> Value:
         if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             return s.wrap(getattr(self.cls, name), None)

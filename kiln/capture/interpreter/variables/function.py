@@ -324,6 +324,8 @@ class BoundMethod(Value):
         self.original = original
 
     def python_type(self) -> type:
+        if self.original is not None:
+            return type(self.original)
         return types.MethodType if isinstance(self.function, Function) else types.BuiltinMethodType
 
     def real(self) -> Any:

@@ -237,6 +237,30 @@ def emit_exception(value: Object, g: Codegen) -> None:
             g.op("STORE_ATTR", name)
 
 
+@final
+class Traceback(Value):
+    """The traceback of an exception of the program: there is one, but it has no frames of the program."""
+
+    __slots__ = ()
+
+    why = "frames that are interpreted leave no traceback"
+
+    def __init__(self) -> None:
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.TracebackType
+
+    def truth(self, s: Session) -> bool:
+        return True
+
+    def get_attr(self, s: Session, name: str) -> Value:
+        raise UnsupportedAttribute(name=name, type="traceback", why=self.why)
+
+    def emit(self, g: Codegen) -> None:
+        raise UnsupportedValue(type="traceback", why=self.why)
+
+
 def new_object(s: Session, cls: type) -> Object:
     """A bare instance, as `object.__new__(cls)` makes it."""
     value = Object(cls)
@@ -410,8 +434,12 @@ def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
     if modelled is not None:
         return modelled
     if real is MISSING:
+        if name == "__traceback__" and issubclass(value.python_type(), BaseException):
+            return Traceback()
+        if name == "__context__" and issubclass(value.python_type(), BaseException):
+            raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not kept while tracing")
         if type(raw) is GETSET or issubclass(value.python_type(), BaseException):
-            return s.const(None) if name in ("__cause__", "__context__", "__traceback__") else None
+            return s.const(None) if name == "__cause__" else None
         return None
     s.guard_type(value)
     try:

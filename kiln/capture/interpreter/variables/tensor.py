@@ -286,6 +286,8 @@ class TensorMethod(Value):
 
     def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
         name = self.name
+        if name == "is_inference" and self.tensor.original is None:
+            raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
             return s.wrap(
