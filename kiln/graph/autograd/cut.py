@@ -20,7 +20,7 @@ from typing import final
 
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.joint import JointGraph
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
@@ -105,13 +105,6 @@ def is_derivative(node: Node) -> bool:
 def region_of(node: Node) -> int:
     """The checkpoint region it was recorded in."""
     return node.origin.region if node.origin is not None else 0
-
-
-def base_of(node: Node) -> Node:
-    """The value that a view is a view of."""
-    while node.op.kind is Kind.VIEW:
-        node = node.inputs[0]
-    return node
 
 
 def _closure_down(nodes: Iterable[Node], start: Iterable[Node]) -> set[Node]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.graph.prims.spec import Spec, TensorSpec
-from kiln.graph.prims.table import Prim
+from kiln.graph.prims.table import Kind, Prim
 from kiln.support.location import Location
 
 
@@ -72,3 +72,10 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.spec}>"
+
+
+def base_of(node: Node) -> Node:
+    """The value whose memory, or elements, a view looks at; a value that is no view is its own."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    return node

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import Users, users_of
 from kiln.graph.passes.misaligned import Padding, Product, elements, static_sizes
 from kiln.graph.prims.table import Kind
@@ -101,7 +101,7 @@ class Readers:
 
     def joins(self, padding: Padding, products: Iterable[Product]) -> bool:
         """Do the loops that make the value write it into its place among zeros?"""
-        owner = owner_of(padding.base)
+        owner = base_of(padding.base)
         if owner.op.kind not in BY_ELEMENT or padding.swapped:
             return False
         if adds_rows(padding):
@@ -114,13 +114,6 @@ class Readers:
         return product.sizes[1:] == old[1:] or self.in_memory(product.node) == frozenset()
 
 
-def owner_of(node: Node) -> Node:
-    """The value whose elements `node` shows."""
-    while node.op.kind is Kind.VIEW:
-        node = node.inputs[0]
-    return node
-
-
 def adds_rows(padding: Padding) -> bool:
     """Is the value itself what stands before the zeros?"""
     spec = padding.base.tensor
@@ -129,7 +122,7 @@ def adds_rows(padding: Padding) -> bool:
 
 def forms(product: Product, owner: Node) -> set[Padding | None]:
     """The paddings through which `product` reads `owner`; None: it reads it as it is."""
-    return {one.padding for one in product.operands if owner_of(one.node) is owner}
+    return {one.padding for one in product.operands if base_of(one.node) is owner}
 
 
 def worth_aligning(products: Sequence[Product], readers: Readers, rates: Rates) -> list[Product]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.rows import PRIMS
@@ -35,7 +35,7 @@ class SeparateOutputs:
         for index, output in enumerate(outputs):
             if output.alias is not None:
                 continue
-            base = owner(output.value)
+            base = base_of(output.value)
             if base in taken or is_outside(base):
                 made = copied_with_base(output.value) if index in shared else [fresh_copy(output.value)]
                 copies += made
@@ -58,13 +58,6 @@ def shared_views(graph: Graph) -> set[Node]:
             found.add(node)
             node = node.inputs[0]
     return found
-
-
-def owner(node: Node) -> Node:
-    """The value whose memory `node` is in."""
-    while node.op.kind is Kind.VIEW:
-        node = node.inputs[0]
-    return node
 
 
 def is_outside(node: Node) -> bool:

@@ -16,7 +16,7 @@ from typing import final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.node import Arg, Node, base_of
 from kiln.graph.ir.rewrite import Users, rewrite, users_of
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import same_place
@@ -39,7 +39,7 @@ class UnfuseBias:
         users = users_of(graph)
         chosen = {node for node in graph.nodes if is_candidate(node, users)}
         # Of an output (or a value saved for the backward) the sum would be one more tensor to write.
-        chosen.difference_update([owner(root) for root in graph.roots()])
+        chosen.difference_update([base_of(root) for root in graph.roots()])
         return rewrite(graph, unfused, context.oracle, only=chosen)
 
 
@@ -68,13 +68,6 @@ def only_fusible(node: Node, users: Users) -> bool:
             else:
                 return False
     return found
-
-
-def owner(node: Node) -> Node:
-    """The value whose memory a view looks at."""
-    while node.op.kind is Kind.VIEW:
-        node = node.inputs[0]
-    return node
 
 
 def unfused(builder: Builder, node: Node) -> Node | None:

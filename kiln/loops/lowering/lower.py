@@ -17,7 +17,7 @@ from typing import final
 import torch
 
 from kiln.graph.ir.graph import Graph, Output
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.loops.ir.body import Index, Load, LoopBody
@@ -50,7 +50,7 @@ class Lowering:
         self.constants: list[tuple[Buffer, str]] = []
         self.buffers: dict[Node, Buffer] = {}
         self.buffers_by_name: dict[str, Buffer] = {}
-        self.results_of_graph = frozenset([owner(one.value) for one in graph.outputs if one.alias is None])
+        self.results_of_graph = frozenset([base_of(one.value) for one in graph.outputs if one.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
@@ -218,13 +218,6 @@ class Lowering:
     def _is_overwritten(self, buffer: Buffer) -> bool:
         """Is it an input that gets new contents at the end of the region?"""
         return any(self.buffers[node].name == buffer.name for node in self.written)
-
-
-def owner(node: Node) -> Node:
-    """The value whose memory a view looks at."""
-    while node.op.kind is Kind.VIEW:
-        node = node.inputs[0]
-    return node
 
 
 def origin_text(node: Node) -> str:
