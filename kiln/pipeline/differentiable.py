@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from kiln.graph.autograd import Partition, make_joint, partition
+from kiln.graph.autograd import Partition, make_joint, partition, with_wholes
 from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_tangents
 from kiln.graph.ir.graph import Graph
@@ -48,6 +48,7 @@ from kiln.symbolic import symbol
 def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
     """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
     with context.events.stage("joint"):
+        trace, hidden = with_wholes(recorder, trace)
         joint = make_joint(recorder, trace)
         joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
     context.dump.write("joint", lambda: graph_text(joint.graph))
@@ -56,7 +57,9 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         halves = saved_as_made(halves, context)
     with context.events.stage("replay"):
         again = write_replay(recorder, trace)
-    return differentiable_region(halves, again, trace.constants, context, enables_grad=not recorder.grad_at_start)
+    return differentiable_region(
+        halves, again, trace.constants, context, enables_grad=not recorder.grad_at_start, hidden=hidden
+    )
 
 
 def differentiable_region(
@@ -66,9 +69,10 @@ def differentiable_region(
     context: CompileContext,
     *,
     enables_grad: bool = False,
+    hidden: int = 0,
 ) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
-    signature = halves.signature
+    signature = replace(halves.signature, hidden=hidden, detached=detached_outputs(halves))
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
@@ -107,10 +111,32 @@ def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again
     region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=again.reason)
     if spec.enables_grad:
         region = torch.enable_grad()(region)
-    if not backward.signature.carried:
-        return region
-    count = backward.signature.num_outputs
-    return lambda *inputs: region(*inputs)[:count]
+    signature = backward.signature
+    users = slice(signature.hidden, signature.num_outputs)
+    if signature.detached:
+        return lambda *inputs: detached(region(*inputs), signature.detached)[users]
+    if signature.carried or signature.hidden:
+        return lambda *inputs: region(*inputs)[users]
+    return region
+
+
+def detached_outputs(halves: Partition) -> tuple[int, ...]:
+    """Views of what needs a gradient that need none: the runtime rebuilds them as views that do."""
+    return tuple(
+        [
+            place
+            for place, output in enumerate(halves.forward.outputs[: halves.num_user_outputs])
+            if output.alias is not None and output.alias.view is not None and not output.requires_grad
+        ]
+    )
+
+
+def detached(results: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """`results`, those at `places` without a history."""
+    made = list(results)
+    for place in places:
+        made[place] = made[place].detach()
+    return tuple(made)
 
 
 def replay_sections(again: ReplayData) -> dict[str, bytes]:

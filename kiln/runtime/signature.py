@@ -52,6 +52,9 @@ class Tangent:
 class Signature:
     """See above. A `SymbolBinding` in `saved` is a number read off an input of the forward.
 
+    `hidden`: how many of the outputs, the first ones, stand for memory that others are parts of; they are not the
+    user's.
+
     `gradients`: the inputs of the forward that have a gradient, in the order of the backward plan's outputs
     when all are wanted.
     """
@@ -62,3 +65,5 @@ class Signature:
     saved: tuple[SavedTensor | SymbolBinding, ...]
     tangents: tuple[Tangent, ...]
     gradients: tuple[int, ...]
+    hidden: int = 0
+    detached: tuple[int, ...] = ()

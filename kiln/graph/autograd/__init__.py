@@ -2,5 +2,6 @@
 
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.autograd.partition import Partition, partition
+from kiln.graph.autograd.wholes import with_wholes
 
-__all__ = ["JointGraph", "Partition", "make_joint", "partition"]
+__all__ = ["JointGraph", "Partition", "make_joint", "partition", "with_wholes"]
