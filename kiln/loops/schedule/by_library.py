@@ -25,8 +25,8 @@ BY_NUMBER: Mapping[torch.dtype, frozenset[str]] = {
     torch.float32: frozenset({"lgamma", "digamma"}),
     torch.float64: frozenset({
         "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
-        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "pow",
-        "hypot", "fmod", "remainder", "floor_div", "nextafter",
+        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma",
+        "pow", "hypot", "fmod", "remainder", "floor_div", "nextafter",
     }),
 }  # fmt: skip
 """Functions without vectors in C++, by the dtype that they are computed in (a test compares it with the prelude)."""
