@@ -8,13 +8,14 @@ What stands for the inputs may be anything: nodes, arguments of a loop program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.prims.table import Prim
 
 
 @final
@@ -42,11 +43,16 @@ class _Calls:
 
 def single_call(node: Node, inputs: Sequence[Any]) -> AtenCall | None:
     """The call on `inputs` that computes `node`; None where there is no rule, or it takes several calls."""
-    rule = ATEN_RULES.get(node.op.name)
+    return call_of(node.op, node.tensor, inputs, node.attrs)
+
+
+def call_of(op: Prim, spec: TensorSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> AtenCall | None:
+    """The same for `op` with a result like `spec`."""
+    rule = ATEN_RULES.get(op.name)
     if rule is None:
         return None
-    calls = _Calls(node.tensor)
-    made = rule(calls, *inputs, **node.attrs)
+    calls = _Calls(spec)
+    made = rule(calls, *inputs, **attrs)
     if calls.count == 0 and any(made is one for one in inputs):
         return AtenCall("aten.clone.default", (made,), ())
     return made if calls.count == 1 and isinstance(made, AtenCall) else None

@@ -9,13 +9,10 @@ other work such a loop stays a kernel: it saves a pass over memory, and the call
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
 
 import torch
 
-from kiln.graph.ir.aten_rules import ATEN_RULES
-from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.ir.single_call import call_of
 from kiln.loops.ir.body import Compute, Load
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, Pointwise
 from kiln.loops.schedule.group import Group
@@ -32,22 +29,6 @@ BY_NUMBER: Mapping[torch.dtype, frozenset[str]] = {
 """Functions without vectors in C++, by the dtype that they are computed in (a test compares it with the prelude)."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    """What the rule of a primitive in the column `aten` calls."""
-
-    out: Buffer
-    origin: str
-
-    @property
-    def spec(self) -> TensorSpec:
-        return self.out.spec
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Extern:
-        return Extern((self.out,), f"aten.{name}", args, tuple(kwargs.items()), origin=self.origin)
-
-
 def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) -> Extern | None:
     """The call of ATen that computes `group`, if it is one function of whole tensors better left to it."""
     if target.device != "cpu" or len(group.members) != 1 or group.members[0].partial is not None:
@@ -59,9 +40,10 @@ def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) ->
     op = node.body.ops[node.body.results[0]]
     if args is None or not isinstance(op, Compute) or op.op.name not in BY_NUMBER.get(op.dtype, ()):
         return None
-    made = ATEN_RULES[op.op.name](_Recorder(node.out, node.origin), *args)
-    plain = isinstance(made, Extern) and made.args == args
-    return made if plain else None
+    call = call_of(op.op, node.out.spec, args, {})
+    if call is None or call.args != args:
+        return None
+    return Extern((node.out,), call.target, call.args, call.kwargs, origin=node.origin)
 
 
 def _whole_arguments(node: Pointwise, buffers: Mapping[str, Buffer]) -> tuple[BufferArg, ...] | None:
