@@ -113,3 +113,19 @@ def test_a_detached_result_shares_its_version() -> None:
     detached.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def overwritten(x: Tensor) -> Tensor:
+    return (x * 2).fill_(3)
+
+
+def overwritten_by_nothing(x: Tensor) -> Tensor:
+    y = (x * 2).fill_(3)
+    return y.sub_(y).fill_(2)
+
+
+@pytest.mark.parametrize("function", [overwritten, overwritten_by_nothing])
+def test_the_gradient_of_what_was_overwritten_is_zero(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(3, requires_grad=True)
+    kiln.compile(function, fullgraph=True)(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0, 0]

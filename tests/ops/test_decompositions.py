@@ -87,6 +87,11 @@ REDUCTIONS = {
     "min of truth": (lambda x: x.min(1, keepdim=True), [ints(3, 4) > 2]),
     "cumprod with zeros": (lambda x: x.cumprod(1), [torch.tensor([[1.0, 0.0, 2.0], [3.0, 1.0, 1.0]]).requires_grad_()]),
     "logsumexp ints": (lambda x: torch.logsumexp(x, 1), [ints(3, 4)]),
+    "huber of two dtypes": (lambda x, y: F.huber_loss(x, y), [r(3, 4), r(3, 4).double()]),
+    "mse of two dtypes": (lambda x, y: F.mse_loss(x, y, reduction="none"), [g(3, 4), ints(3, 4) > 2]),
+    "smooth l1 of two dtypes": (lambda x, y: F.smooth_l1_loss(x, y), [g(3, 4), r(3, 4).double()]),
+    "select_scatter of two dtypes": (lambda x, y: x.select_scatter(y, 0, 1), [ints(3, 4) > 2, ints(4)]),
+    "diagonal_scatter of two dtypes": (lambda x, y: x.diagonal_scatter(y), [ints(3, 4) > 2, ints(3)]),
     "softmax of no rows": (lambda x: x.softmax(-1), [r(5, 0, 0)]),
 }
 

@@ -333,3 +333,11 @@ def test_inputs_that_overlap():
     check(function, [base[:2], base[2:]])
     check(function, [base, base.t()])
     check(function, [base.view(24), base])
+
+
+def test_what_was_written_through_a_view_keeps_the_order_of_its_dimensions():
+    def function(x):
+        part = (x * 1).diagonal().fill_(5)
+        return part.abs(), part + 1
+
+    check(function, [torch.randn(2, 5, 3)])

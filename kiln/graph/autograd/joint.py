@@ -77,7 +77,8 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     ]
     wanted = [index for index, record in enumerate(used) if record.requires_grad]
     leaves = [used[index].origin for index in wanted]
-    found = recorder.run_backward([results[place] for place in tangent_of], tangents, leaves) if tangents else []
+    roots = [results[place] for place in tangent_of]
+    found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
     gradients: dict[int, Node] = {
         index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=False) if grad is not None
     }

@@ -59,8 +59,13 @@ def mse_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
 
 
 @decompose("mse_loss_backward.default")
-@elementwise
 def mse_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+    grad, x, y = promoted(e, grad, x, y)
+    return _mse_slope(e, grad, x, y, reduction)
+
+
+@elementwise
+def _mse_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
     p = e.pointwise
     return p("mul", p("mul", p("sub", x, y), 2), _share(e, grad, reduction, x))
 
@@ -76,8 +81,13 @@ def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float
 
 
 @decompose("smooth_l1_loss_backward.default")
-@elementwise
 def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
+    grad, x, y = promoted(e, grad, x, y)
+    return _smooth_slope(e, grad, x, y, reduction, beta)
+
+
+@elementwise
+def _smooth_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
     p = e.pointwise
     away, share = p("sub", x, y), _share(e, grad, reduction, x)
     far = p("mul", p("sign", away), share)
@@ -89,10 +99,10 @@ def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: in
 
 @decompose("huber_loss.default")
 def huber_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
-    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    p, (left, right, _) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
     near, far = p("mul", p("mul", away, away), 0.5), p("mul", p("sub", away, 0.5 * delta), delta)
-    return _rounded(e, p("where", p("le", away, delta), near, far), reduction, dtype)
+    return _rounded(e, p("where", p("le", away, delta), near, far), reduction, x.tensor.dtype)
 
 
 @decompose("huber_loss_backward.default")
@@ -138,24 +148,29 @@ def binary_cross_entropy_backward(
 def binary_cross_entropy_with_logits(
     e: Emit, x: Node, y: Node, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
 ) -> Node:
-    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    p, (left, right, _) = e.pointwise, _pair(e, x, y)
     tail = p("sub", p("log1p", p("exp", p("neg", p("abs", left)))), p("minimum", left, 0))
     if pos_weight is not None:
         factor = e.convert(pos_weight, left.tensor.dtype)
         tail = p("mul", tail, p("add", p("mul", p("sub", factor, 1), right), 1))
     loss = p("add", p("mul", one_minus(e, right), left), tail)
-    return _rounded(e, _weighed(e, loss, weight), reduction, dtype)
+    return _rounded(e, _weighed(e, loss, weight), reduction, y.tensor.dtype)
 
 
 @decompose("soft_margin_loss.default")
 def soft_margin_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
-    p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
-    return _rounded(e, p("log1p", p("exp", p("neg", p("mul", left, right)))), reduction, dtype)
+    p, (left, right, _) = e.pointwise, _pair(e, x, y)
+    return _rounded(e, p("log1p", p("exp", p("neg", p("mul", left, right)))), reduction, x.tensor.dtype)
 
 
 @decompose("soft_margin_loss_backward.default")
-@elementwise
 def soft_margin_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+    grad, x, y = promoted(e, grad, x, y)
+    return _margin_slope(e, grad, x, y, reduction)
+
+
+@elementwise
+def _margin_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
     p = e.pointwise
     slope = p("neg", p("mul", y, p("sigmoid", p("neg", p("mul", x, y)))))
     return p("mul", slope, _share(e, grad, reduction, x))

@@ -383,7 +383,7 @@ def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bo
 
 @decompose("select_scatter.default")
 def select_scatter(e: Emit, x: Node, src: Node, dim: int, index: Int) -> Node:
-    axis = axis_of(dim, x.tensor.rank)
+    axis, src = axis_of(dim, x.tensor.rank), e.convert(src, x.tensor.dtype)
     return e.node("select_scatter", x, src, axis=axis, index=wrap_index(e, index, x.tensor.sizes[axis]))
 
 
@@ -391,14 +391,14 @@ def select_scatter(e: Emit, x: Node, src: Node, dim: int, index: Int) -> Node:
 def slice_scatter(
     e: Emit, x: Node, src: Node, dim: int = 0, start: Int | None = None, end: Int | None = None, step: int = 1
 ) -> Node:
-    axis = axis_of(dim, x.tensor.rank)
+    axis, src = axis_of(dim, x.tensor.rank), e.convert(src, x.tensor.dtype)
     low, high = clamp_slice(e, x.tensor.sizes[axis], start, end)
     return e.node("slice_scatter", x, src, axis=axis, start=low, stop=high, step=step)
 
 
 @decompose("diagonal_scatter.default")
 def diagonal_scatter(e: Emit, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
-    rank = x.tensor.rank
+    rank, src = x.tensor.rank, e.convert(src, x.tensor.dtype)
     return e.node("diagonal_scatter", x, src, offset=offset, axis1=axis_of(dim1, rank), axis2=axis_of(dim2, rank))
 
 
@@ -407,6 +407,7 @@ def as_strided_scatter(
     e: Emit, x: Node, src: Node, size: Sizes, stride: Sizes, storage_offset: Int | None = None
 ) -> Node:
     offset = x.tensor.offset if storage_offset is None else storage_offset
+    src = e.convert(src, x.tensor.dtype)
     return e.node("as_strided_scatter", x, src, sizes=tuple(size), strides=tuple(stride), offset=offset)
 
 

@@ -38,6 +38,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
         record.used = id(record.node) in live or index in aliased or target
+    use_for_gradients(records, outputs)
     use_for_sizes(records, nodes)
     for index, record in enumerate(records):
         if record.used:
@@ -45,6 +46,32 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     inputs = tuple([record.node for record in records if record.used])
     writes = tuple([Write(record.node, value) for record, value in written])
     return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
+
+
+def use_for_gradients(records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
+    """An input whose value no output needs, but whose gradient is defined: zeros, where all of it was overwritten."""
+    waiting = [record for record in records if record.requires_grad and not record.used]
+    if not waiting:
+        return
+    reached = history_of(outputs)
+    for record in waiting:
+        record.used = id(record.origin) in reached
+
+
+def history_of(outputs: Sequence[FakeTensor]) -> dict[int, object]:
+    """The nodes of autograd behind `outputs`, and the leaves they end at, by identity."""
+    found: dict[int, object] = {}
+    waiting: list[Any] = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in found:
+            continue
+        found[id(node)] = node
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting.extend([one for one, _ in node.next_functions if one is not None])
+    return found
 
 
 def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, final
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import Emit, Step
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.prims.meta import META, equal, is_dense, view_strides
+from kiln.graph.prims.meta import META, equal, view_strides
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.place import Place, parent_of, reaches_outside, root_of
 
@@ -115,10 +115,11 @@ class Functionaliser:
         return left.strides == right.strides or all(a == b or size == 1 for a, b, size in parts)
 
     def _relaid(self, value: Node, spec: TensorSpec) -> Node:
-        """`value` with the strides of `spec`, where a dense tensor can have them."""
-        if self._same_strides(value.tensor, spec) or not is_dense(self.emit.oracle, spec.sizes, spec.strides):
+        """`value` with the strides of `spec`, packed where `spec` has gaps: the order is what ops on it see."""
+        if self._same_strides(value.tensor, spec) or repeats(spec):
             return value
-        return self.emit.node("clone", value, strides=spec.strides)
+        strides = self.emit.preserved_strides(spec)
+        return value if strides == value.tensor.strides else self.emit.node("clone", value, strides=strides)
 
 
 def repeats(spec: TensorSpec) -> bool:
