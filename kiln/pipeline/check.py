@@ -24,7 +24,7 @@ from kiln.graph.passes import run_passes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.pipeline.compiled import compile_plan, load_plan
+from kiln.pipeline.compiled_plan import compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
 from kiln.symbolic import symbol

@@ -24,10 +24,10 @@ from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
 from kiln.graph.trace import Recorder, Trace
-from kiln.pipeline.compiled import CompiledPlan, compile_plan, load_plan
+from kiln.pipeline.compiled_plan import CompiledPlan, compile_plan, load_plan
+from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
-from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import Executable, graph_to_plan

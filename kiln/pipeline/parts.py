@@ -12,9 +12,9 @@ from typing import Any
 
 from kiln.capture.interpreter.speculation import Check
 from kiln.pipeline.check import load_truths
+from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import load_region
-from kiln.pipeline.region_file import CompiledRegion
 from kiln.runtime.cache.bundle import pack, unpack
 from kiln.runtime.code_file import PartWriter
 

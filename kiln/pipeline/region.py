@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kiln.graph.trace import Recorder, Trace
-from kiln.pipeline.compiled import compile_plan, load_plan
+from kiln.pipeline.compiled_plan import compile_plan, load_plan
+from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differentiable import compile_differentiable, load_differentiable
-from kiln.pipeline.region_file import CompiledRegion
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.cache.bundle import pack, unpack
 

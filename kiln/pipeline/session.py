@@ -24,16 +24,16 @@ from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
 from kiln.pipeline.check import compile_check
 from kiln.pipeline.collection import WITHOUT_COLLECTION
+from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key
 from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
 from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.raising import ExpectedToRaise
 from kiln.pipeline.region import compile_region
-from kiln.pipeline.region_file import CompiledRegion, put_in
 from kiln.pipeline.sizes import SizeHistory
 from kiln.pipeline.stages import Executable
-from kiln.pipeline.warm import VariantStore
+from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import Store, default_folder
 from kiln.runtime.cubins import prepare_compiling

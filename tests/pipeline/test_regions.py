@@ -10,7 +10,7 @@ import torch
 
 import kiln
 from kiln.pipeline import region_file
-from kiln.pipeline.region_file import CompiledRegion, put_in
+from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.session import KilnWarning
 from kiln.runtime import libraries
 from kiln.runtime.cache.store import Store
