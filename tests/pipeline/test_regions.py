@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kiln
-from kiln.pipeline import region_file
+from kiln.pipeline import compiled_region
 from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.session import KilnWarning
 from kiln.runtime import libraries
@@ -45,7 +45,7 @@ def test_code_gets_what_runs_the_region() -> None:
 
 def test_guards_are_made_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
-    kept = region_file.put_in
+    kept = compiled_region.put_in
 
     def noted(function: object, regions: object) -> None:
         stages.append("finish")
