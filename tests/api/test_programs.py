@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -218,6 +219,78 @@ def write(x):
     space["K"] = 9
     results += [reader(ones()), *[writer(ones()) for _ in range(3)]]
     return results, space["K"], space["L"]
+
+
+@case
+def attributes_of_a_thread(compile):
+    mine = threading.local()
+    run, results = compile(lambda x: x * getattr(mine, "factor", 1)), []
+    results.append(run(ones()))
+    mine.factor = 3
+    results.append(run(ones()))
+    del mine.factor
+    return [*results, run(ones())]
+
+
+@case
+def hooks_added_in_the_function(compile):
+    model, seen = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU()), []
+
+    def program(x):
+        handle = model[0].register_forward_hook(lambda module, args, result: seen.append("h") or result * 2)
+        first = model(x)
+        handle.remove()
+        return first, model(x)
+
+    run = compile(program)
+    return run(ones()), run(ones()), seen
+
+
+@case
+def parameters_made_at_the_first_call(compile):
+    class Lazy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = None
+
+        def forward(self, x):
+            if self.weight is None:
+                self.weight = torch.nn.Parameter(torch.ones(x.shape[-1]))
+            if not hasattr(self, "count"):
+                self.register_buffer("count", torch.zeros(()))
+            self.count = self.count + 1
+            return x * self.weight + self.count
+
+    model = Lazy()
+    run = compile(model)
+    results = [run(ones()) for _ in range(3)]
+    results[-1].sum().backward()
+    return results, dict(model.state_dict()), model.weight.grad
+
+
+@case
+def state_read_inside(compile):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def program(x):
+        count = sum(p.numel() for p in model.parameters())
+        return x * count, list(model.state_dict()), [name for name, _ in model.named_modules()]
+
+    return compile(program)(ones())
+
+
+@case
+def recurrent_networks(compile):
+    results = []
+    for kind in (torch.nn.LSTM, torch.nn.GRU):
+        torch.manual_seed(0)
+        model = kind(3, 4, batch_first=True)
+        run, x = compile(model), torch.ones(2, 5, 3)
+        output, _ = run(x)
+        output.sum().backward()
+        with torch.no_grad():
+            results += [run(x)[0].shape, output.shape, bool((model.weight_ih_l0.grad != 0).all())]
+    return results
 
 
 # ---- exceptions

@@ -112,14 +112,20 @@ def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
     """Specs of the results of the real op on tensors of these specs."""
     state = torch.get_rng_state()
     try:
-        made = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
+        with torch.enable_grad():
+            trained = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
+        with torch.no_grad():  # as plans run it
+            made = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
     except Exception as error:
         if isinstance(error, UnsupportedOp):
             raise
         raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {error}") from error
     finally:
         torch.set_rng_state(state)
-    return _specs(op, made, _spec_of_real)
+    specs = _specs(op, made, _spec_of_real)
+    if specs != _specs(op, trained, _spec_of_real):
+        raise UnsupportedOp(op=str(op), reason="what it returns depends on whether gradients are on")
+    return specs
 
 
 def _spec_of_real(x: torch.Tensor) -> TensorSpec:

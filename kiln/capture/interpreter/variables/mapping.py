@@ -56,6 +56,10 @@ class Dict(Value):
             found = self._found[token] = self._look_up(s, token)
         return None if found is ABSENT else found
 
+    def holds(self, token: Any) -> bool:
+        """Whether the program put the key there, or all items are known and it is among them; without a guard."""
+        return self._items is not None and token in self._items
+
     def _look_up(self, s: Session, token: Any) -> Value:
         if not self._found:
             s.guard_type(self)

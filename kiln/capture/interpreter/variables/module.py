@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles, wraps
+from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
@@ -44,7 +45,8 @@ def module_getattr(s: Session, value: Value, name: str, hook: Any) -> Value | No
                     s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
                 s.class_lacks(value, name)
                 return found
-    s.guard(value.source, GuardKind.NO_ATTR, name)
+    if not value.had_attr(name):
+        s.guard(value.source, GuardKind.NO_ATTR, name)
     raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
 
 
@@ -58,7 +60,10 @@ def module_setattr_is_plain(value: Value, name: str, new: Value | None) -> bool:
     if value.original is MISSING or isinstance(getattr(new, "original", None), torch.nn.Parameter):
         return False
     content = value.original.__dict__
-    return not any(name in (content.get(member) or ()) for member in MEMBERS)
+    if any(name in (content.get(member) or ()) for member in MEMBERS):
+        return False
+    known = [value.attrs.get(member) for member in MEMBERS]
+    return not any(isinstance(one, Dict) and one.holds(name) for one in known)
 
 
 @handles(CALL)
@@ -78,7 +83,13 @@ def has_hooks(s: Session, module: Object) -> bool:
     key = ("hooks", id(module))
     if key not in s.state:
         s.state[key] = _look_for_hooks(s, module)
-    return bool(s.state[key])
+    return bool(s.state[key]) or (writes_outside(s) and _changed_hooks(s, module))
+
+
+def _changed_hooks(s: Session, module: Object) -> bool:
+    """Whether the program added or removed hooks of this module in the frame."""
+    dicts = [module.instance_attr(s, name) for name in HOOKS]
+    return any(("contents", id(one)) in s.effects for one in dicts)
 
 
 def _look_for_hooks(s: Session, module: Object) -> bool:

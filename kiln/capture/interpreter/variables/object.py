@@ -10,7 +10,9 @@ container has that container in `native`.
 
 from __future__ import annotations
 
+import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, final
@@ -35,6 +37,8 @@ METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, t
 
 ALIASES = (types.UnionType, types.GenericAlias)
 """Types of what stands for a type in `isinstance` and in annotations."""
+OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+"""Classes written in C whose attributes are found elsewhere than in the object."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """What a `__call__` may be that is called as a value of its own."""
 
@@ -315,6 +319,8 @@ def get_attr(s: Session, value: Value, name: str) -> Value:
         s.frame.direct = None
         function = s.class_attr(value, "__getattribute__", custom[1])
         return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
+    if custom is not None and custom[0] in OWN_READS:
+        raise UnsupportedAttribute(name=name, type=value.type_name(), why="how it is found is written in C")
     found = find_attr(s, value, name)
     if found is not None:
         return found
@@ -373,7 +379,7 @@ def find_attr(s: Session, value: Value, name: str) -> Value | None:
     raw = found[1] if found is not None else MISSING
     if raw is not MISSING and is_data_descriptor(s, raw):
         return from_descriptor(s, value, name, raw)
-    own = value.instance_attr(s, name) if isinstance(value, Object) else None
+    own = value.instance_attr(s, name) if isinstance(value, Object) else attr_of_container(s, value, name)
     if own is not None:
         if raw is MISSING:
             s.class_lacks(value, name)
@@ -383,6 +389,14 @@ def find_attr(s: Session, value: Value, name: str) -> Value | None:
     s.guard_type(value)
     s.hides_nothing(value, name)
     return from_class(s, value, name, raw)
+
+
+def attr_of_container(s: Session, value: Value, name: str) -> Value | None:
+    """From the dict of a container that has one (OrderedDict)."""
+    content = getattr(value.real(), "__dict__", None) if value.python_type().__dictoffset__ else None
+    if type(content) is not dict or name not in content:
+        return None
+    return s.wrap(content[name], DictAttrSource(value.source, name) if value.source is not None else None)
 
 
 def is_data_descriptor(s: Session, raw: Any) -> bool:
