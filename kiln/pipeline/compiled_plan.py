@@ -19,8 +19,8 @@ from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Compilation, Libraries, start_compile
-from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import Plan
+from kiln.runtime.plan_file import load_bundle, save_bundle
 from kiln.runtime.program import encode_program
 from kiln.support.events import EventSink
 

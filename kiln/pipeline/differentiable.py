@@ -34,9 +34,9 @@ from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
-from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.runtime.memory import with_donations
 from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
+from kiln.runtime.plan_file import decode_tensor, encode_tensor
 from kiln.runtime.replay import Replay
 from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.signature import SavedTensor, Signature

@@ -100,6 +100,11 @@ def float_word(value: float) -> int:
     return word
 
 
+def counted(lists: Sequence[Sequence[int]]) -> list[int]:
+    """Each list behind its length."""
+    return [word for items in lists for word in (len(items), *items)]
+
+
 def device_words(device: torch.device) -> list[int]:
     """Type and index; no index is that of the device which is current when the plan runs."""
     return [DEVICE_TYPES[device.type], NONE if device.index is None else device.index]
@@ -129,11 +134,8 @@ class ProgramEncoder:
         kernels = self.kernel_words()
         head = [self.strings.number(self.plan.name), self.plan.num_slots, len(self.plan.constants)]
         parts = [head, inputs, bindings, self.layout_table(), kernels, self.raw_words(), steps, outputs]
-        parts += [self.register_words(), self.counted([self.plan.mutated, self.plan.donated])]
+        parts += [self.register_words(), counted([self.plan.mutated, self.plan.donated])]
         return [word for part in parts for word in part]
-
-    def counted(self, lists: Sequence[Sequence[int]]) -> list[int]:
-        return [word for items in lists for word in (len(items), *items)]
 
     # Inputs, symbols, layouts.
 
@@ -335,7 +337,7 @@ def _check(at: ProgramEncoder, step: Check) -> list[int]:
 
 
 def _branch(at: ProgramEncoder, step: Branch) -> list[int]:
-    words = [BRANCH, step.condition, *at.counted([step.args, step.outs])]
+    words = [BRANCH, step.condition, *counted([step.args, step.outs])]
     for plan in (step.if_true, step.if_false):
         nested = ProgramEncoder(with_device_copies(plan), at.strings).encode()
         words += [len(nested), *nested]
@@ -354,7 +356,7 @@ STEP_WORDS: Mapping[type, Callable[[ProgramEncoder, Any], list[int]]] = {
     Check:      _check,
     RandomSeed: lambda at, step: [RANDOM_SEED, step.out, *device_words(step.device),
                                   at.registers.scalar(step.increment)],
-    Free:       lambda at, step: [FREE, *at.counted([step.slots])],
+    Free:       lambda at, step: [FREE, *counted([step.slots])],
     Branch:     _branch,
 }
 ARGUMENT_WORDS: tuple[tuple[type, Callable[[ProgramEncoder, Any], list[int]]], ...] = (

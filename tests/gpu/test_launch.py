@@ -23,8 +23,8 @@ from kiln.runtime.cache.store import Store
 from kiln.runtime.errors import IndexOutOfRange
 from kiln.runtime.executor import make_executor
 from kiln.runtime.libraries import Libraries, compile_kernels
-from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import Allocate, Free, Launch, Plan, PlanInput, Step
+from kiln.runtime.plan_file import load_bundle, save_bundle
 from kiln.runtime.python_executor import PythonExecutor
 from kiln.support.events import EventSink
 from kiln.support.optional import load
@@ -225,7 +225,7 @@ def test_in_a_cuda_graph(libraries: Libraries) -> None:
 
 BUNDLE_SCRIPT = """
 import sys, torch
-from kiln.runtime.loader import load_bundle
+from kiln.runtime.plan_file import load_bundle
 run = load_bundle(open(sys.argv[1], "rb").read()).executor("main")
 x, w = torch.randn(40, 64, device="cuda"), torch.randn(64, 32, device="cuda")
 torch.testing.assert_close(run(x, w)[0], (x * 0.5) @ w * 0.5)

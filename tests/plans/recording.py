@@ -18,8 +18,8 @@ import torch
 
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.libraries import Libraries
-from kiln.runtime.loader import save_bundle
 from kiln.runtime.plan import Plan
+from kiln.runtime.plan_file import save_bundle
 from kiln.runtime.program import encode_program
 from kiln.support.errors import KilnError
 from tests.plans.records import bits, snapshot

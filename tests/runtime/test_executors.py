@@ -13,7 +13,6 @@ from kiln.native._executor import Executor
 from kiln.runtime.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
 from kiln.runtime.executor import Explain, make_executor
 from kiln.runtime.libraries import Libraries
-from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.runtime.plan import (
     Allocate,
     CallAten,
@@ -28,6 +27,7 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
+from kiln.runtime.plan_file import load_bundle, save_bundle
 from kiln.runtime.program import encode_program
 from kiln.runtime.python_executor import PythonExecutor
 from kiln.symbolic import symbol

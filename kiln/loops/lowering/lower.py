@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
-import torch
-
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
@@ -27,6 +25,7 @@ from kiln.loops.lowering.column import ELEMENT, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
+from kiln.loops.lowering.streams import RandomStreams
 from kiln.support.events import EventSink
 from kiln.support.target import Target
 from kiln.symbolic import Int, ShapeEnv, Symbol
@@ -55,9 +54,7 @@ class Lowering:
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
         self._count = 0
-        self._seeds: dict[torch.device, Buffer] = {}
-        self._counters: dict[Node, Int] = {}
-        self._drawn: Int = 0
+        self._streams = RandomStreams(self.new_buffer)
 
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(place, node) for place, node in enumerate(self.graph.inputs)])
@@ -74,8 +71,7 @@ class Lowering:
         writes = tuple([self._write(write.target, write.value) for write in self.graph.writes])
         outputs = tuple([self._output(output) for output in self.graph.outputs])
         self.events.emit("realise", reasons=dict(self._reasons))
-        seeds = [self._draw_seed(device, buffer) for device, buffer in self._seeds.items()]
-        loops = (*seeds, *self.nodes)
+        loops = (*self._streams.draws(), *self.nodes)
         return LoopProgram(self.graph.name, inputs, tuple(self.constants), loops, outputs, writes)
 
     # What rules use.
@@ -152,16 +148,7 @@ class Lowering:
 
     def random_stream(self, node: Node) -> tuple[str, Int]:
         """The buffer of (seed, offset) and the first counter of a random node."""
-        spec = node.tensor
-        if spec.device not in self._seeds:
-            self._seeds[spec.device] = self.new_buffer(TensorSpec(torch.int64, (2,), (1,), 0, spec.device))
-        if node not in self._counters:
-            self._counters[node] = self._drawn
-            self._drawn = self._drawn + spec.numel()
-        return self._seeds[spec.device].name, self._counters[node]
-
-    def _draw_seed(self, device: torch.device, buffer: Buffer) -> Extern:
-        return Extern((buffer,), "kiln.random_seed", (device, self._drawn))
+        return self._streams.of(node)
 
     # Nodes.
 

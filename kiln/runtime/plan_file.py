@@ -65,32 +65,34 @@ def save_bundle(
     sections: dict[str, bytes] = {}
     entries: dict[str, Any] = {}
     for name, plan in plans.items():
+        own, facts = (adapt or {}).get(name, ()), graph_facts(plan)
+        sections[f"program/{name}"] = (programs or {}).get(name) or encode_program(plan, own)
         if readable:
             sections[f"plan/{name}"] = encode_plan(plan)
-        program = (programs or {}).get(name)
-        sections[f"program/{name}"] = program or encode_program(plan, (adapt or {}).get(name, ()))
-        inputs = [one.name for one in plan.inputs]
-        facts = graph_facts(plan)
         if facts.seeds and not facts.refusal:
-            sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), (adapt or {}).get(name, ()))
-        entries[name] = {"plan": plan.name, "inputs": inputs, "constants": list(plan.constants)}
-        entries[name]["graph"] = asdict(facts)
-    for name, spec in (specs or {}).items():
-        sections[f"region/{name}"] = encode_plan(spec)
+            sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), own)
+        inputs = [one.name for one in plan.inputs]
+        entries[name] = {
+            "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts)
+        }  # fmt: skip
+    sections.update((f"region/{name}", encode_plan(spec)) for name, spec in (specs or {}).items())
+    sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
+    kernels = kernel_sections(libraries, sections)
+    sections["manifest"] = json.dumps({"version": VERSION, "entries": entries, **kernels}, sort_keys=True).encode()
+    return pack(sections)
+
+
+def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[str, Any]:
+    """Enters libraries and cubins, each once, into `sections`; gives their part of the manifest."""
     files = {path: path.read_bytes() for path in libraries.files()}
     names = {path: content_key(data) for path, data in files.items()}
     sections.update((f"library/{names[path]}", data) for path, data in files.items())
     sections.update((f"cubin/{symbol}", cubin.encode()) for symbol, cubin in libraries.cubins.items())
-    sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
-    manifest = {
-        "version": VERSION,
-        "entries": entries,
+    return {
         "kernels": {symbol: names[path] for symbol, path in sorted(libraries.paths.items())},
         "cubins": sorted(libraries.cubins),
         "needs": sorted(instruction_sets()) if files else [],
     }
-    sections["manifest"] = json.dumps(manifest, sort_keys=True).encode()
-    return pack(sections)
 
 
 def load_bundle(data: bytes) -> LoadedBundle:

@@ -16,7 +16,7 @@ from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store
 from kiln.runtime.libraries import Libraries
-from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
+from kiln.runtime.plan_file import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
 from kiln.runtime.plan_text import plan_text
 from kiln.runtime.serialize import UnreadablePlan, decode_plan, encode_plan
 from tests.runtime.samples import add_norm, gather
@@ -25,7 +25,7 @@ from tests.runtime.test_plan_text import everything
 
 SCRIPT = """
 import sys, torch
-from kiln.runtime.loader import load_bundle
+from kiln.runtime.plan_file import load_bundle
 loaded = load_bundle(open(sys.argv[1], "rb").read())
 torch.manual_seed(0)
 x, y, w = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, 4)
