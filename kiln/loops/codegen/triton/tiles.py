@@ -18,7 +18,7 @@ from typing import final
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.ir.analyses import accesses, kernel_reads
+from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
@@ -306,9 +306,16 @@ def _warps(points: int) -> int:
 
 
 def _row_warps(facts: Facts, points: int) -> int:
-    """Fewer where a thread has to load more elements for enough bytes to be on their way."""
-    each = floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))
-    return max(min(_warps(points), points // (WARP * each)), min(_warps(points), 4))
+    """Fewer for long rows where a thread has to load more elements for enough bytes to be on their way.
+
+    Twice as many bytes where no row is stored: then programs wait for loads and for each other only.
+    """
+    if points <= ROW_BLOCK:
+        return _warps(points)
+    stores = any(phase.axes and phase_stores(phase) for phase in facts.kernel.phases)
+    flight = FLIGHT_BYTES if stores else 2 * FLIGHT_BYTES
+    each = floor_power(flight // max(facts.loaded_bytes(), 1))
+    return max(min(_warps(points), points // (WARP * each)), 1)
 
 
 def _pow2(size: Int, most: int) -> int:
