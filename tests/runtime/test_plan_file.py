@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.runtime import loader
+from kiln.runtime import plan_file
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store
@@ -61,7 +61,7 @@ def test_bundles_are_deterministic_and_checked(libraries: Libraries) -> None:
 
 def test_a_bundle_of_another_machine_is_refused(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
     data = save_bundle({"main": add_norm()}, libraries, {})
-    monkeypatch.setattr(loader, "instruction_sets", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr(plan_file, "instruction_sets", lambda: frozenset({"sse2"}))
     with pytest.raises(WrongMachine, match=r"KILN6003[\s\S]*lacks"):
         load_bundle(data)
 
