@@ -23,9 +23,9 @@ def steps_of(text: str, device: str = "cpu") -> list[str]:
     return ["kernel" if isinstance(step, Launch) else step.target for step in made.steps]
 
 
-def program_of(*lines: str, dtype: str = "f64", inputs: int = 1) -> str:
-    given = [f"    a{place}: {dtype}[300] = input {place}" for place in range(inputs)]
-    nodes = [f"    b{place}: {dtype}[300] = pointwise (i0: 300): {line}" for place, line in enumerate(lines)]
+def program_of(*lines: str, dtype: str = "f64", inputs: int = 1, size: int = 300) -> str:
+    given = [f"    a{place}: {dtype}[{size}] = input {place}" for place in range(inputs)]
+    nodes = [f"    b{place}: {dtype}[{size}] = pointwise (i0: {size}): {line}" for place, line in enumerate(lines)]
     return "\n".join(["loops graph", *given, *nodes, f"    return b{len(lines) - 1}"])
 
 
@@ -36,7 +36,11 @@ def program_of(*lines: str, dtype: str = "f64", inputs: int = 1) -> str:
         (program_of("pow(load a0[i0], load a1[i0])", inputs=2), ["aten.pow.Tensor_Tensor"]),
         (program_of("lgamma(load a0[i0])", dtype="f32"), ["aten.lgamma.default"]),
         (program_of("exp(load a0[i0])", dtype="f32"), ["kernel"]),
-        (program_of("sqrt(load a0[i0])"), ["kernel"]),
+        (program_of("exp(load a0[i0])", size=100), ["kernel"]),
+        (program_of("sqrt(load a0[i0])"), ["aten.sqrt.default"]),
+        (program_of("neg(load a0[i0])"), ["kernel"]),
+        (program_of("logical_not(load a0[i0])", dtype="b8", size=100000), ["aten.logical_not.default"]),
+        (program_of("logical_not(load a0[i0])", dtype="b8"), ["kernel"]),
         (program_of("add(exp(load a0[i0]), load a0[i0])"), ["kernel"]),
         (program_of("exp(load a0[i0])", "mul(load b0[i0], load b0[i0])"), ["kernel"]),
         (program_of("exp(load a0[299 - i0])"), ["kernel"]),

@@ -56,7 +56,7 @@ def group_kernel(
     """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
     plans = plan_phases(group, stored)
-    lay = layout(group, stored, target)
+    lay = layout(group, stored, buffers, target)
     gpu = is_gpu(target)
     builder = KernelBuilder(plans, lay.order, stored, buffers, KeepInRegisters() if gpu else KeepInCache())
     made = builder.phases()

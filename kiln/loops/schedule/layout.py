@@ -9,21 +9,26 @@ vectorised. If it is a unit, units go through the phases in strips.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import final
 
-from kiln.loops.ir.analyses import flops
+from kiln.loops.ir.analyses import bound_symbols, flops, free_symbols, node_axes
+from kiln.loops.ir.body import Indirect, Load, LoopBody
+from kiln.loops.ir.builder import without_dead
 from kiln.loops.ir.indexing import symbols_of
+from kiln.loops.ir.nodes import Buffer
 from kiln.loops.schedule.affine import divides, guess
-from kiln.loops.schedule.group import Group, Member, Symbols
+from kiln.loops.schedule.group import FusableNode, Group, Member, Symbols
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, sym_min
 
 GRAIN_NANOSECONDS = 20_000
 """Work that is worth a thread."""
 NANOSECONDS_PER_BYTE, NANOSECONDS_PER_FLOP = 0.05, 0.05
+NANOSECONDS_PER_MISS, FAR_BYTES = 5, 1 << 20
+"""What a look-up in a tensor of so many bytes costs."""
 LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
 SHORT_ROW = 12
 """Rows that do not fill a vector."""
@@ -56,7 +61,7 @@ def block_units(group: Group, symbols: Symbols) -> None:
                 member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
 
 
-def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
+def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> Layout:
     """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
     strides = _strides(group)
     vector = best_vector(group, group.members, stored)
@@ -73,7 +78,7 @@ def layout(group: Group, stored: frozenset[str], target: Target) -> Layout:
     if target.device == "cuda":
         return Layout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
     strip = _strip(group, target) if in_strips and units else 0
-    return Layout(order, vector if not in_strips else None, strip, _grain(group))
+    return Layout(order, vector if not in_strips else None, strip, _grain(group, buffers))
 
 
 def _is_short(group: Group) -> bool:
@@ -124,12 +129,25 @@ def _strip(group: Group, target: Target) -> int:
     return max(shortest, min(LONGEST_STRIP, 1 << max(wanted, 1).bit_length() - 1))
 
 
-def _grain(group: Group) -> int:
+def _misses(node: FusableNode, buffers: Mapping[str, Buffer]) -> int:
+    """Look-ups of neighbouring points that lie apart in a tensor beyond the cache."""
+    picked = tuple([op.operand for op in node.body.ops if isinstance(op, Indirect)])
+    longer = [axis.symbol for axis in node_axes(node) if guess(axis.size) > 1]
+    if not picked or not longer or longer[-1] not in free_symbols(without_dead(LoopBody(node.body.ops, picked))):
+        return 0
+    bound = bound_symbols(node.body)
+    loads = [op for op in node.body.ops if isinstance(op, Load) and not bound.isdisjoint(symbols_of(*op.index))]
+    specs = [buffers[load.buffer].spec for load in loads]
+    return sum(guess(spec.numel()) * spec.dtype.itemsize >= FAR_BYTES for spec in specs)
+
+
+def _grain(group: Group, buffers: Mapping[str, Buffer]) -> int:
     """Units that take about `GRAIN_NANOSECONDS`."""
     cost = 0.0
     for member in group.members:
         points = group.guess_points(group.inner(member))
         size = sum(1 for _ in member.accesses()) * member.node.out.spec.dtype.itemsize
         cost += points * (size * NANOSECONDS_PER_BYTE + flops(member.node.body) * NANOSECONDS_PER_FLOP)
+        cost += points * _misses(member.node, buffers) * NANOSECONDS_PER_MISS
     units = GRAIN_NANOSECONDS / max(cost, 0.01)
     return 1 << max(int(units).bit_length() - 1, 0)

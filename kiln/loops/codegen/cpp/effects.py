@@ -117,15 +117,19 @@ class CppEffects(EffectWriter):
         self, storage: Storage, place: Place, vector: str, combine: ReduceOp, dtype: torch.dtype
     ) -> list[str]:
         """Combine lane by lane, because two lanes may hit one place."""
-        at = self.body.ints() if place.way is Way.ONE else self.body.lane_ints()
-        offset = at.operand(place.offset) if place.way is Way.ONE else f"({at.text(place.offset)})[k]"
-        one = "each[k] != 0" if dtype == torch.bool else "each[k]"
+        same = place.way is Way.ONE
+        offset = self.body.ints().operand(place.offset) if same else "at[k]"
+        places = [f"  alignas(64) i64 at[W];  spill(at, {self.body.lane_ints().text(place.offset)});"]
+        held, one = ("i32", "each[k] != 0") if dtype == torch.bool else (CPP.dtype_name(dtype), "each[k]")
         name = CPP.dtype_name(dtype)
         return [
-            "for (i64 k = 0; k < lanes.n; ++k) {",
-            f"  const auto each = {vector};",
-            f"  auto* p = {storage.name} + {offset};",
-            f"  put(p, ({name})({combined(combine, 'get(p)', f'({name})({one})', dtype)}));",
+            "{",
+            *([] if same else places),
+            f"  alignas(64) {held} each[W];  spill(each, {vector});",
+            "  for (i64 k = 0; k < lanes.n; ++k) {",
+            f"    auto* p = {storage.name} + {offset};",
+            f"    put(p, ({name})({combined(combine, 'get(p)', f'({name})({one})', dtype)}));",
+            "  }",
             "}",
         ]
 

@@ -228,7 +228,12 @@ KILN_INLINE i32 distance32(i64 to, i64 from) {
   return clamp32(__builtin_sub_overflow(to, from, &far) ? (to < 0 ? -(1LL << 40) : 1LL << 40) : far);
 }
 
-//@ within: sel less active any_lanes
+//@ wrapped
+// A Python index that is known to be inside.
+KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
+KILN_INLINE i64v wrapped(i64v at, i64 size) { return at + ((at >> 63) & size); }
+
+//@ within: sel less active any_lanes wrapped
 // A Python index into `size` elements: counted from the end where negative; one outside sets the status.
 KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
   if (at < -size || at >= size) {
@@ -238,16 +243,10 @@ KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
   return at < 0 ? at + size : at;
 }
 template <class L> KILN_INLINE i64v within(i64v at, i64 size, i64* status, L lanes) {
-  mask outside = less(at, all(-size)) | at_least(at, all(size));
-  at = sel(less(at, i64v{}), (i64v)(at + size), at);
-  if (any_lanes(outside | ~active(lanes))) {
-    if (any_lanes(outside & active(lanes))) status[0] = 1;
-    at = sel(outside | ~active(lanes), i64v{}, at);
+  mask outside = at_least((u64v)(at + size), all((u64)size * 2)) & active(lanes);
+  if (any_lanes(outside)) {
+    status[0] = 1;
+    at = sel(outside, i64v{}, at);
   }
-  return at;
+  return wrapped(at, size);
 }
-
-//@ wrapped: sel less
-// The same without a check.
-KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
-KILN_INLINE i64v wrapped(i64v at, i64 size) { return sel(less(at, i64v{}), (i64v)(at + size), at); }

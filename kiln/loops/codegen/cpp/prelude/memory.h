@@ -216,10 +216,32 @@ template <class T, class V, class L> KILN_INLINE void store_step(T* p, i64 step,
   for (i64 k = 0; k < lanes.n; ++k) put(p + k * step, v[k]);
 }
 
-//@ scatter: put
+//@ spill
+// The lanes in memory, to be taken one by one: out of a register GCC takes each by several instructions.
+template <class T, class V> KILN_INLINE void spill(T (&to)[W], V v) {
+  __builtin_memcpy(to, &v, sizeof v);
+  __asm__("" : "+m"(to));
+}
+
+//@ scatter: put spill gather_register
 // Lanes in order, so that the last of equal places wins.
 template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v, L lanes) {
-  for (i64 k = 0; k < lanes.n; ++k) put(p + at[k], v[k]);
+#if defined(KILN_AVX512)
+  if constexpr (sizeof(T) == 4 && sizeof(V) == 4 * W) {
+    typedef f32 Half __attribute__((vector_size(32)));
+    auto [low, high] = halves<whole_register>(at);
+    u16 m = lane_bits(lanes);
+    f32v x = (f32v)v;
+    __builtin_ia32_scatterdiv16sf(p, (u8)m, low, __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7), 4);
+    __builtin_ia32_scatterdiv16sf(p, (u8)(m >> 8), high, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15), 4);
+    return;
+  }
+#endif
+  auto first = v[0];
+  alignas(64) decltype(first) each[W];
+  alignas(64) i64 places[W];
+  spill(each, v), spill(places, at);
+  for (i64 k = 0; k < lanes.n; ++k) put(p + places[k], each[k]);
 }
 
 //@ widen
