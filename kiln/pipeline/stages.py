@@ -24,6 +24,7 @@ from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
 from kiln.loops.ir.scheduled import ScheduledProgram
 from kiln.loops.ir.text import program_text, scheduled_text
+from kiln.loops.ir.verify import verify_program, verify_scheduled
 from kiln.loops.lowering import lower
 from kiln.loops.schedule.schedule import schedule, traffic
 from kiln.pipeline.blocks import Repeated, with_all_blocks
@@ -40,11 +41,16 @@ Executable = Callable[..., tuple[Any, ...]]
 @final
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`run` makes the next form of the program out of the last; `show` prints it."""
+    """`run` makes the next form of the program out of the last; `show` prints it; `verify` raises where it is broken.
+
+    Passes verify the graph themselves, an executor its plan. What loops and kernels obey is checked where texts are
+    written: that is where faults of the compiler are looked for.
+    """
 
     name: str
     run: Callable[[Any, CompileContext], Any]
     show: Callable[[Any], str]
+    verify: Callable[[Any], None] | None = None
 
 
 def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
@@ -60,8 +66,10 @@ def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
 # fmt: off
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
-    Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text),
-    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              scheduled_text),
+    Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
+                                                                                            verify_program),
+    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              scheduled_text,
+                                                                                            verify_scheduled),
     Stage("plan",     write_kernels,                                                        plan_text),
 )
 # fmt: on
@@ -86,6 +94,8 @@ def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[A
     for stage in GRAPH_TO_PLAN:
         with context.events.stage(stage.name):
             made.append(stage.run(made[-1], context))
+            if stage.verify is not None and context.dump.folder is not None:
+                stage.verify(made[-1])
         context.dump.write(f"{prefix}{stage.name}", lambda stage=stage: stage.show(made[-1]))  # type: ignore[misc]
     return made
 

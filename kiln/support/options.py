@@ -4,7 +4,7 @@
     KILN_OPTIONS="variants=3,cache_dir=/tmp/kiln" python train.py
 
 `mode` is a named set of options. Environment: KILN_LOG (stages to print), KILN_DUMP (folder for the texts of all
-stages; nothing is then loaded from the cache), KILN_OPTIONS (defaults of the options).
+stages, which are then verified; nothing is loaded from the cache), KILN_OPTIONS (defaults of the options).
 """
 
 from __future__ import annotations

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import kiln
+from kiln.loops.ir.nodes import LoopProgram
+from kiln.loops.lowering import lower
+from kiln.pipeline import stages
+from kiln.pipeline.session import KilnWarning
 from kiln.support.dump import Dump
 
 
@@ -111,3 +117,16 @@ def test_threads_take_different_folders(tmp_path: Path) -> None:
     for one in threads:
         one.join()
     assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_stages_are_verified_where_texts_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lowering that forgets a node: the next stage may not notice, the verifier does."""
+
+    def forgetful(*args: Any) -> LoopProgram:
+        program = lower(*args)
+        return replace(program, nodes=program.nodes[1:])
+
+    monkeypatch.setattr(stages, "lower", forgetful)
+    x = torch.ones(3, 4)
+    with pytest.warns(KilnWarning, match=r"KILN9301[\s\S]*P[24]"):
+        assert torch.equal(kiln.compile(function)(x, torch.ones(4, 2)), function(x, torch.ones(4, 2)))

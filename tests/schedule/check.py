@@ -12,8 +12,7 @@ from kiln.loops.ir.kernel import KernelIR
 from kiln.loops.ir.nodes import Buffer, LoopProgram
 from kiln.loops.ir.parse import parse_program
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
-from kiln.loops.ir.text import distinct_kernels
-from kiln.loops.ir.verify import verify_kernel, verify_program
+from kiln.loops.ir.verify import verify_program, verify_scheduled
 from kiln.loops.schedule.schedule import schedule
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -46,8 +45,7 @@ def scheduled(text: str | LoopProgram, target: Target = TARGET) -> ScheduledProg
     program = parse_program(text) if isinstance(text, str) else text
     verify_program(program)
     made = schedule(program, target, EventSink())
-    for kernel in distinct_kernels(made):
-        verify_kernel(kernel)
+    verify_scheduled(made)
     return made
 
 

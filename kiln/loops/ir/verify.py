@@ -1,6 +1,8 @@
 """The verifier of the loop IR: what lowering, schedule and code generation may rely on.
 
-verify_program(program)      verify_kernel(kernel)      both raise InvalidLoops, naming the rule and the place
+verify_program(program)      verify_scheduled(program)      verify_kernel(kernel)
+
+All raise InvalidLoops, which names the rule and the place.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from kiln.loops.ir.builder import dtype_of, operands_of, symbols_used
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopNode, LoopProgram, ReduceOp, Reduction, Scan, Scatter
-from kiln.loops.ir.text import kernel_text, node_text
+from kiln.loops.ir.scheduled import ScheduledProgram
+from kiln.loops.ir.text import distinct_kernels, kernel_text, node_text
 from kiln.support.errors import KilnError
 from kiln.symbolic import Symbol
 
@@ -179,6 +182,12 @@ def _node_problems(node: LoopNode, ranks: Ranks) -> Iterator[tuple[str, str]]:
 
 
 # Kernels.
+
+
+def verify_scheduled(program: ScheduledProgram) -> None:
+    """Every kernel of a program is right (K1 to K6)."""
+    for kernel in distinct_kernels(program):
+        verify_kernel(kernel)
 
 
 def verify_kernel(kernel: KernelIR) -> None:
