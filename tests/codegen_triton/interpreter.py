@@ -26,7 +26,7 @@ import torch
 
 from kiln.runtime.plan import Kernel, KernelParam
 
-_LOOP = re.compile(r"\brange\((?:0, )?[^\d]")
+_LOOP = re.compile(r"\brange\((?:0, )?(?!\d+[,)])")
 """A loop whose bound is no number: not `tl.arange`, whose name goes on before it."""
 PROBE = Kernel(
     "probe",
