@@ -60,7 +60,7 @@ def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
         gpu = kernel_gpu(kernel)
         return write_cpp(kernel, at.host) if gpu is None else write_triton(kernel, gpu, aligned)
 
-    return write_plan(program, write, inputs_aligned=at.target.device == "cuda")
+    return write_plan(program, write, inputs_aligned=at.target.is_gpu)
 
 
 # fmt: off

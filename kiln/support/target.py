@@ -28,6 +28,10 @@ class Target:
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.device == "cuda"
+
 
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:

@@ -64,7 +64,7 @@ class _Recorder:
 
 def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) -> Extern | None:
     """The call of ATen that computes `group`, if it is one function of whole tensors better left to it."""
-    if target.device != "cpu" or len(group.members) != 1 or group.members[0].partial is not None:
+    if target.is_gpu or len(group.members) != 1 or group.members[0].partial is not None:
         return None
     node = group.members[0].node
     if not isinstance(node, Pointwise) or node.out.base is not None:

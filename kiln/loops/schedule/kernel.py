@@ -15,7 +15,6 @@ from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.keys import group_key
 from kiln.loops.schedule.layout import Layout, best_vector, block_units, layout
 from kiln.loops.schedule.memory import Placed
-from kiln.loops.schedule.parallel import is_gpu
 from kiln.loops.schedule.phases import PhasePlan, plan_phases
 from kiln.loops.schedule.single import Call, assemble
 from kiln.loops.schedule.table import KernelTable
@@ -57,7 +56,7 @@ def group_kernel(
     block_units(group, symbols)
     plans = plan_phases(group, stored)
     lay = layout(group, stored, buffers, target)
-    gpu = is_gpu(target)
+    gpu = target.is_gpu
     builder = KernelBuilder(plans, lay.order, stored, buffers, KeepInRegisters() if gpu else KeepInCache())
     made = builder.phases()
     if gpu:

@@ -75,7 +75,7 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
         # The units of a strip go through a phase together: its sizes must not differ between them.
         in_strips, vector = False, None
     order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
-    if target.device == "cuda":
+    if target.is_gpu:
         return Layout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
     strip = _strip(group, target) if in_strips and units else 0
     return Layout(order, vector if not in_strips else None, strip, _grain(group, buffers))

@@ -22,19 +22,15 @@ PIECE_POINTS = 1 << 14
 """Points that one program of a GPU is through with in the time of a launch."""
 
 
-def is_gpu(target: Target) -> bool:
-    return target.device == "cuda"
-
-
 def wanted_pieces(target: Target) -> int:
     """So many pieces of work keep the machine busy."""
-    return 2 * target.multiprocessors if is_gpu(target) else 4 * target.threads
+    return 2 * target.multiprocessors if target.is_gpu else 4 * target.threads
 
 
 def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
     """About how many pieces of work there are if `units` are the units of `group`."""
     count = guess(group.points(units))
-    if is_gpu(target):
+    if target.is_gpu:
         vector = best_vector(group, group.members)
         if vector in units:
             size = max(guess(group.sizes[vector]), 1)

@@ -16,7 +16,7 @@ from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_si
 from kiln.loops.schedule.graph import Dependencies
 from kiln.loops.schedule.group import Group, Member, Symbols
 from kiln.loops.schedule.layout import best_vector
-from kiln.loops.schedule.parallel import is_gpu, pieces, starves, wanted_pieces
+from kiln.loops.schedule.parallel import pieces, starves, wanted_pieces
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, product
@@ -126,7 +126,7 @@ def small_sums(first: Group, second: Group, context: Context) -> Alignment | Non
 def is_small_sum(group: Group, target: Target) -> bool:
     """Does its launch take longer than its work?"""
     return (
-        is_gpu(target)
+        target.is_gpu
         and group.parts is None
         and bool(group.members)
         and all(isinstance(one.node, Reduction) for one in group.members)
@@ -212,7 +212,7 @@ def propose(first: Group, second: Group, context: Context) -> Proposal | None:
         found = rule.propose(first, second, context)
         if found is None or not _parts_stay(first, second, found) or _starves(first, second, found, context):
             continue
-        if is_gpu(context.target) and (
+        if context.target.is_gpu and (
             _keeps_inside(first, second, found) or _waits(first, second, found, saved, context)
         ):
             continue
@@ -279,7 +279,7 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
             continue
         for member in group.members:
             points = group.points(member.symbols())
-            if starves(guess(points), left, target) if is_gpu(target) else guess_large(points) > SERIAL_POINTS:
+            if starves(guess(points), left, target) if target.is_gpu else guess_large(points) > SERIAL_POINTS:
                 return True
     return False
 

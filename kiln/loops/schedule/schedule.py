@@ -18,7 +18,6 @@ from kiln.loops.schedule.group import Group
 from kiln.loops.schedule.inplace import Lives
 from kiln.loops.schedule.kernel import group_launch
 from kiln.loops.schedule.memory import Placed, allocations, frees, kept_alive
-from kiln.loops.schedule.parallel import is_gpu
 from kiln.loops.schedule.row_terms import with_row_terms
 from kiln.loops.schedule.single import copy_body, single_kernel
 from kiln.loops.schedule.sparse import inline_looked_up
@@ -31,7 +30,7 @@ from kiln.symbolic import Int, Symbol, symbol
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
     """Kernels, calls and memory for `program` on `target`."""
     program = inline_looked_up(program, program_buffers(program))
-    program = with_row_terms(program) if is_gpu(target) else program
+    program = with_row_terms(program) if target.is_gpu else program
     buffers = program_buffers(program)
     table = KernelTable()
     fused = fuse(program, buffers, target)

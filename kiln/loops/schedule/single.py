@@ -53,7 +53,7 @@ def single_kernel(node: SingleNode, buffers: Buffers, target: Target = CPU) -> C
 
 def _pointwise(node: Pointwise, buffers: Buffers, target: Target) -> Call:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
-    strip = STRIP if node.axes and target.device == "cpu" else 0
+    strip = STRIP if node.axes and not target.is_gpu else 0
     return assemble("pointwise", node.axes, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 
@@ -83,12 +83,12 @@ def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
     the values, in eager as well.
     """
     own = {axis.symbol for axis in node.axes} & set(node.index)
-    if target.device == "cuda" and (node.combine is None or is_atomic(node.combine, node.out.spec.dtype)):
+    if target.is_gpu and (node.combine is None or is_atomic(node.combine, node.out.spec.dtype)):
         own = {axis.symbol for axis in node.axes}
     units = tuple(axis for axis in node.axes if axis.symbol in own)
     inner = tuple(axis for axis in node.axes if axis.symbol not in own)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
-    if target.device != "cpu":
+    if target.is_gpu:
         return assemble("scatter", units, (phase,), (), buffers, target, origin=node.origin)
     strip = STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
     grain = max(int(GRAIN_NANOSECONDS / max(guess(product(axis.size for axis in inner)), 1)), 1)
@@ -158,7 +158,7 @@ def assemble(
     used = {name: buffers[name] for part in _parameters(phases, locals_) for name in part}
     loops = merge_views(Loops(units, phases, locals_, used))
     sizes: Mapping[Symbol, Int] = {}
-    if target.device == "cpu":
+    if not target.is_gpu:
         loops, sizes = open_sizes(loops)
     loops, over = take_over(loops, dying, buffers)
     read, written = _parameters(loops.phases, locals_)

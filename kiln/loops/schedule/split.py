@@ -19,7 +19,7 @@ from kiln.loops.ir.builder import BodyBuilder
 from kiln.loops.ir.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.group import Group, Member, Partial
-from kiln.loops.schedule.parallel import floor_power, is_gpu, pieces, starves, strip, wanted_pieces
+from kiln.loops.schedule.parallel import floor_power, pieces, starves, strip, wanted_pieces
 from kiln.loops.schedule.single import accumulator_dtype
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
@@ -47,7 +47,7 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
     """The units of a node on its own; those of a reduction that is split hold reduced symbols."""
     reduced = member.reduced()
     kept = {one: None for one in member.symbols() if one not in reduced}
-    if is_gpu(target):
+    if target.is_gpu:
         return _gpu_units(group, member, target, kept)
     if not is_splittable(member) or guess_large(group.points(member.symbols())) <= SERIAL_POINTS:
         return kept
@@ -114,7 +114,7 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     outer.sort(key=lambda one: one is blocked)
     if not group.frozen:
         group.frozen[blocked] = (
-            _gpu_block_size(group, blocked, target) if is_gpu(target) else _block_size(group, kept_in_strips)
+            _gpu_block_size(group, blocked, target) if target.is_gpu else _block_size(group, kept_in_strips)
         )
     size = group.frozen[blocked]
     counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
