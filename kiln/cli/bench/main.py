@@ -128,6 +128,8 @@ def result_of(row: Row, steady: Found, firsts: dict[str, Found], candidates: lis
         first = firsts.get(name, {})
         score.first_seconds, score.peak_bytes = first.pop("first_seconds", None), first.pop("peak_bytes", None)
         score.error_ratio, score.facts = errors.get("ratio"), {**first, **errors}
+        if "errors" not in steady:
+            score.facts["not_compared"] = failed(steady).failure, failed(steady).facts["stderr"]
     return Result(row.title, median(eager), scores)
 
 
