@@ -13,22 +13,16 @@ import kiln
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.known import KnownSizes
-from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.manager import PassContext
 from kiln.support.events import EventSink
+from tests.graph.passes.graphs import graph_of
 
 IMAGE = '%0: f32[4, 8, 32, 32] "x", %1: f32[8, 8, 3, 3] "w"'
 CONV = "(1, 1), (1, 1), (1, 1), False, (0, 0), 1)"
-
-
-def graph_of(head: str, *lines: str) -> Graph:
-    graph = parse_graph("\n    ".join([f"graph({head}):", *lines]))
-    verify(graph, "test")
-    return graph
 
 
 def changed(graph: Graph) -> Graph:

@@ -8,7 +8,6 @@ import torch
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.known import KnownSizes
-from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import GRAPH_PASSES, run_passes
@@ -21,14 +20,9 @@ from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.support.events import EventSink
+from tests.graph.passes.graphs import graph_of
 
 CONTEXT = PassContext(KnownSizes())
-
-
-def graph_of(head: str, *lines: str) -> Graph:
-    graph = parse_graph("\n    ".join([f"graph({head}):", *lines]))
-    verify(graph, "test")
-    return graph
 
 
 def check(one: GraphPass, graph: Graph, *expected: str) -> None:
