@@ -316,6 +316,46 @@ def data_cases() -> list[Case]:
     ]
 
 
+PER_LANE = {"f32": F32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "u8": torch.uint8,
+            "bf16": torch.bfloat16, "b8": torch.bool}  # fmt: skip
+
+
+def lane_cases() -> list[Case]:
+    """Each lane has a place of its own: look-ups, and writes in order where places are equal."""
+    cases = []
+    for name, dtype in PER_LANE.items():
+        picks = f"""
+            kernel picks{name}(x: {name}[3, 10], at: i64[3, 45] -> out: {name}[3, 45]) units (i0: 3)
+                phase (i1: 45 vector):
+                    j0 = indirect(load at[i0, i1], 10)
+                    out[i0, i1] = load x[i0, j0]
+        """
+        masked = f"""
+            kernel masked{name}(x: {name}[10], at: i64[45] -> out: {name}[45]) units (i0: 45) strip 64
+                phase ():
+                    j0 = indirect(load at[i0], 10)
+                    out[i0] = load x[j0] if lt(load at[i0], i64(3))
+        """
+        writes = f"""
+            kernel writes{name}(at: i64[3, 45], y: {name}[3, 45] -> out: {name}[3, 10]) units (i0: 3)
+                phase (i1: 45 vector):
+                    j0 = indirect(load at[i0, i1], 10)
+                    out[i0, j0] = load y[i0, i1]
+        """
+        sums = writes.replace("writes", "sums").replace("out[i0, j0] =", "out[i0, j0] sum =")
+        x, y, out = ((torch.randn(3, size) * 50).to(dtype) for size in (10, 45, 10))
+        at = torch.randint(-10, 10, (3, 45))
+        # In the last vector, which is not full; and in a lane that it does not have.
+        wrong, below = at.clone(), at.clone()
+        wrong[1, 44], below[0, 3] = 10, -11
+        cases += [Case.of(picks, {"x": x, "at": one, "out": y}) for one in (at, wrong, below)]
+        cases.append(Case.of(masked, {"x": x[0], "at": at[0], "out": y[0]}))
+        cases += [Case.of(writes, {"at": one, "y": y, "out": out}) for one in (at, wrong)]
+        if dtype not in (torch.bool, torch.bfloat16):
+            cases.append(Case.of(sums, {"at": at, "y": y, "out": out}))
+    return cases
+
+
 def scan_cases() -> list[Case]:
     def scan(op: str, vector: str, dtype: str = "f32") -> str:
         return f"""
@@ -335,7 +375,7 @@ def scan_cases() -> list[Case]:
     cases = [
         Case.of(scan(op, v), {"x": x, "out": randn(4, 45)}) for op in ("sum", "prod", "amax") for v in (" vector", "")
     ]
-    cases.append(Case.of(scan("sum", "", "i64"), {"x": whole, "out": whole.clone()}))
+    cases += [Case.of(scan("sum", v, "i64"), {"x": whole, "out": whole.clone()}) for v in (" vector", "")]
     cases.append(Case.of(across, {"x": randn(9, 45), "out": randn(9, 45)}))
     return cases
 
@@ -361,7 +401,7 @@ def narrow_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), chain_cases(),
-        data_cases(), scan_cases(), narrow_cases(),
+        data_cases(), lane_cases(), scan_cases(), narrow_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 

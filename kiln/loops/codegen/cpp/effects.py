@@ -283,7 +283,7 @@ class CppEffects(EffectWriter):
             one = combined(effect.op, "a", "b", dtype)
             text = self._wide(value, given, True)
             after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
-            if takes_chains(effect.op, given, dtype):
+            if takes_chains(effect.op, given, dtype) or (effect.op is ReduceOp.SUM and given == dtype == torch.int64):
                 after = f"scan_sum({text}, {name}, lanes)"
             result = Value(after, value.dtype, LANES)
         else:

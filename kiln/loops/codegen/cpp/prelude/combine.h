@@ -138,14 +138,14 @@ KILN_INLINE void add_row(f64* to, const f32* from, i64 count) {
 }
 
 //@ scan_sum: keep
-// Sums of all lanes up to each, on top of `run`, in double precision: halves of the vector by doubling distances.
+// Sums of all lanes up to each, on top of `run`, in numbers of 64 bits: halves of the vector by doubling distances.
 typedef f64 f64h __attribute__((vector_size(sizeof(f64) * W / 2)));
 typedef i64 i64h __attribute__((vector_size(sizeof(i64) * W / 2)));
-template <int D> KILN_INLINE f64h scan_half(f64h x) {
+template <int D, class H> KILN_INLINE H scan_half(H x) {
   if constexpr (D < W / 2) {
     i64h from;
     for (int k = 0; k < W / 2; ++k) from[k] = k < D ? W / 2 : k - D;
-    return scan_half<2 * D>(x + __builtin_shuffle(x, f64h{}, from));
+    return scan_half<2 * D>(x + __builtin_shuffle(x, H{}, from));
   }
   return x;
 }
@@ -159,6 +159,17 @@ template <class L> KILN_INLINE f32v scan_sum(f32v v, f64& run, L lanes) {
   f64 middle = run + low[W / 2 - 1];
   part[0] = __builtin_convertvector(low + run, f32h);
   part[1] = __builtin_convertvector(high + middle, f32h);
+  run = middle + high[W / 2 - 1];
+  __builtin_memcpy(&v, part, sizeof v);
+  return v;
+}
+template <class L> KILN_INLINE i64v scan_sum(i64v v, i64& run, L lanes) {
+  i64h part[2];
+  v = keep(v, i64v{}, lanes);
+  __builtin_memcpy(part, &v, sizeof v);
+  i64h low = scan_half<1>(part[0]), high = scan_half<1>(part[1]);
+  i64 middle = run + low[W / 2 - 1];
+  part[0] = low + run, part[1] = high + middle;
   run = middle + high[W / 2 - 1];
   __builtin_memcpy(&v, part, sizeof v);
   return v;
