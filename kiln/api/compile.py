@@ -117,7 +117,10 @@ def _wrap(model: Any, session: Session) -> Any:
         return _function(model.function, session)
     if isinstance(model, types.FunctionType):
         return _function(model, session)
-    return types.MethodType(_function(type(model).__call__, session), model)
+    called = type(model).__call__
+    if isinstance(called, types.FunctionType):
+        return types.MethodType(_function(called, session), model)
+    return _function(model, session)
 
 
 def _function(function: Any, session: Session) -> Any:

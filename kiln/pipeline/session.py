@@ -155,8 +155,12 @@ class Session:
         return make
 
     def _remember_break(self, origin: Dispatcher, made: list[Dispatcher], facts: Iterable[Fact]) -> None:
-        """Resume functions know the breaks that lead to them."""
-        places = [str(data.get("at", "")).partition(", in ")[0] for kind, data in facts if kind == "graph_break"]
+        """Resume functions know the breaks that lead to them: the line, and those of the calls that led there."""
+        breaks = [data for kind, data in facts if kind == "graph_break"]
+        places = [
+            tuple([str(line).partition(", in ")[0] for line in (data.get("at", ""), *data.get("called", ()))])
+            for data in breaks
+        ]
         for resume in made if places else ():
             resume.__dict__[RESUMED] = (*origin.__dict__.get(RESUMED, ()), places[-1])
 
@@ -203,7 +207,7 @@ class Session:
         function, options = original_of(dispatcher), self.settings.options
         places = dispatcher.__dict__.get(RESUMED, ())
         if places and places.count(places[-1]) > ROUNDS:
-            raise BreaksInLoop(function=self.name, rounds=ROUNDS, place=places[-1])
+            raise BreaksInLoop(function=self.name, rounds=ROUNDS, place=places[-1][0])
         if len(dispatcher.entries) >= options.variants:
             raise TooManyVariants(
                 function=function.__qualname__,

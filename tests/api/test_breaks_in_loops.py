@@ -49,3 +49,22 @@ def test_many_rounds(function: Any) -> None:
     torch.testing.assert_close(compiled(torch.zeros(2), 600), function(torch.zeros(2), 600))
     assert kiln.report_of(compiled).compiles <= compiles + 12
     assert SEEN in ([], [*range(600), *range(600)])
+
+
+def test_one_helper_at_many_places_is_no_loop() -> None:
+    def shown(x: Tensor) -> Tensor:
+        print(end="")
+        return x * 2
+
+    def function(x: Tensor) -> Tensor:
+        x = shown(x + 1)
+        x = shown(x + 2)
+        x = shown(x + 3)
+        x = shown(x + 4)
+        x = shown(x + 5)
+        x = shown(x + 6)
+        return x - 1
+
+    compiled, x = kiln.compile(function), torch.ones(2)
+    torch.testing.assert_close(compiled(x), function(x))
+    assert kiln.report_of(compiled).eager == 0

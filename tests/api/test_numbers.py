@@ -236,3 +236,14 @@ def test_numbers_of_constant_tensors() -> None:
         return int(torch.tensor(2.7)), float(torch.tensor(3)), x * int(torch.tensor(2.7)), torch.tensor(2).item()
 
     assert as_python(kiln.compile(function), torch.ones(1)) == as_python(function, torch.ones(1))
+
+
+def test_numbers_of_sizes_stay_symbols() -> None:
+    def function(x: Tensor) -> Tensor:
+        scale = x.shape[0] ** 0.5 + (x.shape[0] - 1) / 2 + math.prod(x.shape) + int(x.shape[0] / 2)
+        return x * scale / max(x.numel(), 1)
+
+    compiled = kiln.compile(function, dynamic=True)
+    for size in (2, 3, 7, 5):
+        torch.testing.assert_close(compiled(torch.ones(size, 3)), function(torch.ones(size, 3)))
+    assert compiles(compiled) == 1

@@ -378,3 +378,25 @@ def test_a_dimension_that_is_marked_dynamic_and_fixed_is_an_error() -> None:
         kiln.compile(function, fullgraph=True)(x)
     with pytest.warns(KilnWarning, match="KILN2104"):
         assert torch.equal(kiln.compile(function)(x), x + 1)
+
+
+@pytest.mark.parametrize("target", [functools.partial(torch.mul, other=4), torch.sin, torch.nn.functional.gelu])
+def test_callables_that_are_no_functions_are_compiled(target: Any) -> None:
+    compiled, x = kiln.compile(target, fullgraph=True), torch.randn(3)
+    torch.testing.assert_close(compiled(x), target(x))
+    assert kiln.report_of(compiled).regions == 1
+
+
+def test_a_compiled_method_called_by_another() -> None:
+    class Scale(nn.Module):
+        factor = 3
+
+        @functools.partial(kiln.compile, fullgraph=True)
+        def forward(self, x: Tensor) -> Tensor:
+            return self.helper(x) + 1
+
+        @kiln.compile
+        def helper(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    torch.testing.assert_close(Scale()(torch.ones(2)), torch.full((2,), 4.0))

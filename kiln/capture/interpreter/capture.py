@@ -346,7 +346,8 @@ def finish(
     breaks = [stop] if stop is not None else []
     for one in breaks:
         at = one.at.text() if one.at else ""
-        s.events.emit("graph_break", code=one.code, reason=one.reason, at=at)
+        called = [frame.location().text() for frame in one.frames[1:]]
+        s.events.emit("graph_break", code=one.code, reason=one.reason, at=at, called=called)
     guards = finish_guards(s)
     asked = "asked_is_compiling" in s.state
     speculations = list(s.speculations.values())

@@ -117,8 +117,12 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
     kinds = {left.python_type(), right.python_type()}
     if plain is operator.pow:
         # Else a negative base or exponent may give a number of another type.
-        whole = right.is_constant and right.python_type() is int and right.real() >= 0
-        return (whole and bool not in kinds) or (left.is_constant and type(left.real()) is float and left.real() > 0)
+        positive = right.is_constant and bool not in kinds and right.real() >= 0
+        if positive and right.python_type() is int:
+            return True
+        if positive and isinstance(left, Symbolic) and left.python_type() is int:
+            return bool(left.node >= 0)
+        return left.is_constant and type(left.real()) is float and left.real() > 0
     if plain in (operator.and_, operator.or_):
         return kinds == {bool}
     return plain in ON_SYMBOLS and (bool not in kinds or (plain in EQUALITY and kinds == {bool}))
@@ -127,7 +131,7 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
 def power(s: Session, left: Value, right: Value) -> Value:
     """A power that is a float (torch's own operator asks for a base that is not negative)."""
     a, b = (value.torch_arg(s) for value in (left, right))
-    node = a.node if isinstance(a, torch.SymFloat) else b.node.wrap_float(a)
+    node = a.node if isinstance(left, Symbolic) else b.node.wrap_float(a)
     return s.wrap(torch.SymFloat(node.float_pow(b.node if isinstance(right, Symbolic) else node.wrap_float(b))), None)
 
 

@@ -182,6 +182,14 @@ for _rounding in ("floor", "ceil", "trunc"):
         return fold(s, getattr(math, name), value.constant(s))
 
 
+@handles(math.prod)
+def prod(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    total = kwargs.get("start", Constant(1))
+    for item in all_items(s, args[0]):
+        total = binary(s, operator.mul, total, item)
+    return total
+
+
 @handles(math.sqrt)
 def sqrt_(s: Session, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]

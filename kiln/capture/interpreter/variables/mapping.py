@@ -56,10 +56,6 @@ class Dict(Value):
             found = self._found[token] = self._look_up(s, token)
         return None if found is ABSENT else found
 
-    def holds(self, token: Any) -> bool:
-        """Whether the program put the key there, or all items are known and it is among them; without a guard."""
-        return self._items is not None and token in self._items
-
     def _look_up(self, s: Session, token: Any) -> Value:
         if not self._found:
             s.guard_type(self)
@@ -198,6 +194,11 @@ def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
 
 ABSENT = Constant("<absent>")
 """Marks a key that was looked for and is not there."""
+
+
+def holds(value: Dict, token: Any) -> bool:
+    """Whether all items are known and the key is among them; without a guard."""
+    return value._items is not None and token in value._items
 
 
 def dict_get(real: Any, token: Any) -> Any:

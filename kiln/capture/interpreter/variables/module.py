@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles, wraps
 from kiln.capture.interpreter.effects import writes_outside
-from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.mapping import Dict, holds
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ModuleGlobalSource, Source
@@ -63,7 +63,7 @@ def module_setattr_is_plain(value: Value, name: str, new: Value | None) -> bool:
     if any(name in (content.get(member) or ()) for member in MEMBERS):
         return False
     known = [value.attrs.get(member) for member in MEMBERS]
-    return not any(isinstance(one, Dict) and one.holds(name) for one in known)
+    return not any(isinstance(one, Dict) and holds(one, name) for one in known)
 
 
 @handles(CALL)

@@ -25,6 +25,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, Source
 
@@ -559,7 +560,7 @@ def share_dict(s: Session, value: Object) -> None:
 def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
     """A class attribute that is no data descriptor, read through an instance."""
     kind = type(raw)
-    if kind is types.FunctionType:
+    if kind is types.FunctionType or kind is Dispatcher:
         return BoundMethod(s.class_attr(value, name, raw), value)
     if kind in (staticmethod, classmethod):
         return unbound(s, s.class_source(value), value.python_type(), name, raw, lambda: class_of(s, value))
