@@ -26,7 +26,7 @@ from kiln.pipeline.check import compile_check
 from kiln.pipeline.collection import WITHOUT_COLLECTION
 from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.keys import compile_key
+from kiln.pipeline.keys import compile_key, compiler_contents
 from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
 from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.raising import ExpectedToRaise
@@ -127,6 +127,7 @@ class Session:
         """Variants on disk; a user's backend gives callables that cannot be written."""
         if settings.options.cache and settings.backend is None:
             self.stored = VariantStore(self.store, events, self._start_key)
+            compiler_contents()  # read now: the first call waits for nothing that is known before
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
