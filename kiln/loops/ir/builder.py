@@ -113,9 +113,7 @@ class BodyBuilder(LoopHandler[int]):
 
     def append(self, op: BodyOp) -> int:
         """The place of `op`, which is made only once."""
-        # 0.0 == -0.0 and True == 1: constants are equal when they print alike.
-        key: object = (repr(op.value), op.dtype) if isinstance(op, Const) else op
-        place = self._places.setdefault(key, len(self.ops))
+        place = self._places.setdefault(op, len(self.ops))
         if place == len(self.ops):
             self.ops.append(op)
         return place
