@@ -111,3 +111,22 @@ def written_rows(x: Tensor) -> Results:
 @pytest.mark.parametrize("function", [written_part, written_diagonal, written_parts, written_rows])
 def test_a_part_that_was_written_shares_the_memory_of_the_whole(function: Callable[[Tensor], Results]) -> None:
     assert_as_eager(function, torch.randn(3, 4))
+
+
+SIZED = {
+    "spread": lambda x: (x.var(1), x.var(), x.std(0, correction=0), x.var(1, correction=0.5), x.var(0, correction=2)),
+    "roll": lambda x: (x.roll(1), x.roll(-1, 1), x.roll((1, 2), (0, 1))),
+    "masked_scatter": lambda x: (torch.masked_scatter(x, x > 0, x + 1),),
+    "dist": lambda x: (torch.dist(x, x + 1), torch.dist(x, x * 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_that_change_down_to_nothing(name: str) -> None:
+    function: Callable[[Tensor], Results] = SIZED[name]
+    compiled = kiln.compile(function, fullgraph=True, dynamic=True)
+    for sizes in ((5, 6), (7, 4), (1, 3), (3, 1), (3, 0), (0, 3), (2, 2)):
+        x = torch.randn(sizes)
+        for one, other in zip(compiled(x), function(x), strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+    assert kiln.report_of(compiled).compiles <= 3

@@ -18,10 +18,10 @@ from kiln.graph.ops.creation import iota, place, relaid, strides_for
 from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
-from kiln.graph.ops.registry import decompose
+from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
-from kiln.graph.prims.meta import equal, view_strides
-from kiln.graph.prims.spec import contiguous_strides
+from kiln.graph.prims.meta import broadcast, equal, view_strides
+from kiln.graph.prims.spec import TensorSpec, contiguous_strides
 from kiln.symbolic import Int
 
 Sizes = Sequence[Int]
@@ -144,7 +144,7 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
     for shift, dim in zip(shifts, dims, strict=True):
         axis = axis_of(dim, x.tensor.rank)
         size = x.tensor.sizes[axis]
-        if size == 0:
+        if equal(e.oracle, size, 0):
             continue
         start = (size - shift) % size
         back = e.node("slice", y, axis=axis, start=start, stop=size, step=1)
@@ -294,6 +294,11 @@ def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
     made = e.pointwise("where", mask, one, x)
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+@library("masked_scatter.default")
+def masked_scatter(e: Emit, x: Node, mask: Node, source: Node) -> TensorSpec:
+    return x.tensor.with_sizes(broadcast(e.oracle, [x.tensor.sizes, mask.tensor.sizes], "masked_scatter"))
 
 
 # Scattering.

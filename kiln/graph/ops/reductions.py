@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.emit import Emit, Number, Operand
 from kiln.graph.ops.pointwise import copy, floated, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
 from kiln.graph.prims.spec import TensorSpec
-from kiln.symbolic import Expr, Int, product
+from kiln.symbolic import Expr, Int, product, sym_max
 
 Dims = Sequence[int] | int | None
 
@@ -94,10 +94,17 @@ def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> 
     middle = mean_over(e, x, axes, True)
     away = e.pointwise("sub", x, middle)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
-    number = count(x.tensor, axes)
-    if isinstance(number, Expr):
-        return divided(e, total, number - int(correction)), middle, away
-    return e.pointwise("div", total, max(number - correction, 0)), middle, away
+    return e.pointwise("div", total, _freedom(e, total, count(x.tensor, axes), correction)), middle, away
+
+
+def _freedom(e: Emit, like: Node, number: Int, correction: float) -> Operand:
+    """By what the squares are divided: never less than zero, so that the variance of nothing is no number."""
+    if not isinstance(number, Expr):
+        return max(number - correction, 0)
+    dtype, device = like.tensor.dtype, like.tensor.device
+    if correction == int(correction):
+        return e.number(sym_max(number - int(correction), 0), dtype, device)
+    return e.pointwise("maximum", e.pointwise("sub", e.number(number, dtype, device), correction), 0)
 
 
 def _dropped(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
@@ -264,6 +271,12 @@ def norm_dtype(e: Emit, x: Node, p: float | None, *, dtype: torch.dtype) -> Node
 @decompose("norm.ScalarOpt_dim_dtype")
 def norm_dim_dtype(e: Emit, x: Node, p: float | None, dim: Dims, keepdim: bool, *, dtype: torch.dtype) -> Node:
     return vector_norm(e, x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@decompose("dist.default")
+def dist(e: Emit, x: Node, y: Node, p: float = 2) -> Node:
+    left, right = promoted(e, x, y)
+    return vector_norm(e, e.pointwise("sub", left, right), p)
 
 
 @decompose("nansum.default")
