@@ -147,12 +147,17 @@ KILN_INLINE i8v sel(mask c, i8v x, i8v y) { return __builtin_convertvector(c, i8
 KILN_INLINE u8v sel(mask c, u8v x, u8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
 
 //@ wide32
-// Integers of 8 and 16 bits as ones of 32.
+// Integers of 8 and 16 bits as ones of 32; the low halves of those.
 template <class V> KILN_INLINE i32v wide32(V x) { return __builtin_convertvector(x, i32v); }
 #if defined(KILN_AVX512)
 typedef char byte_lanes __attribute__((vector_size(16)));
 KILN_INLINE i32v wide32(u8v x) { return (i32v)__builtin_ia32_pmovzxbd512_mask((byte_lanes)x, i32v{}, (u16)-1); }
 KILN_INLINE i32v wide32(i8v x) { return (i32v)__builtin_ia32_pmovsxbd512_mask((byte_lanes)x, i32v{}, (u16)-1); }
+KILN_INLINE i32v wide32(u16v x) { return (i32v)__builtin_ia32_pmovzxwd512_mask((i16v)x, i32v{}, (u16)-1); }
+KILN_INLINE i32v wide32(i16v x) { return (i32v)__builtin_ia32_pmovsxwd512_mask(x, i32v{}, (u16)-1); }
+KILN_INLINE u16v low16(u32v x) { return (u16v)__builtin_ia32_pmovdw512_mask((i32v)x, i16v{}, (u16)-1); }
+#else
+KILN_INLINE u16v low16(u32v x) { return __builtin_convertvector(x, u16v); }
 #endif
 
 //@ less: as_mask halves

@@ -244,9 +244,9 @@ template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v
   for (i64 k = 0; k < lanes.n; ++k) put(p + places[k], each[k]);
 }
 
-//@ widen
+//@ widen: wide32
 KILN_INLINE f32 widen_bf16(u16 bits) { return __builtin_bit_cast(f32, (u32)bits << 16); }
-KILN_INLINE f32v widen_bf16(u16v bits) { return (f32v)(__builtin_convertvector(bits, u32v) << 16); }
+KILN_INLINE f32v widen_bf16(u16v bits) { return (f32v)(wide32(bits) << 16); }
 // Exponent and fraction in place, then times 2^112, which also makes subnormal numbers right.
 KILN_INLINE f32 widen_f16(u16 bits) {
   u32 size = (u32)(bits & 0x7fff) << 13, sign = (u32)(bits & 0x8000) << 16;
@@ -265,7 +265,7 @@ KILN_INLINE f32v widen_f16(u16v bits) {
 #endif
 }
 
-//@ narrow
+//@ narrow: wide32
 // To the nearest, ties to even; NaN stays NaN.
 KILN_INLINE u16 narrow_bf16(f32 x) {
   u32 bits = __builtin_bit_cast(u32, x);
@@ -274,7 +274,7 @@ KILN_INLINE u16 narrow_bf16(f32 x) {
 KILN_INLINE u16v narrow_bf16(f32v x) {
   u32v bits = (u32v)x;
   bits = (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
-  return __builtin_convertvector(bits >> 16, u16v);
+  return low16(bits >> 16);
 }
 // Not by _Float16, whose conversions GCC may leave out as excess precision.
 KILN_INLINE u16 narrow_f16(f32 x) {
