@@ -69,6 +69,42 @@ class Plain:
     pass
 
 
+@case
+def order_of_an_instance_dict(compile):
+    def program(x, thing):
+        seen = hasattr(thing, "c"), list(vars(thing)), thing.b
+        del thing.__dict__[next(iter(vars(thing)))]
+        del thing.b
+        thing.b = 4
+        return x, seen, list(vars(thing))
+
+    thing = Plain()
+    thing.a, thing.b, thing.c = 1, 2, 3
+    return compile(program)(ones(), thing), vars(thing)
+
+
+@case
+def a_dict_that_is_or_is_not_the_dict_of_an_object(compile):
+    def program(x, thing, items):
+        items["c"] = 5
+        return x * getattr(thing, "c", 7), items.get("a"), list(items)
+
+    run, results = compile(program), []
+    for shared in (False, True, False):
+        thing = Plain()
+        thing.a = 1
+        results.append((run(ones(), thing, vars(thing) if shared else {"a": 2}), vars(thing)))
+    return results
+
+
+@case
+def what_is_handed_through_may_be_missing(compile):
+    run = compile(lambda x, thing, items: (x + 1, getattr(thing, "b", 7), items.get("k", 8)))
+    first, second = Plain(), Plain()
+    first.b = 2
+    return [run(ones(), *pair) for pair in ((first, {"k": 1}), (second, {"k": 1}), (first, {}), (second, {}))]
+
+
 class SelfDict(dict):
     def __init__(self, **items):
         super().__init__(**items)

@@ -22,7 +22,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
-from kiln.runtime.guards.source import OffsetSource, Source
+from kiln.runtime.guards.source import AttrSource, LocalSource, OffsetSource, Source
 
 SHARED = (Tensor, Object, Dict, List, Set)
 """Kinds of values of which one object may be reached on several paths."""
@@ -72,6 +72,24 @@ def changed_objects(s: Session) -> None:
             found.setdefault(kind, []).append([value.source])
     for groups in found.values():
         several_groups(s, groups)
+    instance_dicts(s, written)
+
+
+def instance_dicts(s: Session, written: set[int]) -> None:
+    """A dict among the arguments is not to become the `__dict__` of an object that the program looks into."""
+    known = [value for value in s.shared_objects() if isinstance(value, Dict | Object) and value.source is not None]
+    asked = {id(value) for value in s.owners.values()}
+    used = [value for value in known if id(value) in written or id(value) in asked or was_read(value)]
+    dicts = [value for value in used if isinstance(value, Dict) and type(value.source) is LocalSource]
+    owners = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
+    if dicts and owners and any(id(value) in written for value in (*dicts, *owners)):
+        paths = [value.source for value in dicts] + [AttrSource(one.source, "__dict__") for one in owners if one.source]
+        several_groups(s, [[path] for path in paths if path is not None])
+
+
+def has_plain_dict(value: Object) -> bool:
+    """Modules keep theirs to themselves."""
+    return type(getattr(value.original, "__dict__", None)) is dict and not issubclass(value.cls, torch.nn.Module)
 
 
 def was_read(value: Value) -> bool:

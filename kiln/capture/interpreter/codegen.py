@@ -83,7 +83,7 @@ class CodeWriter:
         if name is not None:
             self.body.op("LOAD_FAST", name)
         elif value.source is not None and not isinstance(value, Cell):
-            self.body.op("LOAD_FAST", self.loaded(value.source))
+            self.body.op("LOAD_FAST", self.found(value, value.source))
         elif isinstance(value, Constant):
             self.body.const(value.value)
         else:
@@ -178,13 +178,19 @@ class CodeWriter:
         if known is not None:
             return known
         if value.source is not None and not isinstance(value, Cell):
-            return self.loaded(value.source)
+            return self.found(value, value.source)
         if isinstance(value, Tensor):
             return self.output(value)
         self.emit(value)
         name = self.temporary()
         self.body.op("STORE_FAST", name)
         return name
+
+    def found(self, value: Value, source: Source) -> str:
+        """The temporary that holds a value from outside. That its path leads to something is guarded, too."""
+        if type(source) is not LocalSource and not isinstance(value, Tensor):
+            self.session.guard_type(value)
+        return self.loaded(source)
 
     def loaded(self, source: Source) -> str:
         """The temporary that holds what stands at `source`, loaded before all effects."""

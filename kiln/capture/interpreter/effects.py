@@ -50,11 +50,14 @@ class AttributeEffect:
 
     value: Any
     name: str
+    again: bool = False
+    """It was deleted and set again: it comes last in the instance's dict."""
 
     def emit(self, g: Codegen) -> None:
         new = self.value.attrs.get(self.name)
-        if new is None:
+        if new is None or self.again:
             emit_deletion(g, self.value, self.name)
+        if new is None:
             return
         g.emit(self.value)
         emit_attribute(g, self.value.python_type(), self.name, new)
@@ -182,9 +185,12 @@ def rewritten(s: Session, value: Value) -> None:
     s.effects[("contents", id(value))] = ContentsEffect(value)
 
 
-def attribute_set(s: Session, value: Value, name: str) -> None:
-    """Note that an attribute of an object from outside was set."""
+def attribute_set(s: Session, value: Value, name: str, again: bool = False) -> None:
+    """Note that an attribute of an object from outside was set; `again` after it was deleted."""
     if value.source is not None:
-        s.effects.setdefault(("attribute", id(value), name), AttributeEffect(value, name))
+        key = ("attribute", id(value), name)
+        if again:
+            s.effects.pop(key, None)
+        s.effects.setdefault(key, AttributeEffect(value, name, again))
     elif value.real() is not MISSING:
         raise value.unsupported("change", "it has no path from the arguments of the frame")

@@ -16,7 +16,7 @@ from kiln.capture.interpreter.effects import mutated
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
-from kiln.runtime.guards.guard import GuardKind, SetExpectation
+from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, Source
 
 
@@ -351,6 +351,9 @@ def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
 
     owner = s.owners.get(id(real))
     if owner is not None:
+        if source is not None and owner.source is not None:
+            paths = AttrSource(owner.source, "__dict__"), source
+            s.guard(source, GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0, 0), "object"))
         return s.hooks.get_attr(s, owner, "__dict__")
     return s.same_object(real, source, make)
 

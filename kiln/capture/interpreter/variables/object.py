@@ -154,9 +154,16 @@ class Object(Value):
             if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
         self.own_dict(s)
+        self.put_attr(s, name, value)
+
+    def put_attr(self, s: Session, name: str, value: Value | None) -> None:
+        """Write the instance's dict; what was deleted before comes last now."""
+        again = value is not None and self.attrs.get(name, MISSING) is None
+        if again and not isinstance(self.attrs, OwnItems):
+            del self.attrs[name]
         self.attrs[name] = value
         if not isinstance(self.attrs, OwnItems):
-            attribute_set(s, self, name)
+            attribute_set(s, self, name, again=again)
 
     def key(self, s: Session) -> Any:
         """Itself: told apart by identity, so that a later object in its place must be the very same."""
@@ -474,8 +481,9 @@ def instance_dict(s: Session, value: Object) -> Value:
         if value.original is not MISSING and value.source is not None:
             source = AttrSource(value.source, "__dict__")
             s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
-        for name in value.instance_names():
-            value.instance_attr(s, name)
+        names = value.instance_names()
+        loaded = {name: value.instance_attr(s, name) for name in names}
+        value.attrs = {**loaded, **{name: None for name in value.attrs if name not in loaded}}
         found = known[id(value)] = Dict(InstanceItems(s, value))  # type: ignore[arg-type]
     return found
 
@@ -497,16 +505,11 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
     def __setitem__(self, name: str, item: tuple[Value, Value]) -> None:
         if type(name) is not str:
             raise self.owner.unsupported("change of `__dict__`", "a key is no string")
-        attrs = self.owner.attrs
-        if attrs.get(name, MISSING) is None:
-            del attrs[name]  # it comes last now
-        attrs[name] = item[1]
-        attribute_set(self.session, self.owner, name)
+        self.owner.put_attr(self.session, name, item[1])
 
     def __delitem__(self, name: str) -> None:
         self[name]
-        self.owner.attrs[name] = None
-        attribute_set(self.session, self.owner, name)
+        self.owner.put_attr(self.session, name, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter([name for name, value in self.owner.attrs.items() if value is not None])
