@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
@@ -113,6 +114,11 @@ class Captured:
     facts: list[Fact]
 
 
+def variant_key(settings: SessionSettings, label: str) -> KeyBuilder:
+    """A key of what decides how variants are compiled. (A session must not be held by what it holds.)"""
+    return compile_key(label, settings.options, settings.target).add("fullgraph", settings.fullgraph)
+
+
 class Session:
     """The compiled variants of one function (and of its resume functions) and what is known of them."""
 
@@ -126,15 +132,11 @@ class Session:
         self.stored: VariantStore | None = None
         """Variants on disk; a user's backend gives callables that cannot be written."""
         if settings.options.cache and settings.backend is None:
-            self.stored = VariantStore(self.store, events, self._start_key)
+            self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now: the first call waits for nothing that is known before
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
-
-    def _start_key(self, label: str) -> KeyBuilder:
-        key = compile_key(label, self.settings.options, self.settings.target)
-        return key.add("fullgraph", self.settings.fullgraph)
 
     def dispatcher(self, function: FunctionType) -> Dispatcher:
         """A dispatcher of `function` whose misses come here."""
