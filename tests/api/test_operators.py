@@ -130,3 +130,13 @@ def test_sizes_that_change_down_to_nothing(name: str) -> None:
         for one, other in zip(compiled(x), function(x), strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
     assert kiln.report_of(compiled).compiles <= 3
+
+
+def test_integers_are_not_divided_where_the_quotient_is_not_taken() -> None:
+    """Beyond the slice that is put in, there is no divisor."""
+
+    def part(x: Tensor) -> Results:
+        quotient = torch.div(x, x, rounding_mode="trunc")
+        return torch.slice_scatter(quotient, quotient[:1] * 2, 0, -1), F.pad(7 % x, (2, 1)), 5 // x
+
+    assert_as_eager(part, torch.tensor([3, -2, 5, 7, 1], dtype=torch.int32))

@@ -129,3 +129,32 @@ def test_the_gradient_of_what_was_overwritten_is_zero(function: Callable[[Tensor
     x = torch.ones(3, requires_grad=True)
     kiln.compile(function, fullgraph=True)(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [0, 0, 0]
+
+
+def test_an_input_whose_part_was_written_and_another_that_nothing_needs() -> None:
+    def function(x: Tensor, y: Tensor) -> Results:
+        z = y * 1
+        z.view(-1).add_(1)
+        z[0] = 0
+        return x > 0, z.flatten()
+
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    _, made = kiln.compile(function, fullgraph=True)(x, y)
+    made.sum().backward()
+    assert x.grad is None and y.grad is not None and y.grad.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_tangents_of_a_row_whose_size_changes() -> None:
+    """The only size that the stride of a size-1 dimension would tell is not read off a tangent."""
+
+    def function(x: Tensor) -> Results:
+        y = torch.nn.functional.pad(x, (0, -1))
+        return y * 2, y
+
+    compiled = kiln.compile(function, fullgraph=True, dynamic=True)
+    for sizes in ((6, 2), (1, 4), (1, 7)):
+        x = torch.randn(sizes, requires_grad=True)
+        results = compiled(x)
+        tangents = [torch.ones(sizes[0], sizes[1] - 1) for _ in results]
+        (made,) = torch.autograd.grad(results, x, tangents)
+        assert made.tolist() == [[3.0] * (sizes[1] - 1) + [0.0]] * sizes[0]

@@ -90,8 +90,15 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
 
 
 def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:
-    """The gradient of a result: its sizes and format, dense, at offset 0."""
+    """The gradient of a result: its sizes and format, dense, at offset 0.
+
+    Where strides of size-1 dimensions are all that differs from a contiguous tensor, it is one: a size that only such
+    a stride tells could not be read off a tangent, whose strides are the caller's.
+    """
     spec = preserved(recorder.env, like.place.spec)
+    known = tuple([recorder.env.simplify(size) for size in spec.sizes])
+    if spec.with_view(known, spec.strides, 0).is_contiguous():
+        spec = spec.with_sizes(spec.sizes)
     number = {"index": index, "name": f"tangent_{index}"}
     return recorder.fake_of(Node(PRIMS["input"], (), number, spec))
 

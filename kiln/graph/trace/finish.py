@@ -38,7 +38,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
         record.used = id(record.node) in live or index in aliased or target
-    use_for_gradients(records, outputs)
+    use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     for index, record in enumerate(records):
         if record.used:
@@ -48,12 +48,13 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
 
 
-def use_for_gradients(records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
+def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
     """An input whose value no output needs, but whose gradient is defined: zeros, where all of it was overwritten."""
     waiting = [record for record in records if record.requires_grad and not record.used]
     if not waiting:
         return
-    reached = history_of(outputs)
+    with mode:  # autograd may have to make the history of a view anew
+        reached = history_of(outputs)
     for record in waiting:
         record.used = id(record.origin) in reached
 

@@ -26,9 +26,19 @@ def pointwise(body: Body, node: Node, index: Index, mask: int | None) -> int:
     return body.builder.pointwise(node.op, spec.dtype, *operands)
 
 
+def division(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    """Where the result is masked so is the divisor, and a masked load gives 0: integers are divided by 1 there."""
+    spec = node.tensor
+    left, right = [body.broadcast_element(one, index, spec.sizes, mask) for one in node.inputs]
+    if mask is not None and not spec.dtype.is_floating_point:
+        right = body.choose(spec.dtype, mask, right, body.builder.constant(1, spec.dtype))
+    return body.builder.pointwise(node.op, spec.dtype, left, right)
+
+
+DIVISIONS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 for _row in PRIMS:
     if _row.kind is Kind.POINTWISE:
-        ELEMENT[_row.name] = pointwise
+        ELEMENT[_row.name] = division if _row.name in DIVISIONS else pointwise
 
 
 @ELEMENT("constant")
