@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kiln
 from kiln.loops.codegen.cpp import prelude
 from kiln.loops.ir.parse import parse_program
 from kiln.loops.ir.scheduled import Launch
@@ -48,6 +49,25 @@ def program_of(*lines: str, dtype: str = "f64", inputs: int = 1, size: int = 300
 )
 def test_which_loops_are_calls(text: str, expected: list[str]) -> None:
     assert steps_of(text) == expected
+
+
+def test_calls_in_place_of_views_and_of_sizes_that_change() -> None:
+    """What a call gives is written back, seen as a view, and has eager's strides."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x.exp_()
+        return x, torch.sin(y).view(-1, 2), torch.cos(y.t())
+
+    compiled = kiln.compile(program, dynamic=True)
+    for rows in (300, 40, 500):
+        x, y = torch.randn(rows, dtype=torch.float64), torch.randn(rows, 4, dtype=torch.float64)
+        kept = x.clone()
+        want = program(x, y)
+        got = compiled(kept, y)
+        assert torch.equal(kept, x)
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
 
 
 def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:
