@@ -193,7 +193,9 @@ class Backward:
         key = ""
         if self.context.options.cache:
             settings = compile_key("backward", self.context.options, self.context.host).digest()
-            key = content_key(settings, self.written(), repr((needed, given)), *sorted(self.constants))
+            # Which inputs the gradients belong to stands in the signature: equal graphs may differ in it.
+            places = repr((needed, given, self.grads)), encode_plan(self.signature).hex()
+            key = content_key(settings, self.written(), *places, *sorted(self.constants))
             stored = self.context.store.get("backward", key)
             if stored is not None:
                 with suppress(*UNREADABLE):  # written by another version, or damaged

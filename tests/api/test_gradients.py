@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +107,23 @@ def test_no_tangent_at_all() -> None:
     y = kiln.compile(lambda x: torch.sin(x) * 2, fullgraph=True)(x)
     Nothing.apply(y).sum().backward()
     assert x.grad is None
+
+
+def test_equal_backward_graphs_of_different_inputs(tmp_path: Path) -> None:
+    """What is kept on disk of one is not taken for the other: their gradients belong to different inputs."""
+
+    def first(b: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = w * w
+        return b + shift
+
+    def second(w: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = w * w
+        return b + shift
+
+    for function in (first, second):
+        w, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        given = (b, w) if function is first else (w, b)
+        kiln.compile(function, options={"cache_dir": str(tmp_path)})(*given).sum().backward()
+        assert w.grad is None and b.grad is not None and b.grad.tolist() == [1.0, 1.0]

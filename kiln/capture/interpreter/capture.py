@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -327,6 +327,7 @@ def finish(
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
         refuse_own_leaves(s, trace)
+        refuse_shared_history(s, trace)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
@@ -371,11 +372,26 @@ def write_divisor_checks(
 def refuse_own_leaves(s: Session, trace: Any) -> None:
     """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
     own = [one for one in s.state.get("leaves", ()) if one[0].requires_grad and one[0].is_leaf]
-    if not own or not trace.needs_grad:
-        return
-    _, frame, frame.step, place = own[0]
-    stop = UnsupportedCall(function="requires_grad_", why="results of the region have gradients for what it makes")
-    stop.frames, stop.resumable, stop.at = [frame], False, place
+    if own and trace.needs_grad:
+        _, *place = own[0]
+        break_before(place, "requires_grad_", "results of the region have gradients for what it makes")
+
+
+def refuse_shared_history(s: Session, trace: Any) -> None:
+    """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
+    found: dict[int, list[Any]] = {}
+    for value in s.state.get("inputs", ()):
+        found.setdefault(id(value.fake.place.storage), []).append(value.fake)
+    shared = {id(fake) for group in found.values() if len(group) > 1 for fake in group}
+    if any(record.has_history and id(record.fake) in shared for record in trace.inputs):
+        break_before(s.state["in_place"][0], "in-place operation", "another input of the region has its memory")
+
+
+def break_before(place: Sequence[Any], function: str, why: str) -> None:
+    """Begin again and break in front of a call that this attempt recorded: (frame, step, line)."""
+    frame, frame.step, line = place
+    stop = UnsupportedCall(function=function, why=why)
+    stop.frames, stop.resumable, stop.at = [frame], False, line
     raise stop
 
 

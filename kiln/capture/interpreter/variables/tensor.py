@@ -364,6 +364,8 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the recording has the call already: begin again and break in front of it
         raise stop
+    if before is not None:
+        s.state.setdefault("in_place", []).append((s.frame, s.frame.step, s.frame.location()))
     if target == "requires_grad_" or "requires_grad" in kwargs:
         s.state.setdefault("leaves", []).append((result, s.frame, s.frame.step, s.frame.location()))
     return from_torch(s, result)
