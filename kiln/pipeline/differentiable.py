@@ -58,7 +58,10 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     with context.events.stage("replay"):
         again = write_replay(recorder, trace)
     return differentiable_region(
-        halves, again, trace.constants, context, enables_grad=not recorder.grad_at_start, hidden=hidden
+        *(halves, again, trace.constants, context),
+        enables_grad=not recorder.grad_at_start,
+        hidden=hidden,
+        detached=detached_outputs(trace),
     )
 
 
@@ -70,9 +73,10 @@ def differentiable_region(
     *,
     enables_grad: bool = False,
     hidden: int = 0,
+    detached: tuple[int, ...] = (),
 ) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
-    signature = replace(halves.signature, hidden=hidden, detached=detached_outputs(halves))
+    signature = replace(halves.signature, hidden=hidden, detached=detached)
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
@@ -120,15 +124,18 @@ def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again
     return region
 
 
-def detached_outputs(halves: Partition) -> tuple[int, ...]:
+def detached_outputs(trace: Trace) -> tuple[int, ...]:
     """Views of what needs a gradient that need none: the runtime rebuilds them as views that do."""
-    return tuple(
-        [
-            place
-            for place, output in enumerate(halves.forward.outputs[: halves.num_user_outputs])
-            if output.alias is not None and output.alias.view is not None and not output.requires_grad
-        ]
-    )
+    outputs, inputs = trace.graph.outputs, trace.used_inputs
+    found: list[int] = []
+    for place, output in enumerate(outputs):
+        alias = output.alias
+        if alias is None or alias.view is None or output.requires_grad:
+            continue
+        base = inputs[alias.index].requires_grad if alias.of == "input" else outputs[alias.index].requires_grad
+        if base:
+            found.append(place)
+    return tuple(found)
 
 
 def detached(results: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[torch.Tensor, ...]:

@@ -560,6 +560,40 @@ def a_training_step_inside(compile):
 
 
 @case
+def inputs_in_one_memory(compile):
+    def changed(a, b):
+        product = a * b
+        b[0].mul_(-1.0)
+        return product, b
+
+    def looked_at(a, b):
+        return b[0], a.detach()
+
+    run, look, results = compile(changed), compile(looked_at), []
+    for view in (torch.t, torch.clone):
+        start = leaf()
+        a = start * 3
+        b = view(a)
+        product, _ = run(a.detach(), b.detach())
+        product_2, result = run(a, b)
+        result.sum().backward()
+        results += [product, product_2, start.grad, a, b]
+    plain = torch.zeros(2, 2)
+    return results, look(plain, plain.detach()), look(plain, torch.ones(2, 2))
+
+
+@case
+def views_stay_tied_to_an_input_without_gradients(compile):
+    def program(x, p):
+        return x.view(-1), x[0], (p * 2).sum()
+
+    x, p = torch.ones(2, 2), torch.ones(4, requires_grad=True)
+    flat, row, _ = compile(program)(x, p)
+    flat.add_(p)
+    return x.requires_grad, flat.requires_grad, row.requires_grad, row.detach()
+
+
+@case
 def retained_gradients(compile):
     def program(x):
         y = x * 2

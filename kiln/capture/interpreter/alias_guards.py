@@ -111,16 +111,20 @@ def cells(s: Session) -> None:
 
 
 def memory(s: Session) -> None:
-    """Where an input is written: which inputs lie in one storage, and where in it."""
+    """Where an input is written: which inputs lie in one storage, and where in it. So too where some overlap: results
+    that are views of one may be views of the other."""
     inputs: list[Any] = [value for value in s.state.get("inputs", ()) if has_storage(value.original)]
-    if not any(is_written(value) for value in inputs):
-        return
     groups: dict[int, list[Any]] = {}
     for value in inputs:
         groups.setdefault(value.original.untyped_storage()._cdata, []).append(value)
-    several_groups(s, ([one.source for one in group] for group in groups.values()), "storage")
+    written = any(is_written(value) for value in inputs)
+    if written:
+        several_groups(s, ([one.source for one in group] for group in groups.values()), "storage")
     for group in groups.values():
-        if len(group) > 1 and any(is_written(one) for one in group):
+        overlapping = len({id(one.fake.place.storage) for one in group}) < len(group)
+        if overlapping and not written:
+            several_groups(s, [[one.source for one in group]], "storage")
+        if len(group) > 1 and (overlapping or any(is_written(one) for one in group)):
             for one in group:
                 offset = ("o", OffsetSource(one.source))
                 expected = ShapeRelation(f"o == {one.original.storage_offset()}", (offset,))
