@@ -36,6 +36,12 @@ def test_random_symbolic(seed: int, runner: Runner) -> None:
     assert_same_values(runner, random_program(seed, symbolic=True), {"s0": (1, 2, 5, 13)[seed % 4]})
 
 
+@pytest.mark.parametrize("seed", [111, 165])
+def test_sums_of_many_columns_are_not_kept(seed: int, runner: Runner) -> None:
+    """A running sum per point of an axis of unknown size is no block of registers: of a scan, of a column's sum."""
+    assert_same_values(runner, random_program(seed, symbolic=seed % 3 == 0), {"s0": 5})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_more_random(seed: int, runner: Runner) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.ir.nodes import Buffer, Reduction
+from kiln.loops.ir.nodes import Buffer, Reduction, Scan
 from kiln.loops.schedule.affine import guess, guess_large
 from kiln.loops.schedule.align import Alignment, align, dependencies, pair_by_size
 from kiln.loops.schedule.graph import Dependencies
@@ -19,7 +19,7 @@ from kiln.loops.schedule.layout import best_vector
 from kiln.loops.schedule.parallel import pieces, starves, wanted_pieces
 from kiln.loops.schedule.split import SERIAL_POINTS, is_splittable
 from kiln.support.target import Target
-from kiln.symbolic import Symbol, product
+from kiln.symbolic import Symbol, is_static, product
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
@@ -27,6 +27,8 @@ GOOD_PART = 8
 """What is saved is worth a worse loop if it is one part in so many of what the loop moves."""
 SMALL_SUM = 1 << 18
 """Points that a GPU sums in less than the time of a launch."""
+MOST_COLUMNS = 1 << 14
+"""Running sums that the registers of a program of a GPU have room for."""
 MOST_MEMBERS = 48
 """Loops in a kernel; beyond this it is slow to compile and short of registers."""
 
@@ -146,9 +148,17 @@ def mixed_order(first: Group, second: Group, context: Context) -> Alignment | No
     found = align(first, second, context.symbols, opened=True)
     if found is None or len(found.units) != len(first.units):
         return None
+    if context.target.is_gpu and not _fits_registers(second):
+        return None
     outer = [found.names.get(one) for one in second.members[0].reduced()]
     split = any(one in found.units for one in outer)
     return found if split and all(one in outer for one in first.part_symbols()) else None
+
+
+def _fits_registers(group: Group) -> bool:
+    """Can a program of a GPU hold the parts of the sums of `group`, one for each column?"""
+    columns = product(size for one, size in group.sizes.items() if one not in group.members[0].reduced())
+    return is_static(columns) and columns <= MOST_COLUMNS
 
 
 def combined_parts(first: Group, second: Group, context: Context) -> Alignment | None:
@@ -297,14 +307,14 @@ def _waits(first: Group, second: Group, found: Alignment, saved: int, context: C
 
 
 def _keeps_inside(first: Group, second: Group, found: Alignment) -> bool:
-    """Would a unit keep several results of a reduction that were units before?
+    """Would a unit keep several results of a reduction or of a scan that were units before?
 
     A program of a GPU has registers for one row, not for all rows of an image. Parts of sums are made to be kept.
     """
     names: Mapping[Symbol, Symbol]
     for group, names in ((first, {}), (second, found.names)):
         for member in group.members:
-            if member.partial is not None or not isinstance(member.node, Reduction):
+            if member.partial is not None or not isinstance(member.node, Reduction | Scan):
                 continue
             reduced = {names.get(one, one) for one in member.reduced()}
             kept = {names.get(one, one) for one in member.symbols()} - reduced
