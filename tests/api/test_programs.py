@@ -594,6 +594,19 @@ def views_stay_tied_to_an_input_without_gradients(compile):
 
 
 @case
+def a_detached_input_gets_a_history_of_its_own(compile):
+    def program(a, b):
+        inner = b.detach()
+        inner.copy_(a * 3)
+        return inner, b * 2
+
+    a, start = leaf(), leaf()
+    inner, doubled = compile(program)(a, start * 1)
+    (inner.sum() * 5 + doubled.sum()).backward()
+    return inner, doubled, a.grad, start.grad
+
+
+@case
 def retained_gradients(compile):
     def program(x):
         y = x * 2

@@ -351,7 +351,8 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes; what it returns as a value."""
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
-    before = needing_gradients(s) if changes_tensors(target, kwargs) else None
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    before = needing_gradients(s, first) if changes_tensors(target, kwargs) else None
     try:
         result = s.recorder.call(target, plain, named, stack=s.frame.locations())
     except Exception as error:
@@ -360,7 +361,7 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
             return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
         raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
-    if before is not None and before != needing_gradients(s):
+    if before is not None and before != needing_gradients(s, first):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the recording has the call already: begin again and break in front of it
         raise stop
@@ -378,9 +379,13 @@ def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
     return target in IN_PLACE or "out" in kwargs or getattr(target, "__name__", "").endswith("_")
 
 
-def needing_gradients(s: Session) -> list[bool]:
-    """For each tensor from outside, whether it requires gradients now."""
-    return [value.fake.requires_grad for value in s.state.get("inputs", ())]
+def needing_gradients(s: Session, changed: Tensor | None = None) -> list[bool]:
+    """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
+    inputs = s.state.get("inputs", ())
+    found = [value.fake.requires_grad for value in inputs]
+    if changed is not None and any(value.fake.place.storage is changed.fake.place.storage for value in inputs):  # type: ignore[attr-defined]
+        found.append(changed.fake.requires_grad)
+    return found
 
 
 def refuse_outside_gradients(s: Session, tensor: Tensor, name: str) -> None:
