@@ -39,10 +39,10 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _broadcast(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-    """Of shapes that fit; a symbol is taken for the size (that of an axis of size 1 is a number)."""
+    """Of shapes that fit; asks of a symbol whether it is 1."""
     rank = max(len(one), len(other))
     long = [[1] * (rank - len(shape)) + list(shape) for shape in (one, other)]
-    return [b if isinstance(a, int) and a == 1 else a for a, b in zip(*long, strict=True)]
+    return [b if a == 1 else a for a, b in zip(*long, strict=True)]
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
