@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import kiln.api as api
-from kiln.cli.bench.accuracy import judge
+from kiln.cli.bench.accuracy import compare, judge
 from kiln.cli.bench.models import Case, build
 from kiln.cli.bench.results import score_times
 from kiln.cli.bench.suite import load_suite
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     ours = case.run(compiled)
     first = time.perf_counter() - start
     eager = case.run(case.model)
-    verdict = judge(ours, eager, in_float64(case))
+    verdict = judge([compare(ours, eager, in_float64(case))])
     score = score_times(*alternate(case, compiled, arguments.pairs))
     print(f"first call     {first:.2f} s (capture, compile and run; g++ included)")
     print(f"speed          {score.speed:.3f} times eager, 95 % interval {score.low:.3f} .. {score.high:.3f}")

@@ -61,7 +61,6 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         *(halves, again, trace.constants, context),
         enables_grad=not recorder.grad_at_start,
         hidden=hidden,
-        detached=detached_outputs(trace),
     )
 
 
@@ -73,10 +72,9 @@ def differentiable_region(
     *,
     enables_grad: bool = False,
     hidden: int = 0,
-    detached: tuple[int, ...] = (),
 ) -> CompiledRegion:
     """Forward now, backward when it is first needed."""
-    signature = replace(halves.signature, hidden=hidden, detached=detached)
+    signature = replace(halves.signature, hidden=hidden)
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
@@ -117,33 +115,9 @@ def join_halves(forward: Executable, backward: Backward, spec: RegionSpec, again
         region = torch.enable_grad()(region)
     signature = backward.signature
     users = slice(signature.hidden, signature.num_outputs)
-    if signature.detached:
-        return lambda *inputs: detached(region(*inputs), signature.detached)[users]
     if signature.carried or signature.hidden:
         return lambda *inputs: region(*inputs)[users]
     return region
-
-
-def detached_outputs(trace: Trace) -> tuple[int, ...]:
-    """Views of what needs a gradient that need none: the runtime rebuilds them as views that do."""
-    outputs, inputs = trace.graph.outputs, trace.used_inputs
-    found: list[int] = []
-    for place, output in enumerate(outputs):
-        alias = output.alias
-        if alias is None or alias.view is None or output.requires_grad:
-            continue
-        base = inputs[alias.index].requires_grad if alias.of == "input" else outputs[alias.index].requires_grad
-        if base:
-            found.append(place)
-    return tuple(found)
-
-
-def detached(results: Sequence[torch.Tensor], places: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """`results`, those at `places` without a history."""
-    made = list(results)
-    for place in places:
-        made[place] = made[place].detach()
-    return tuple(made)
 
 
 def replay_sections(again: ReplayData) -> dict[str, bytes]:

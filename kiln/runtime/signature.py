@@ -66,4 +66,3 @@ class Signature:
     tangents: tuple[Tangent, ...]
     gradients: tuple[int, ...]
     hidden: int = 0
-    detached: tuple[int, ...] = ()

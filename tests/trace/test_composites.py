@@ -16,7 +16,7 @@ LEFT = ((4,), (3, 4), (2, 3, 4), (5, 1, 3, 4), (1, 2, 3, 4))
 RIGHT = ((4,), (4, 6), (2, 4, 6), (5, 2, 4, 6), (1, 4, 6))
 
 
-@pytest.mark.parametrize(("left", "right"), itertools.product(LEFT, RIGHT))
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(LEFT, RIGHT)))
 def test_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     x, y = torch.randn(left), torch.randn(right)
     got, expected = matmul(x, y), torch.matmul(x, y)

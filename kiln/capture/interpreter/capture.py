@@ -434,14 +434,17 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
 
 def leaf_methods(trace: Any, names: list[str]) -> Iterator[tuple[str, str]]:
     """What is called on results that share memory with a tensor, but not its history, and on leaves made inside."""
-    for name, output, leaf in zip(names, trace.graph.outputs, trace.leaves, strict=True):
+    outputs = trace.graph.outputs
+    sharing = {one.alias.index for one in outputs if one.requires_grad and one.alias and one.alias.of == "output"}
+    for place, (name, output, leaf) in enumerate(zip(names, outputs, trace.leaves, strict=True)):
         alias = output.alias
         if not leaf or (alias is not None and alias.of == "input" and alias.view is None):
             continue
+        base = None
         if alias is not None:
-            base = trace.used_inputs[alias.index] if alias.of == "input" else trace.graph.outputs[alias.index]
-            if base.requires_grad:
-                yield name, "detach"
+            base = trace.used_inputs[alias.index] if alias.of == "input" else outputs[alias.index]
+        if place in sharing or (base is not None and base.requires_grad):
+            yield name, "detach"
         if output.requires_grad:
             yield name, "requires_grad_"
 

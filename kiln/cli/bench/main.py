@@ -109,6 +109,8 @@ def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> 
                     worker.go_on()
             for worker, one in zip(workers, found, strict=True):
                 one |= worker.next()
+                if step == count - 1:
+                    worker.close()  # what it holds of the GPU is free for those after it
     for worker in workers:
         worker.close()
     return found

@@ -105,7 +105,8 @@ def write_data(path: Path, found: dict[str, Any]) -> None:
     """What was found, with date, versions, machine and the command."""
     data = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python -m kiln " + " ".join(sys.argv[1:]),
+        "command": "python -m kiln "
+        + " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv[1:]),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),

@@ -59,7 +59,9 @@ class Worker:
         return {"failure": last[0], "stderr": text}
 
     def close(self) -> None:
-        """End the process, which waits after its last step."""
+        """End the process, which waits after its last step; once."""
+        if self._errors.closed:
+            return
         self._process.kill()
         self._process.communicate()
         self._errors.close()

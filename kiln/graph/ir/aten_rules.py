@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kiln.graph.prims.extremes import extremes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
@@ -110,12 +111,23 @@ def sum_(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
 
 @rule("amax")
 def amax(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
-    return call("amax.default", x, axes) if axes else x
+    return extreme(call, "amax.default", x, axes)
 
 
 @rule("amin")
 def amin(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
-    return call("amin.default", x, axes) if axes else x
+    return extreme(call, "amin.default", x, axes)
+
+
+def extreme(call: Call, name: str, x: Any, axes: tuple[int, ...]) -> Any:
+    """Of rows without elements, which ATen refuses, it is where the search for one begins."""
+    if not axes:
+        return x
+    if not isinstance(x, torch.Tensor) or all(x.shape[axis] for axis in axes):
+        return call(name, x, axes)
+    lowest, highest = extremes(x.dtype)
+    left = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    return call("new_full.default", x, left, lowest if name.startswith("amax") else highest)
 
 
 @rule("any")

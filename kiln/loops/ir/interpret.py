@@ -18,6 +18,7 @@ from typing import Any, final
 
 import torch
 
+from kiln.graph.prims.extremes import extremes
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Prim
 from kiln.loops.ir.body import Index, LoopHandler
@@ -187,13 +188,8 @@ def reduce_start(op: ReduceOp, dtype: torch.dtype) -> bool | int | float:
         return False if dtype == torch.bool else 0
     if op in (ReduceOp.PROD, ReduceOp.ALL):
         return True if dtype == torch.bool else 1
-    largest = op in (ReduceOp.MAX, ReduceOp.ARGMAX)
-    if dtype.is_floating_point:
-        return float("-inf") if largest else float("inf")
-    if dtype == torch.bool:
-        return not largest
-    info = torch.iinfo(dtype)
-    return info.min if largest else info.max
+    least, greatest = extremes(dtype)
+    return least if op in (ReduceOp.MAX, ReduceOp.ARGMAX) else greatest
 
 
 def reduced(value: Tensor, op: ReduceOp, dims: Sequence[int], dtype: torch.dtype) -> Tensor:

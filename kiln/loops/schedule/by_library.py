@@ -10,13 +10,10 @@ stays a kernel: it saves a pass over memory, and the call would save less the mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
 
 import torch
 
-from kiln.graph.ir.aten_rules import ATEN_RULES
-from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.ir.single_call import call_of
 from kiln.loops.ir.analyses import points
 from kiln.loops.ir.body import Compute, Load
 from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, Pointwise
@@ -46,22 +43,6 @@ WORTH_A_CALL, NARROW_WORTH_A_CALL = 1 << 8, 1 << 16
 """Numbers from which on a call costs less than it saves: about a microsecond against 5 and 0.05 nanoseconds each."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    """What the rule of a primitive in the column `aten` calls."""
-
-    out: Buffer
-    origin: str
-
-    @property
-    def spec(self) -> TensorSpec:
-        return self.out.spec
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Extern:
-        return Extern((self.out,), f"aten.{name}", args, tuple(kwargs.items()), origin=self.origin)
-
-
 def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) -> Extern | None:
     """The call of ATen that computes `group`, if it is one function of whole tensors better left to it."""
     if target.is_gpu or len(group.members) != 1 or group.members[0].partial is not None:
@@ -73,9 +54,10 @@ def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) ->
     op = node.body.ops[node.body.results[0]]
     if args is None or not isinstance(op, Compute) or not _is_better(op, guess_large(points(node.axes))):
         return None
-    made = ATEN_RULES[op.op.name](_Recorder(node.out, node.origin), *args)
-    plain = isinstance(made, Extern) and made.args == args
-    return made if plain else None
+    call = call_of(op.op, node.out.spec, args, {})
+    if call is None or call.args != args:
+        return None
+    return Extern((node.out,), call.target, call.args, call.kwargs, origin=node.origin)
 
 
 def _is_better(op: Compute, size: int) -> bool:

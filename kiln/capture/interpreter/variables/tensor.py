@@ -32,6 +32,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import emit_deletion
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.graph.trace.log import target_name
+from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
 
@@ -139,9 +140,13 @@ VALUE_METHODS = frozenset(
 AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
 """They make autograd store gradients on tensors."""
 IN_PLACE = frozenset(
-    getattr(operator, f"i{name}")
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-) | {operator.setitem}
+    f"{mark}{name}{mark}"
+    for mark in ("", "__")
+    for name in (
+        "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
+    )
+)  # fmt: skip
+"""Names of operators, and of the methods behind them, that write to their first operand."""
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -374,9 +379,8 @@ def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
 
 def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
     """Whether a torch call may write to its arguments."""
-    if isinstance(target, str):
-        return target.endswith("_") or target.startswith("__i") or "out" in kwargs
-    return target in IN_PLACE or "out" in kwargs or getattr(target, "__name__", "").endswith("_")
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return changes_state(name) or name in IN_PLACE or "out" in kwargs
 
 
 def needing_gradients(s: Session, changed: Tensor | None = None) -> list[bool]:
