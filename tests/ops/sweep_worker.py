@@ -1,0 +1,400 @@
+"""The child of `sweep.py`: takes ops of the shard one by one, tells by JSON lines what it found.
+
+{"event": "op", "op": "nn.functional.gelu"}
+{"event": "failure", "op": "nn.functional.gelu", "kind": "values", "dtype": "bfloat16", ...}
+{"event": "end", "samples": 6}
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import types
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+import kiln
+from kiln.pipeline.session import KilnWarning
+from kiln.support.breaks import GraphBreak
+from kiln.support.errors import ERRORS
+from tests.ops.sweep_compare import Difference, differences, leaves, scale_of
+
+SEED = 20240229
+MOST_ELEMENTS = 1_000_000
+MOST_SAMPLES = 200
+"""Samples of an op that are made; those that are taken are spread over them."""
+TAKEN = {torch.float32: 4, torch.bfloat16: 2}
+UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Ops whose results have any values."""
+FALSE_CLAIMS = {"KILN1102", "KILN2201", "KILN2202", "KILN2203", "KILN2302", "KILN2303"}
+"""Breaks that say that eager would fail, or the graph is wrong: where eager did not fail they are failures."""
+OPTIONS = {"cache": False, "compile_workers": 1, "progress": False}
+
+
+class OutOfTime(BaseException):
+    """An op took longer than it may; no exception that the compiler would take for a fault of its own."""
+
+
+class DeviceLost(BaseException):
+    """The GPU answers nothing any more in this process."""
+
+
+def operators() -> list[Any]:
+    """torch's database. Its module asks for test libraries (expecttest) that nothing here uses: stand-ins will do."""
+    database = None
+    while database is None:
+        try:
+            database = importlib.import_module("torch.testing._internal.common_methods_invocations")
+        except ModuleNotFoundError as problem:
+            if not problem.name or problem.name in sys.modules or problem.name.startswith("torch"):
+                raise
+            sys.modules[problem.name] = StandIn(problem.name)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
+            module.wrapper_set_seed = plainly  # type: ignore[attr-defined]
+    return list(database.op_db)
+
+
+class StandIn(types.ModuleType):
+    """A module of empty classes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(unittest, name, type(name, (), {}))
+
+
+def plainly(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """In place of `wrapper_set_seed`, whose changes of the random state break the graph around each random op."""
+    return op(*args, **kwargs)
+
+
+def name_of(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def shard_of(ops: list[Any], shard: str, only: str) -> list[Any]:
+    """The ops of a shard in an order that is the same in each process."""
+    if only:
+        names = set(only.split(","))
+        return [op for op in ops if op.name in names or name_of(op) in names]
+    part, parts = map(int, shard.split("/"))
+    ordered = sorted(ops, key=name_of)
+    random.Random(SEED).shuffle(ordered)
+    return ordered[part % parts :: parts]
+
+
+@dataclass
+class Channel:
+    """Where lines go to."""
+
+    descriptor: int
+
+    def tell(self, event: str, **data: Any) -> None:
+        os.write(self.descriptor, (json.dumps({"event": event, **data}, default=str) + "\n").encode())
+
+
+@dataclass
+class OpCheck:
+    """What is done with one op."""
+
+    op: Any
+    device: str
+    channel: Channel
+    gradients: bool
+    finish_by: float
+    samples: int = 0
+    breaks: dict[str, int] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+    stage: str = ""
+    told: set[tuple[str, str, str, str]] = field(default_factory=set)
+
+    def run(self) -> None:
+        for dtype, number, sample in self.chosen():
+            if time.time() > self.finish_by:
+                return
+            self.context = {"dtype": str(dtype).removeprefix("torch."), "sample": number, "args": summary(sample)}
+            self.check(sample, dtype, gradient=False)
+            if self.gradients and dtype == torch.float32 and self.op.supports_autograd:
+                self.check(sample, dtype, gradient=True)
+            self.samples += 1
+
+    def dtypes(self) -> list[torch.dtype]:
+        supported = self.op.supported_dtypes(self.device)
+        floats = [one for one in (torch.float32, torch.bfloat16) if one in supported]
+        return floats or [one for one in (torch.int64, torch.int32, torch.bool) if one in supported][:1]
+
+    def chosen(self) -> Iterator[tuple[torch.dtype, int, Any]]:
+        """The samples, dtypes in turn: an op that gets no time for all of them has had each dtype."""
+        self.stage = "samples"
+        columns = [
+            [(dtype, n, one) for n, one in spread(self.made(dtype), TAKEN.get(dtype, 2))] for dtype in self.dtypes()
+        ]
+        for row in itertools.zip_longest(*columns):
+            yield from filter(None, row)
+
+    def made(self, dtype: torch.dtype) -> list[Any]:
+        seed()
+        wants = bool(self.op.supports_autograd and dtype.is_floating_point)
+        try:
+            found = list(itertools.islice(self.op.sample_inputs(self.device, dtype, requires_grad=wants), MOST_SAMPLES))
+        except Exception as problem:  # a sample that this machine cannot make (a library that is not there)
+            lost(problem)
+            return []
+        return [one for one in found if elements(one) <= MOST_ELEMENTS]
+
+    def check(self, sample: Any, dtype: torch.dtype, gradient: bool) -> None:
+        """Eager twice, float64, ours twice."""
+        mode = "gradient" if gradient else "forward"
+        self.context["mode"], self.stage = mode, "eager"
+        run = run_gradient if gradient else run_forward
+        seed()
+        inputs = (sample.input, *sample.args), dict(sample.kwargs)
+        try:
+            eager = run(self.op.op, inputs, sample)
+            again = run(self.op.op, inputs, sample, SEED + 1)
+        except Exception as problem:
+            lost(problem)
+            return
+        tensors = [one for one in leaves(inputs) if isinstance(one, Tensor)]
+        fixed = self.op.name not in UNINITIALISED and not differences(again, eager, again, scale_of(tensors))
+        exact = reference(run, self.op.op, inputs, sample) if fixed and dtype.is_floating_point else None
+        function = calling(self.op.op)
+        compiled = kiln.compile(function, options=OPTIONS)
+        for call in ("", ", second call"):
+            self.stage = "ours"
+            self.context["mode"] = mode + call
+            ours = self.ours(run, compiled, inputs, sample)
+            if ours is None:
+                break
+            self.note(differences(ours, eager, exact, scale_of(tensors), values=fixed))
+        self.count_breaks(compiled)
+
+    def ours(self, run: Any, compiled: Any, inputs: Any, sample: Any) -> Any:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", KilnWarning)
+            try:
+                result = run(compiled, inputs, sample)
+                synchronize(self.device)
+            except Exception as problem:
+                self.fail("error", type(problem).__name__, str(problem)[:600], trace=where(problem))
+                lost(problem)
+                return None
+            finally:
+                for one in said:
+                    self.note_warning(str(one.message))
+        return result
+
+    def note_warning(self, text: str) -> None:
+        code = next((one for one in ERRORS if one in text), "")
+        if not code or not issubclass(ERRORS[code], GraphBreak):
+            self.fail("warning", code, text[:1200])
+
+    def note(self, found: list[Difference]) -> None:
+        for kind, which, text in found:
+            self.fail(kind, f"result {which}", text)
+
+    def fail(self, kind: str, which: str, detail: str, **more: Any) -> None:
+        """Tell of a failure; of the same in the second call, or in the gradient, only once per sample."""
+        key = (kind, which, detail, f"{self.context['dtype']} {self.context['sample']}")
+        if key not in self.told:
+            self.told.add(key)
+            self.channel.tell(
+                "failure", op=name_of(self.op), kind=kind, which=which, detail=detail, **self.context, **more
+            )
+
+    def count_breaks(self, compiled: Any) -> None:
+        for one in kiln.report_of(compiled).breaks:
+            text = f"{one.code} {one.reason}"[:300]
+            self.breaks[text] = self.breaks.get(text, 0) + 1
+            if one.code in FALSE_CLAIMS:
+                self.fail("refused", one.code, one.reason[:600])
+
+
+def calling(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own for each compile."""
+    return lambda *args, **kwargs: op(*args, **kwargs)
+
+
+def seed(number: int = SEED) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+def spread(found: list[Any], count: int) -> list[tuple[int, Any]]:
+    """At most `count` of a list, from its beginning to its end, with their places."""
+    if len(found) <= count:
+        return list(enumerate(found))
+    return [(n, found[n]) for n in sorted({round(i * (len(found) - 1) / (count - 1)) for i in range(count)})]
+
+
+def elements(sample: Any) -> int:
+    tensors = [one for one in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(one, Tensor)]
+    return max((one.numel() for one in tensors), default=0)
+
+
+def summary(sample: Any) -> str:
+    try:
+        return str(sample.summary())[:800]
+    except Exception:
+        return "(no summary)"
+
+
+def copy_of(value: Any) -> Any:
+    """A tensor with the same strides in memory of its own; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    memory = value.detach().untyped_storage().clone()
+    fresh = torch.empty(0, dtype=value.dtype, device=value.device)
+    fresh.set_(memory, value.storage_offset(), value.size(), value.stride())
+    fresh = torch._neg_view(fresh) if value.is_neg() else fresh
+    fresh = fresh.conj() if value.is_conj() else fresh
+    return fresh.detach().requires_grad_(value.requires_grad)
+
+
+def doubled(value: Any) -> Any:
+    """In double precision, tensors and dtypes."""
+    wide = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
+    if isinstance(value, Tensor):
+        return value.detach().to(wide.get(value.dtype, value.dtype)).requires_grad_(value.requires_grad)
+    return wide.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def run_forward(function: Any, inputs: Any, sample: Any, number: int = SEED) -> Any:
+    """The result, and what became of the inputs."""
+    args, kwargs = tree_map(copy_of, inputs)
+    with torch.no_grad():
+        seed(number)
+        result = function(*args, **kwargs)
+    return result, [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
+
+
+def run_gradient(function: Any, inputs: Any, sample: Any, number: int = SEED) -> Any:
+    """The result and its gradients, by tangents that are the same in each run."""
+    args, kwargs = tree_map(copy_of, inputs)
+    sources = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+    seed(number)
+    result = function(*args, **kwargs)
+    ends = leaves(sample.output_process_fn_grad(result))
+    ends = [one for one in ends if isinstance(one, Tensor) and one.requires_grad]
+    if not sources or not ends:
+        return [result]
+    gradients = torch.autograd.grad(ends, sources, [tangent_of(one) for one in ends], allow_unused=True)
+    return [result, list(gradients)]
+
+
+def tangent_of(result: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED + result.dim())
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(result.dtype, result.dtype)
+    numbers = torch.randn(result.shape, generator=generator, dtype=narrow)
+    return numbers.to(device=result.device, dtype=result.dtype)
+
+
+def reference(run: Any, function: Any, inputs: Any, sample: Any) -> Any:
+    """What double precision gives, or None."""
+    try:
+        return run(function, tree_map(doubled, inputs), sample)
+    except Exception as problem:
+        lost(problem)
+        return None
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def lost(problem: Exception) -> None:
+    """Raise `DeviceLost` when no further call to the GPU can succeed."""
+    if "CUDA error" in str(problem) or "CUBLAS_STATUS_EXECUTION_FAILED" in str(problem):
+        try:
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").item()
+        except Exception:
+            raise DeviceLost(str(problem)[:600]) from problem
+
+
+def where(problem: BaseException) -> list[str]:
+    """The innermost frames of an exception, those of torch's database left out."""
+    frames = traceback.extract_tb(problem.__traceback__)[-6:]
+    return [f"{Path(one.filename).parent.name}/{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames]
+
+
+def ring(*_: Any) -> None:
+    raise OutOfTime
+
+
+def check_op(op: Any, arguments: argparse.Namespace, channel: Channel) -> bool:
+    """One op under its time limit; False when this process is of no use any more."""
+    finish_by = min(time.time() + arguments.op_seconds, arguments.deadline)
+    one = OpCheck(op, arguments.device, channel, not arguments.no_gradients, finish_by)
+    channel.tell("op", op=name_of(op))
+    usable = True
+    signal.alarm(max(1, int(arguments.op_limit)))
+    try:
+        one.run()
+        synchronize(arguments.device)
+    except OutOfTime as problem:
+        if one.stage == "ours":
+            one.fail("timeout", "", f"took over {arguments.op_limit} s", trace=where(problem))
+    except DeviceLost as problem:
+        if one.stage == "ours":
+            one.fail("crash", "the GPU", str(problem))
+        usable = False
+    except Exception as problem:
+        one.context = one.context or {"dtype": "", "sample": 0}
+        one.fail("sweep", type(problem).__name__, str(problem)[:600], trace=where(problem))
+    finally:
+        signal.alarm(0)
+    if one.breaks:
+        channel.tell("failure", op=name_of(op), kind="break", breaks=one.breaks)
+    channel.tell("end", op=name_of(op), samples=one.samples)
+    return usable
+
+
+def main() -> int:
+    reader = argparse.ArgumentParser()
+    for name in ("device", "shard", "only"):
+        reader.add_argument(f"--{name}", required=True)
+    for name in ("start", "channel"):
+        reader.add_argument(f"--{name}", required=True, type=int)
+    for name in ("op-seconds", "op-limit", "deadline"):
+        reader.add_argument(f"--{name}", required=True, type=float)
+    reader.add_argument("--no-gradients", action="store_true")
+    arguments = reader.parse_args()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, ring)
+    channel = Channel(arguments.channel)
+    ops = shard_of(operators(), arguments.shard, arguments.only)
+    channel.tell("start", total=len(ops))
+    for op in ops[arguments.start :]:
+        if time.time() > arguments.deadline:
+            break
+        if not check_op(op, arguments, channel):
+            return 3
+    else:
+        channel.tell("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The sweep over torch's sample database: what it calls a difference, and that it survives a crash."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.ops.sweep import ROOT, Tally, parser, run_child
+from tests.ops.sweep_compare import differences
+from tests.ops.sweep_worker import copy_of, shard_of, spread
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def kinds(*args, **kwargs):
+    return [kind for kind, _, _ in differences(*args, **kwargs)]
+
+
+def test_kinds_of_differences():
+    assert kinds((X, 1), (X.clone(), 1)) == []
+    assert kinds((X,), (X, X)) == ["structure"]
+    assert kinds(X.reshape(3, 2), X) == ["shape"]
+    assert kinds(X.double(), X) == ["dtype"]
+    assert kinds(X.t().contiguous().t(), X) == ["strides"]
+    assert kinds(X + 1, X) == ["values"]
+    assert kinds(X + 1, X, values=False) == []
+    assert kinds(X.clone().requires_grad_(), X) == ["requires_grad"]
+    assert kinds(X / 0, torch.where(X == 0, 0.0, X / 0)) == ["nonfinite"]
+    assert kinds(X.long() + 1, X.long()) == ["values"]
+    assert kinds([2], [3]) == ["values"]
+
+
+def test_a_value_may_be_off_by_three_times_what_eager_is_off():
+    exact = X.double() * 1.0001
+    assert kinds(X * 1.0003, X, exact) == []
+    assert kinds(X * 1.0008, X, exact) == ["values"]
+    assert kinds(X * 1.0003, X) == ["values"]
+
+
+def test_copies_keep_strides_and_own_their_memory():
+    for one in (X.t(), X[:, ::2], X[:1].expand(4, 3), X[1]):
+        copy = copy_of(one)
+        assert copy.stride() == one.stride() and torch.equal(copy, one)
+        assert copy.untyped_storage().data_ptr() != one.untyped_storage().data_ptr()
+
+
+def test_samples_are_spread_and_shards_are_disjoint():
+    assert [n for n, _ in spread(list(range(10)), 4)] == [0, 3, 6, 9]
+    ops = [SimpleNamespace(name=f"op{n}", variant_test_name="") for n in range(10)]
+    parts = [[op.name for op in shard_of(ops, f"{n}/3", "")] for n in range(3)]
+    assert sorted(itertools.chain(*parts)) == sorted(op.name for op in ops)
+    assert shard_of(ops, "3/3", "") == shard_of(ops, "0/3", "")
+
+
+def test_a_crash_costs_one_op(tmp_path, monkeypatch):
+    worker = """
+import os, sys
+start, channel = int(sys.argv[1]), int(sys.argv[2])
+os.write(channel, b'{"event": "start", "total": 3}\\n')
+for n in range(start, 3):
+    os.write(channel, b'{"event": "op", "op": "op%d"}\\n' % n)
+    if n == 1:
+        os.abort()
+    os.write(channel, b'{"event": "end", "samples": 2}\\n')
+os.write(channel, b'{"event": "done"}\\n')
+"""
+    monkeypatch.setattr(
+        "tests.ops.sweep.command_of",
+        lambda arguments, position, deadline, channel: [sys.executable, "-c", worker, str(position), str(channel)],
+    )
+    with (tmp_path / "out").open("w") as out:
+        tally = Tally(out)
+        assert run_child(parser().parse_args([]), tally, 1e12)
+        assert not run_child(parser().parse_args([]), tally, 1e12)
+    assert (tally.position, tally.samples, dict(tally.failures)) == (3, 4, {"crash": 1})
+    assert json.loads((tmp_path / "out").read_text())["op"] == "op1"
+
+
+@pytest.mark.slow
+def test_a_sweep(tmp_path):
+    command = [sys.executable, "-m", "tests.ops.sweep", "--only=abs,bernoulli,addmm,nn.functional.gelu"]
+    out = tmp_path / "failures.jsonl"
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    done = subprocess.run([*command, f"--out={out}"], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, out.read_text() + done.stderr
+    assert done.stdout.startswith("sweep: 5 of 5 ops") and done.stdout.endswith("failures: none\n")
