@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -39,12 +40,14 @@ def cpu_attention() -> Iterator[None]:
     library._destroy()
 
 
-def inputs_of(plan: Plan) -> list[object]:
-    """Memory in the planned layouts; indices are zero."""
+def inputs_of(plan: Plan, symbols: Mapping[str, int] = MappingProxyType({})) -> list[object]:
+    """Memory in the planned layouts, for these numbers behind symbols; indices are zero."""
     made: list[object] = []
     for one in plan.inputs:
         assert one.spec is not None
-        sizes, strides = ([evaluate(value, {}) for value in values] for values in (one.spec.sizes, one.spec.strides))
+        sizes, strides = (
+            [evaluate(value, symbols) for value in values] for values in (one.spec.sizes, one.spec.strides)
+        )
         made.append(torch.empty_strided(sizes, strides, dtype=one.spec.dtype).zero_())
     return made
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,31 +21,32 @@ from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
-from tests.graph.passes.test_align_products import ALWAYS, body, drawn, graph_of, on_cpu
+from kiln.symbolic import ShapeEnv, Symbol
+from tests.graph.passes.test_align_products import ALWAYS, NO_SYMBOLS, body, drawn, env_of, graph_of, on_cpu
 
-HEAD = '%0: bf16[16, 8] "x", %1: bf16[8, 11] "w", %2: f32[16, 11] "tangent"'
+HEAD = '%0: bf16[{rows}, 8] "x", %1: bf16[8, 11] "w", %2: f32[{rows}, 11] "tangent"'
 LINES = (
-    "%3: bf16[16, 11] = aten.mm.default(%0, %1)",
-    "%4: f32[16, 11] = convert(%3, dtype=f32)",
-    "%5: f32[16, 11] = exp(%4)",
-    "%6: f32[16, 11] = mul(%2, %5)",
-    "%7: bf16[16, 11] = convert(%6, dtype=bf16)",
-    "%8: bf16[8, 16 | 1, 8] = permute(%0, dims=(1, 0))",
+    "%3: bf16[{rows}, 11] = aten.mm.default(%0, %1)",
+    "%4: f32[{rows}, 11] = convert(%3, dtype=f32)",
+    "%5: f32[{rows}, 11] = exp(%4)",
+    "%6: f32[{rows}, 11] = mul(%2, %5)",
+    "%7: bf16[{rows}, 11] = convert(%6, dtype=bf16)",
+    "%8: bf16[8, {rows} | 1, 8] = permute(%0, dims=(1, 0))",
     "%9: bf16[8, 11] = aten.mm.default(%8, %7)",
     "return {outputs}%5, %9",
 )
 
 
-def halves_of(first: str = "") -> Partition:
+def halves_of(first: str = "", rows: str = "16", env: ShapeEnv | None = None) -> Partition:
     """Outputs: `first`, the exponential; the gradient of `w`."""
-    graph = graph_of(HEAD, *[line.format(outputs=first) for line in LINES])
+    graph = graph_of(HEAD.format(rows=rows), *[line.format(outputs=first, rows=rows) for line in LINES])
     count = len(graph.outputs) - 1
-    return partition(JointGraph(graph, 2, count, (), (count - 1,), (None, count)))
+    return partition(JointGraph(graph, 2, count, (), (count - 1,), (None, count), env=env))
 
 
-def changed(halves: Partition, folder: Path) -> Partition:
+def changed(halves: Partition, folder: Path, env: ShapeEnv | None = None) -> Partition:
     host = Target(vector_bytes=32)
-    context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)))
+    context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)), env)
     made = saved_as_made(halves, context, (UnfuseBias(), ALWAYS))
     verify(made.forward, "forward")
     verify(made.backward, "backward")
@@ -51,10 +54,10 @@ def changed(halves: Partition, folder: Path) -> Partition:
     return made
 
 
-def run(halves: Partition) -> list[Tensor]:
+def run(halves: Partition, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> list[Tensor]:
     """The user's outputs and the gradients, for the same small numbers."""
     torch.manual_seed(0)
-    inputs = [drawn(node.tensor) / 8 for node in on_cpu(halves.forward).inputs]
+    inputs = [drawn(node.tensor, symbols) / 8 for node in on_cpu(halves.forward).inputs]
     with torch.backends.mkldnn.flags(enabled=False):
         outputs = interpret(on_cpu(halves.forward), inputs).outputs
         saved = [
@@ -64,13 +67,13 @@ def run(halves: Partition) -> list[Tensor]:
         ]
         for one, node in zip(saved, halves.backward.inputs, strict=False):
             assert one.stride() == node.tensor.strides
-        tangents = [drawn(spec) for spec in halves.tangent_specs]
+        tangents = [drawn(spec, symbols) for spec in halves.tangent_specs]
         gradients = interpret(on_cpu(halves.backward), [*saved, *[one.cpu() for one in tangents]]).outputs
     return [*outputs[: halves.num_user_outputs], *gradients]
 
 
-def same(before: Partition, after: Partition) -> None:
-    for a, b in zip(run(before), run(after), strict=True):
+def same(before: Partition, after: Partition, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> None:
+    for a, b in zip(run(before, symbols), run(after, symbols), strict=True):
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
         assert a.stride() == b.stride()
 
@@ -86,6 +89,18 @@ def test_a_returned_product_has_eager_strides_and_is_saved_as_returned(tmp_path:
     before = halves_of("%3, ")
     after = changed(before, tmp_path)
     same(before, after)
+
+
+@pytest.mark.parametrize("first", ["", "%3, "])
+def test_symbolic_rows(first: str, tmp_path: Path) -> None:
+    env = env_of(s0=64)
+    before = halves_of(first, "s0", env)
+    after = changed(before, tmp_path, env)
+    assert any(line.startswith("%") and "bf16[s0, 16] = aten.mm" in line for line in body(after.forward))
+    assert any("clone" in line for line in body(after.backward)) or first
+    assert not env.guards
+    for number in (1, 5, 16):
+        same(before, after, dict.fromkeys(env.symbols(), number))
 
 
 def test_aligned_halves_are_the_same_object(tmp_path: Path) -> None:

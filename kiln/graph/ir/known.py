@@ -27,6 +27,12 @@ class KnownSizes:
             raise OpenQuestion
         return answer
 
+    def hint(self, value: Int) -> int | None:
+        """Its number in the call that is compiled, for costs only; None where none is known."""
+        if not isinstance(value, Expr):
+            return value
+        return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else None
+
     def differ(self, left: Int, right: Int) -> bool:
         """Are they known to differ?"""
         if left == right:

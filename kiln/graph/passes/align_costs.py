@@ -12,6 +12,9 @@ memory in no other form, or the padding is rows at its end, and the value is wha
 free where loops read it, or where it leaves out the last rows of a matrix. Otherwise each is a pass over the data and
 a launch, also where the schedule will find a kernel for it. A padding that several products want is paid for in equal
 parts; who loses leaves, and the others are asked again.
+
+A symbol counts as its number in the call that is compiled: no guard comes of it, and other calls get the same program.
+Sizes that only data decide have none: such products are left alone.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import Users, users_of
-from kiln.graph.passes.misaligned import Padding, Product, elements, static_sizes
+from kiln.graph.passes.misaligned import Padding, Product
 from kiln.graph.prims.table import Kind
+from kiln.symbolic import Int
 
 
 @final
@@ -49,15 +54,34 @@ class Rates:
     launch: float = 4e-6
     least: float = 10e-6
 
+
+@final
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, at the sizes of the call that is compiled."""
+
+    rates: Rates
+    sizes: KnownSizes
+
+    def is_known(self, product: Product) -> bool:
+        return self.sizes.hint(product.flops) is not None
+
     def saved(self, product: Product) -> float:
-        """Seconds; below the time of its bytes no product gets."""
-        moved = product.elements * product.node.tensor.dtype.itemsize / self.memory
-        misaligned = self.odd if product.granule == 1 else self.even
-        return max(product.flops / misaligned, moved) - max(product.flops / self.aligned, moved)
+        """By aligning it; below the time of its bytes no product gets."""
+        rates, flops = self.rates, self._number(product.flops)
+        moved = self._number(product.elements) * product.node.tensor.dtype.itemsize / rates.memory
+        misaligned = rates.odd if product.granule == 1 else rates.even
+        return max(flops / misaligned, moved) - max(flops / rates.aligned, moved)
 
     def copy(self, node: Node) -> float:
-        """Seconds of reading and writing `node` by a kernel of its own."""
-        return 2 * elements(node) * node.tensor.dtype.itemsize / self.memory + self.launch
+        """Of reading and writing `node` by a kernel of its own."""
+        moved = 2 * self._number(node.tensor.numel()) * node.tensor.dtype.itemsize
+        return moved / self.rates.memory + self.rates.launch
+
+    def _number(self, value: Int) -> int:
+        found = self.sizes.hint(value)
+        assert found is not None, "asked of a product whose sizes are not known"
+        return found
 
 
 IN_LOOPS = frozenset({
@@ -110,7 +134,7 @@ class Readers:
         return needed is not None and needed <= {one.node for one in products if forms(one, owner) == {padding}}
 
     def slice_is_free(self, product: Product) -> bool:
-        old = static_sizes(product.node)
+        old = product.node.tensor.sizes
         return product.sizes[1:] == old[1:] or self.in_memory(product.node) == frozenset()
 
 
@@ -125,25 +149,25 @@ def forms(product: Product, owner: Node) -> set[Padding | None]:
     return {one.padding for one in product.operands if base_of(one.node) is owner}
 
 
-def worth_aligning(products: Sequence[Product], readers: Readers, rates: Rates) -> list[Product]:
+def worth_aligning(products: Sequence[Product], readers: Readers, costs: Costs) -> list[Product]:
     """The products that save more than they cost."""
-    chosen = list(products)
+    chosen = [one for one in products if costs.is_known(one)]
     while True:
-        kept = _winners(chosen, readers, rates)
+        kept = _winners(chosen, readers, costs)
         if len(kept) == len(chosen):
             return chosen
         chosen = kept
 
 
-def _winners(products: list[Product], readers: Readers, rates: Rates) -> list[Product]:
+def _winners(products: list[Product], readers: Readers, costs: Costs) -> list[Product]:
     wanted = Counter([padding for one in products for padding in one.paddings])
     parts = {
-        padding: (rates.launch if readers.joins(padding, products) else rates.copy(padding.base)) / count
+        padding: (costs.rates.launch if readers.joins(padding, products) else costs.copy(padding.base)) / count
         for padding, count in wanted.items()
     }
-    return [one for one in products if _gain(one, parts, readers, rates) >= rates.least]
+    return [one for one in products if _gain(one, parts, readers, costs) >= costs.rates.least]
 
 
-def _gain(product: Product, parts: dict[Padding, float], readers: Readers, rates: Rates) -> float:
-    slices = 0.0 if readers.slice_is_free(product) else rates.copy(product.node)
-    return rates.saved(product) - slices - sum([parts[padding] for padding in product.paddings])
+def _gain(product: Product, parts: dict[Padding, float], readers: Readers, costs: Costs) -> float:
+    slices = 0.0 if readers.slice_is_free(product) else costs.copy(product.node)
+    return costs.saved(product) - slices - sum([parts[padding] for padding in product.paddings])

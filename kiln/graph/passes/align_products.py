@@ -33,7 +33,7 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
-from kiln.graph.passes.align_costs import Rates, Readers, adds_rows, worth_aligning
+from kiln.graph.passes.align_costs import Costs, Rates, Readers, adds_rows, worth_aligning
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.misaligned import Operand, Padding, Product, misaligned_product, swap
 from kiln.symbolic import Int
@@ -52,7 +52,7 @@ class AlignProducts:
         if not found:
             return graph, 0
         readers = Readers(graph)
-        chosen = worth_aligning(found, readers, self.rates)
+        chosen = worth_aligning(found, readers, Costs(self.rates, context.oracle))
         return (Alignment(graph, context, chosen, readers).run(), len(chosen)) if chosen else (graph, 0)
 
 
@@ -107,7 +107,7 @@ class Alignment:
             self._padded[padding] = make(value, padding.sizes)
         return self._padded[padding]
 
-    def joined(self, value: Node, sizes: Sequence[int]) -> Node:
+    def joined(self, value: Node, sizes: Sequence[Int]) -> Node:
         """The value and the zeros as parts of one tensor, which two loops write."""
         for axis, size in enumerate(sizes):
             old = value.tensor.sizes
@@ -118,7 +118,7 @@ class Alignment:
                 )
         return value
 
-    def copied(self, value: Node, sizes: Sequence[int]) -> Node:
+    def copied(self, value: Node, sizes: Sequence[Int]) -> Node:
         """A copy by one loop; rows that lie at odd places get no more elements."""
         old = value.tensor.sizes
         if tuple(sizes) == old:

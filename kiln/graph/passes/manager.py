@@ -18,7 +18,7 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.verify import RULES, STRUCTURE, verify
-from kiln.graph.prims.spec import SizeOracle, TensorSpec
+from kiln.graph.prims.spec import TensorSpec
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 
@@ -31,7 +31,7 @@ Numerics = Literal["strict", "rounded", "fast"]
 class PassContext:
     """What a pass is handed."""
 
-    oracle: SizeOracle
+    oracle: KnownSizes
     numerics: Numerics = "fast"
 
 

@@ -9,14 +9,18 @@ and in the result, which is row-major. So the columns always matter; the contrac
 factor; the rows where they run in the left factor.
 
 Of 16-bit floats only: an element of float32 is a quarter of a vector instead of an eighth, and without TF32 such
-products do not run on tensor cores at all. Symbolic sizes are left alone.
+products do not run on tensor cores at all.
+
+Symbols may stand wherever no alignment is asked of them: `s0` rows of 768, batches, distances like `768*s0`. A product
+in whose operands or result a symbol that is no multiple of 16 bytes runs is left alone: padded to `(s0 + 7)//8*8`, it
+would be copied in the calls in which it is aligned, too, and telling them apart would take a guard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd
 from typing import Any, final
 
 import torch
@@ -24,7 +28,7 @@ import torch
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.symbolic import is_static
+from kiln.symbolic import Expr, Int
 
 PRODUCTS: Mapping[str, int] = {
     "aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1,
@@ -35,7 +39,7 @@ DTYPES = frozenset({torch.bfloat16, torch.float16})
 ALIGNMENT = 16
 """Bytes: the widest access of one thread, and what the tensor memory accelerator asks of strides."""
 
-Sizes = tuple[int, ...]
+Sizes = tuple[Int, ...]
 
 
 @final
@@ -69,8 +73,8 @@ class Product:
     node: Node
     operands: tuple[Operand, ...]
     sizes: Sizes
-    flops: int
-    elements: int
+    flops: Int
+    elements: Int
     granule: int
 
     @property
@@ -79,55 +83,58 @@ class Product:
 
 
 def misaligned_product(node: Node) -> Product | None:
-    """None where `node` is no such product, or is aligned."""
+    """None where `node` is no such product, is aligned, or has a symbol where alignment is asked for."""
     if node.op.kind is not Kind.LIBRARY or node.attrs["target"] not in PRODUCTS or not _is_considered(node):
         return None
     *addends, left, right = [node.inputs[one.index] for one in node.attrs["args"]]
-    *batch, rows, inner = static_sizes(left)
-    columns, step = static_sizes(right)[-1], ALIGNMENT // node.tensor.dtype.itemsize
+    *batch, rows, inner = left.tensor.sizes
+    columns, step = right.tensor.sizes[-1], ALIGNMENT // node.tensor.dtype.itemsize
     rows_run, inner_runs = running(left.tensor) == -2, running(left.tensor) == -1 or running(right.tensor) == -2
+    run = [columns, *([rows] if rows_run else []), *([inner] if inner_runs else [])]
+    if any(is_open(size, step) for size in run):
+        return None
     new_rows = up(rows, step) if rows_run else rows
     new_inner, new_columns = up(inner, step) if inner_runs else inner, up(columns, step)
     sizes = (*batch, new_rows, new_columns)
-    operands = (
-        *[Operand(one, _addend(one, static_sizes(node), sizes)) for one in addends],
-        _factor(left, (*batch, new_rows, new_inner), step),
-        _factor(right, (*batch, new_inner, new_columns), step),
-    )
-    if sizes == static_sizes(node) and all(one.padding is None for one in operands):
+    factors = _factor(left, (*batch, new_rows, new_inner), step), _factor(right, (*batch, new_inner, new_columns), step)
+    if any(one.padding is None and any(is_open(d, step) for d in distances(one.node.tensor)) for one in factors):
         return None
-    run = [columns, rows if rows_run else 0, inner if inner_runs else 0]
-    granule = gcd(step, *[size for size in run if size != 1], *distances(left.tensor), *distances(right.tensor))
-    return Product(node, operands, sizes, 2 * elements(node) * inner, sum(map(elements, (left, right, node))), granule)
+    operands = (*[Operand(one, _addend(one, node.tensor.sizes, sizes)) for one in addends], *factors)
+    if sizes == node.tensor.sizes and all(one.padding is None for one in operands):
+        return None
+    apart = [*distances(left.tensor), *distances(right.tensor)]
+    granule = gcd(step, *[divisor(number) for number in (*run, *apart) if number != 1])
+    moved = left.tensor.numel() + right.tensor.numel() + node.tensor.numel()
+    return Product(node, operands, sizes, 2 * node.tensor.numel() * inner, moved, granule)
 
 
 def _is_considered(node: Node) -> bool:
-    """Static, with elements, on a GPU, in a dtype that tensor cores take, and a plain call."""
+    """Not known to be empty, on a GPU, in a dtype that tensor cores take, and a plain call."""
     spec: TensorSpec = node.tensor
     if spec.device.type != "cuda" or spec.dtype not in DTYPES or not spec.is_contiguous():
         return False
     tensors = (spec, *[one.tensor for one in node.inputs])
-    numbers = [value for one in tensors for value in (*one.sizes, *one.strides, one.offset)]
     plain = all(isinstance(one, Arg) for one in node.attrs["args"]) and not any(map(_is_node, node.attrs["kwargs"]))
-    return plain and all(map(is_static, numbers)) and not any(0 in one.sizes for one in tensors)
+    return plain and not any(0 in one.sizes for one in tensors)
 
 
 def _is_node(keyword: tuple[str, Any]) -> bool:
     return isinstance(keyword[1], Arg)
 
 
-def static_sizes(node: Node) -> Sizes:
-    """Of a node that is known to have no others."""
-    return tuple([size for size in node.tensor.sizes if isinstance(size, int)])
+def divisor(value: Int) -> int:
+    """The largest number known to divide it, whatever its symbols are; 0 for 0."""
+    return gcd(*[factor for _, factor in value.terms]) if isinstance(value, Expr) else value
 
 
-def elements(node: Node) -> int:
-    return prod(static_sizes(node))
+def is_open(value: Int, step: int) -> bool:
+    """Do symbols decide whether it is a multiple of `step`?"""
+    return isinstance(value, Expr) and divisor(value) % step != 0
 
 
-def up(size: int, step: int) -> int:
+def up(size: Int, step: int) -> Int:
     """The next multiple of `step`; a single row or column stays: it is a product of a matrix and a vector."""
-    return size if size == 1 else -(-size // step) * step
+    return size if isinstance(size, Expr) or size == 1 else -(-size // step) * step
 
 
 def running(spec: TensorSpec) -> int:
@@ -137,7 +144,7 @@ def running(spec: TensorSpec) -> int:
 
 def _addend(node: Node, old: Sizes, new: Sizes) -> Padding | None:
     """An addend has the size of the result, 1, or nothing in each dimension."""
-    own = static_sizes(node)
+    own = node.tensor.sizes
     wanted = tuple([
         after if size == before else size for size, before, after in zip(own[::-1], old[::-1], new[::-1], strict=False)
     ])[::-1]  # fmt: skip
@@ -146,7 +153,8 @@ def _addend(node: Node, old: Sizes, new: Sizes) -> Padding | None:
 
 def _factor(node: Node, sizes: Sizes, step: int) -> Operand:
     """Padded to `sizes`, in the order in which it lies in memory, so that its running dimension still runs."""
-    if sizes == static_sizes(node) and all(number % step == 0 for number in distances(node.tensor)):
+    aligned = all(isinstance(number, Expr) or number % step == 0 for number in distances(node.tensor))
+    if sizes == node.tensor.sizes and aligned:
         return Operand(node)
     if running(node.tensor) == -1:
         return Operand(node, Padding(node, False, sizes))
@@ -157,7 +165,7 @@ def _factor(node: Node, sizes: Sizes, step: int) -> Operand:
     return Operand(node, Padding(node, True, turned), swapped=True)
 
 
-def swap(rank: int) -> Sizes:
+def swap(rank: int) -> tuple[int, ...]:
     """`dims` of the permutation that exchanges the last two dimensions."""
     return (*range(rank - 2), rank - 1, rank - 2)
 
@@ -166,11 +174,11 @@ def is_swap(node: Node) -> bool:
     return node.op.name == "permute" and tuple(node.attrs["dims"]) == swap(node.tensor.rank)
 
 
-def distances(spec: TensorSpec) -> list[int]:
+def distances(spec: TensorSpec) -> list[Int]:
     """From row to row of the dimension that runs, and from the start of the memory, in elements."""
     runs = spec.rank + running(spec)
     if spec.strides[runs] != 1:
         return []  # the library copies it
     pairs = enumerate(zip(spec.sizes, spec.strides, strict=True))
     apart = [stride for axis, (size, stride) in pairs if axis != runs and size != 1]
-    return [number for number in (*apart, spec.offset) if isinstance(number, int)]
+    return [*apart, spec.offset]

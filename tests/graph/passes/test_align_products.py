@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
-from kiln.symbolic import evaluate
+from kiln.symbolic import ShapeEnv, Symbol, evaluate
 from tests.codegen_triton.check import GPU
 from tests.gpu_graphs.test_null_device import cpu_attention, inputs_of
 from tests.gpu_graphs.test_recorded import graph_of as recorded
@@ -45,6 +46,7 @@ __all__ = ["cpu_attention", "null_device"]
 
 ALWAYS = AlignProducts(rates=Rates(odd=1.0, even=1.0))
 """Everything is worth aligning."""
+NO_SYMBOLS: Mapping[Symbol, int] = MappingProxyType({})
 PASSES = tuple([ALWAYS if one.name == ALWAYS.name else one for one in GRAPH_PASSES])
 
 
@@ -64,21 +66,23 @@ def body(graph: Graph) -> list[str]:
     return [line.strip() for line in graph_text(on_cpu(graph)).split("\n")[1:]]
 
 
-def check(graph: Graph, *expected: str) -> None:
-    """The body after the pass and dead-code removal; the values and the strides of outputs stay."""
-    context = PassContext(KnownSizes())
+def check(graph: Graph, *expected: str, env: ShapeEnv | None = None) -> None:
+    """The body after the pass and dead-code removal; the values and the strides of outputs stay, and no guard comes."""
+    context = PassContext(KnownSizes(env))
     changed, count = ALWAYS.run(graph, context)
     verify(changed, ALWAYS.name)
     changed, _ = DeadCode().run(changed, context)
     assert body(changed) == list(expected)
-    same_values(graph, changed)
+    for number in (1, 5, 16):
+        same_values(graph, changed, {} if env is None else dict.fromkeys(env.symbols(), number))
     assert count
+    assert env is None or not env.guards
 
 
-def same_values(graph: Graph, changed: Graph) -> None:
+def same_values(graph: Graph, changed: Graph, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> None:
     before, after = on_cpu(graph), on_cpu(changed)
     torch.manual_seed(0)
-    inputs = [drawn(node.tensor) for node in before.inputs]
+    inputs = [drawn(node.tensor, symbols) for node in before.inputs]
     with torch.backends.mkldnn.flags(enabled=False):  # some machines have no bf16 in it
         expected, found = interpret(before, inputs), interpret(after, inputs)
     for a, b in zip(expected.outputs, found.outputs, strict=True):
@@ -86,14 +90,21 @@ def same_values(graph: Graph, changed: Graph) -> None:
         assert a.stride() == b.stride()
 
 
-def drawn(spec: TensorSpec) -> torch.Tensor:
+def drawn(spec: TensorSpec, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> torch.Tensor:
     """Small whole numbers, in the planned layout."""
-    sizes, strides = ([evaluate(value, {}) for value in values] for values in (spec.sizes, spec.strides))
+    sizes, strides = ([evaluate(value, symbols) for value in values] for values in (spec.sizes, spec.strides))
     return torch.empty_strided(sizes, strides, dtype=spec.dtype).copy_(torch.randint(-8, 9, sizes))
 
 
-def unchanged(graph: Graph, one: AlignProducts = ALWAYS) -> bool:
-    return one.run(graph, PassContext(KnownSizes())) == (graph, 0)
+def unchanged(graph: Graph, one: AlignProducts = ALWAYS, env: ShapeEnv | None = None) -> bool:
+    return one.run(graph, PassContext(KnownSizes(env))) == (graph, 0)
+
+
+def env_of(**hints: int) -> ShapeEnv:
+    env = ShapeEnv()
+    for name, hint in hints.items():
+        env.create_symbol(hint, name=name)
+    return env
 
 
 # By text.
@@ -237,10 +248,116 @@ def test_infinities_stay_where_they_are() -> None:
         assert all(torch.equal(a, b) or torch.equal(a.isnan(), b.isnan()) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("f32", "11"), ("bf16", "s0"), ("bf16", "16"), ("f64", "11")])
+@pytest.mark.parametrize(("dtype", "columns"), [("f32", "11"), ("bf16", "16"), ("f64", "11")])
 def test_left_alone(dtype: str, columns: str) -> None:
     head = f'%0: {dtype}[16, 8] "x", %1: {dtype}[8, {columns}] "w"'
     assert unchanged(graph_of(head, f"%2: {dtype}[16, {columns}] = aten.mm.default(%0, %1)", "return %2"))
+
+
+# Symbols.
+
+
+def test_symbolic_rows() -> None:
+    graph = graph_of(
+        '%0: bf16[s0, s1, 8] "x", %1: bf16[11, 8] "w"',
+        "%2: bf16[8, 11 | 1, 8] = permute(%1, dims=(1, 0))",
+        "%3: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))",
+        "%4: bf16[s0*s1, 11] = aten.mm.default(%3, %2)",
+        "%5: bf16[s0, s1, 11] = view(%4, sizes=(s0, s1, 11))",
+        "return %5",
+    )
+    check(
+        graph,
+        "%2: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))",
+        "%3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
+        "%4: bf16[16, 8] = pad(%1, %3, low=(0, 0), high=(5, 0))",
+        "%5: bf16[8, 16 | 1, 8] = permute(%4, dims=(1, 0))",
+        "%6: bf16[s0*s1, 16] = aten.mm.default(%2, %5)",
+        "%7: bf16[s0*s1, 11 | 16, 1] = slice(%6, axis=1, start=0, stop=11, step=1)",
+        "%8: bf16[s0*s1, 11] = clone(%7, strides=(11, 1))",
+        "%9: bf16[s0, s1, 11] = view(%8, sizes=(s0, s1, 11))",
+        "return %9",
+        env=env_of(s0=4, s1=16),
+    )
+
+
+def test_the_backward_of_symbolic_rows() -> None:
+    """The contracted rows run in no factor: they may be anything."""
+    graph = graph_of(
+        '%0: bf16[s0, 11] "t", %1: bf16[11, 8] "w", %2: bf16[s0, 8] "x"',
+        "%3: bf16[s0, 11] = neg(%0)",
+        "%4: bf16[s0, 8] = aten.mm.default(%3, %1)",
+        "%5: bf16[11, s0 | 1, 11] = permute(%3, dims=(1, 0))",
+        "%6: bf16[11, 8] = aten.mm.default(%5, %2)",
+        "return %4, %6",
+    )
+    check(
+        graph,
+        "%3: bf16[s0, 11] = neg(%0)",
+        "%4: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
+        "%5: bf16[s0, 5] = full(%4, sizes=(s0, 5))",
+        "%6: bf16[s0, 16] = cat(%3, %5, axis=1)",
+        "%7: bf16[16, 8] = pad(%1, %4, low=(0, 0), high=(5, 0))",
+        "%8: bf16[s0, 8] = aten.mm.default(%6, %7)",
+        "%9: bf16[16, s0 | 1, 16] = permute(%6, dims=(1, 0))",
+        "%10: bf16[16, 8] = aten.mm.default(%9, %2)",
+        "%11: bf16[11, 8] = slice(%10, axis=0, start=0, stop=11, step=1)",
+        "return %8, %11",
+        env=env_of(s0=64),
+    )
+
+
+SYMBOLIC = {
+    "batches": ('%0: f16[s0, 9, 11] "x", %1: f16[s0, 11, 13] "y"', "bmm", "%2: f16[s0, 9, 13]", "%0, %1"),
+    "rows of batches": ('%0: f16[3, s0, 11] "x", %1: f16[3, 11, 13] "y"', "bmm", "%2: f16[3, s0, 13]", "%0, %1"),
+    "a whole addend": ('%0: f16[s0, 11] "x", %1: f16[11, 13] "y", %2: f16[s0, 13] "z"', "addmm", "%3: f16[s0, 13]",
+                       "%2, %0, %1, beta=0.5, alpha=2.0"),
+    "a multiple": ('%0: f16[9, 16*s0] "x", %1: f16[16*s0, 13] "y", %2: f16[s0] "z"', "mm", "%3: f16[9, 13]", "%0, %1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_values_of_symbolic_sizes(name: str) -> None:
+    head, op, result, args = SYMBOLIC[name]
+    env = env_of(s0=64)
+    graph = graph_of(head, f"{result} = aten.{op}.default({args})", f"return {result.partition(':')[0]}")
+    changed, count = ALWAYS.run(graph, PassContext(KnownSizes(env)))
+    verify(changed, name)
+    assert count == 1
+    for number in (1, 2, 8):
+        same_values(graph, changed, dict.fromkeys(env.symbols(), number))
+    assert not env.guards
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result"),
+    [
+        ("16, 8", "8, s0", "16, s0"),  # columns
+        ("16, s0", "s0, 11", "16, 11"),  # contracted, and runs in the left factor
+        ("s0, 16 | 1, s0", "16, 11", "s0, 11"),  # rows that run
+        ("16, 8 | s0, 1", "8, 11", "16, 11"),  # rows apart by a symbol
+    ],
+)
+def test_a_symbol_that_runs(left: str, right: str, result: str) -> None:
+    graph = graph_of(
+        f'%0: bf16[{left}] "x", %1: bf16[{right}] "w"', f"%2: bf16[{result}] = aten.mm.default(%0, %1)", "return %2"
+    )
+    assert unchanged(graph, env=env_of(s0=32))
+
+
+def test_symbols_cost_what_they_are_in_this_call() -> None:
+    graph = head_of("s0", 768, 50257, "return %3")
+    env = env_of(s0=4096)
+    assert not unchanged(graph, AlignProducts(), env)
+    assert not env.guards
+    assert unchanged(graph, AlignProducts(), env_of(s0=8))
+    assert unchanged(graph, AlignProducts())
+
+
+def test_a_size_that_data_decide_has_no_costs() -> None:
+    env = ShapeEnv()
+    env.create_unbacked()
+    assert unchanged(head_of("u0", 768, 50257, "return %3"), env=env)
 
 
 def test_not_on_the_cpu_and_not_for_strict_numerics() -> None:
@@ -254,7 +371,7 @@ def test_not_on_the_cpu_and_not_for_strict_numerics() -> None:
 # What it costs.
 
 
-def head_of(tokens: int, width: int, words: int, *end: str) -> Graph:
+def head_of(tokens: int | str, width: int, words: int, *end: str) -> Graph:
     return graph_of(
         f'%0: bf16[{tokens}, {width}] "x", %1: bf16[{words}, {width}] "w"',
         f"%2: bf16[{width}, {words} | 1, {width}] = permute(%1, dims=(1, 0))",
@@ -297,8 +414,8 @@ def test_a_shared_padding_is_paid_for_together() -> None:
 # Kernels and plans.
 
 
-def scheduled(graph: Graph) -> str:
-    program = schedule(lower(run_passes(graph, EventSink()), GPU, EventSink()), GPU, EventSink())
+def scheduled(graph: Graph, env: ShapeEnv | None = None) -> str:
+    program = schedule(lower(run_passes(graph, EventSink(), env=env), GPU, EventSink(), env), GPU, EventSink())
     return scheduled_text(program).replace(" @cuda:0", "")
 
 
@@ -307,6 +424,25 @@ def test_the_only_pass_over_the_logits_is_the_copy_that_is_returned() -> None:
     launches = [line.strip().split("  #")[0] for line in text.split("\n") if line.strip().startswith("launch")]
     assert launches == ["launch pointwise(a1 -> b0)", "launch sum(b1 -> b2, b3)"]
     assert "return b2, b3" in text
+
+
+def test_symbolic_logits_are_copied_once_as_well() -> None:
+    env = env_of(s0=8, s1=512)
+    graph = graph_of(
+        '%0: bf16[s0, s1, 768] "x", %1: bf16[50257, 768] "w"',
+        "%2: bf16[768, 50257 | 1, 768] = permute(%1, dims=(1, 0))",
+        "%3: bf16[s0*s1, 768] = view(%0, sizes=(s0*s1, 768))",
+        "%4: bf16[s0*s1, 50257] = aten.mm.default(%3, %2)",
+        "%5: bf16[s0, s1, 50257] = view(%4, sizes=(s0, s1, 50257))",
+        "%6: f32[s0*s1, 50257] = convert(%4, dtype=f32)",
+        "%7: f32[s0*s1] = sum(%6, axes=(1,))",
+        "return %5, %7",
+    )
+    text = scheduled(graph, env)
+    launches = [line.strip().split("  #")[0] for line in text.split("\n") if line.strip().startswith("launch")]
+    assert launches == ["launch pointwise(a1 -> b0)", "launch sum(b1 -> b2, b3; s0, s1)"]
+    assert "b1: bf16[s0*s1, 50264] = extern aten.mm.default" in text
+    assert not env.guards
 
 
 def test_a_tangent_is_made_padded() -> None:
@@ -327,13 +463,13 @@ def test_a_tangent_is_made_padded() -> None:
     assert "(a0, a1 -> b2, b7)" in text
 
 
-def context_in(folder: Path) -> CompileContext:
+def context_in(folder: Path, env: ShapeEnv | None = None) -> CompileContext:
     host = Target(vector_bytes=32, threads=2)
-    return CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)))
+    return CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)), env)
 
 
-def plan_of(graph: Graph, folder: Path) -> Plan:
-    return graph_to_plan(run_passes(graph, EventSink(), passes=PASSES), context_in(folder))
+def plan_of(graph: Graph, folder: Path, env: ShapeEnv | None = None) -> Plan:
+    return graph_to_plan(run_passes(graph, EventSink(), passes=PASSES, env=env), context_in(folder, env))
 
 
 def test_equal_blocks_are_padded_alike(tmp_path: Path) -> None:
@@ -389,10 +525,32 @@ def test_recorded_models_on_the_null_device(
             assert (tuple(found.shape), found.stride(), found.dtype) == (spec.sizes, spec.strides, spec.dtype)
 
 
-def run(plan: Plan) -> tuple[object, ...]:
+def test_one_plan_for_symbolic_rows(tmp_path: Path, null_device: Iterator[None]) -> None:
+    """The gradients of a head; their padded tangent is made in place."""
+    env = env_of(s0=64)
+    graph = graph_of(
+        '%0: bf16[s0, 11] "t", %1: bf16[s0, 11] "y", %2: bf16[11, 8] "w", %3: bf16[s0, 8] "x"',
+        "%4: bf16[s0, 11] = mul(%0, %1)",
+        "%5: bf16[s0, 8] = aten.mm.default(%4, %2)",
+        "%6: bf16[11, s0 | 1, 11] = permute(%4, dims=(1, 0))",
+        "%7: bf16[11, 8] = aten.mm.default(%6, %3)",
+        "return %5, %7",
+    )
+    plan = plan_of(graph, tmp_path, env)
+    assert not env.guards
+    text = plan_text(plan).replace(" @cuda:0", "")
+    assert "allocate bf16[s0, 16]" in text
+    assert "as bf16[s0, 11 | 16, 1]" in text
+    for number in (1, 7, 64):
+        first, second = run(plan, {"s0": number})
+        assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+        assert (first.shape, second.shape) == ((number, 8), (11, 8))
+
+
+def run(plan: Plan, symbols: Mapping[str, int] = MappingProxyType({})) -> tuple[object, ...]:
     executor = make_executor(plan, fake_libraries(plan))
     with torch.backends.mkldnn.flags(enabled=False):
-        found: tuple[object, ...] = executor(*inputs_of(plan))
+        found: tuple[object, ...] = executor(*inputs_of(plan, symbols))
     launches = sum(isinstance(step, Launch) for step in plan.steps)
     lines = _executor.take_null_log().splitlines()
     assert sum(line.startswith("launch ") for line in lines) == launches
