@@ -95,6 +95,17 @@ def test_bools(runner: Runner) -> None:
         assert torch.equal(got, apply(PRIMS[op], torch.bool, (x, y)[:count])), op
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32], ids=str)
+def test_shifts_by_the_width_and_more(dtype: torch.dtype, runner: Runner) -> None:
+    """What has no sign leaves nothing."""
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.max, info.min, 1, 100], dtype=dtype).repeat_interleave(4)
+    y = torch.tensor([info.bits - 1, info.bits, info.bits + 1, info.max], dtype=dtype).repeat(4)
+    found, _ = results(runner, kernel_of([(op, 2) for op in SHIFTS], dtype, 16), [x, y, y])
+    for op, got in zip(SHIFTS, found, strict=True):
+        assert torch.equal(got, apply(PRIMS[op], dtype, (x, y))), op
+
+
 @pytest.mark.parametrize("op", ["floor_div", "trunc_div", "remainder", "fmod"])
 def test_division_by_zero_sets_the_status(op: str, runner: Runner) -> None:
     x, y = torch.arange(20), torch.ones(20, dtype=torch.int64)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+import torch
+
 from kiln.loops.codegen.triton import write_triton
 from kiln.loops.ir.parse import parse_kernel
-from tests.codegen_triton.check import GPU
+from tests.codegen_triton.check import GPU, Runner, check_kernel
 
 
 def stages(source: str) -> list[int]:
@@ -47,3 +50,44 @@ def test_fewer_warps_read_more_each() -> None:
         return dict(write_triton(kernel, GPU).kernel.meta)["num_warps"]
 
     assert warps("bf16") == 2 and warps("f32") == 4
+
+
+WIDE = {
+    "a number": """
+        kernel k( -> out: i64[1024]) units (i0: 1024)
+            phase ():
+                out[i0] = index(100000000*i0 - 7, i64)
+    """,
+    "a negative number": """
+        kernel k( -> out: i64[1024]) units (i0: 1024)
+            phase ():
+                out[i0] = index(-100000000*i0, i64)
+    """,
+    "a test": """
+        kernel k( -> out: i64[1024]) units (i0: 1024)
+            phase ():
+                out[i0] = where(test(100000000*i0 <= 3333333*i0*i0), i64(1), i64(2))
+    """,
+    "an index of parts": """
+        kernel k(x: i64[1024] -> out: i64[1024]) units (i0: 1024)
+            phase ():
+                out[i0] = load x[(100000000*i0 + 5)//1000003 % 1021]
+    """,
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_numbers_made_of_indices_may_be_large(name: str, runner: Runner) -> None:
+    """Though every tensor is small."""
+    tensors = {"x": torch.arange(1024), "out": torch.zeros(1024, dtype=torch.int64)}
+    text = WIDE[name]
+    check_kernel(runner, text, {key: one for key, one in tensors.items() if f"{key}:" in text}, {})
+
+
+def test_small_numbers_have_32_bits() -> None:
+    kernel = parse_kernel("""
+        kernel k(x: i64[1024] -> out: i64[1024]) units (i0: 1024)
+            phase ():
+                out[i0] = add(load x[i0], index(2000000*i0, i64))
+    """)
+    assert "tl.arange(0, XBLOCK).to" not in write_triton(kernel, GPU).kernel.source

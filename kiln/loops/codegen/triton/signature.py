@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 
 from kiln.graph.prims.spec import TensorSpec
+from kiln.loops.ir.analyses import phase_stores
+from kiln.loops.ir.body import BodyOp, Indirect, IndexValue, Load, Random, Test
 from kiln.loops.ir.kernel import KernelIR
-from kiln.symbolic import BoundAnalysis, Int, product
+from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
+from kiln.symbolic.expr import Extremum, Quotient
 
 _TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -25,16 +30,59 @@ def int_type(wide: bool) -> str:
     return "i64" if wide else "i32"
 
 
-def is_wide(kernel: KernelIR, bounds: BoundAnalysis) -> bool:
-    """May an index or the number of an element need more than 32 bits?
+def is_wide(kernel: KernelIR, ranges: Mapping[Symbol, Range]) -> bool:
+    """May an index, a number made of indices, or the number of an element need more than 32 bits?
 
-    Sizes that are not known may be any: 32 bits would have to be guarded.
+    Sizes that are not known may be any: 32 bits would have to be guarded. `ranges`: of axes and sizes.
     """
     spans: list[Int] = [_span(one.spec) for one in kernel.params]
     spans.append(product(axis.size for axis in kernel.units))
     spans += [product(axis.size for axis in phase.axes) for phase in kernel.phases]
+    bounds = BoundAnalysis({**ranges, **dict(_looked_up(kernel, BoundAnalysis(ranges)))})
     tops = [bounds.of(span).hi for span in spans]
-    return not all(top is not None and top < _MOST for top in tops)
+    if not all(top is not None and top < _MOST for top in tops):
+        return True
+    found = [bounds.of(part) for value in _index_values(kernel) for part in _parts(value)]
+    return not all(low is not None and top is not None and -_MOST < low and top < _MOST for low, top in found)
+
+
+def _looked_up(kernel: KernelIR, bounds: BoundAnalysis) -> Iterator[tuple[Symbol, Range]]:
+    """An index that is loaded lies in the dimension that it picks from."""
+    for phase in kernel.phases:
+        for op in phase.body.ops:
+            if isinstance(op, Indirect):
+                top = bounds.of(op.size).hi
+                yield op.symbol, Range(0, None if top is None else max(top - 1, 0))
+
+
+def _index_values(kernel: KernelIR) -> Iterator[Int]:
+    for phase in kernel.phases:
+        for op in phase.body.ops:
+            yield from _values_of(op)
+        for store in phase_stores(phase):
+            yield from store.index
+
+
+def _values_of(op: BodyOp) -> tuple[Int, ...]:
+    if isinstance(op, Load):
+        return op.index
+    if isinstance(op, IndexValue):
+        return (op.expr,)
+    if isinstance(op, Test):
+        return op.relation.lhs, op.relation.rhs
+    return (op.counter,) if isinstance(op, Random) else ()
+
+
+def _parts(value: Int) -> Iterator[Int]:
+    """`value` and what is divided or compared in it: sums wrap around and come right again, these do not."""
+    yield value
+    for monomial, _ in value.terms if isinstance(value, Expr) else ():
+        for atom in monomial:
+            if isinstance(atom, Quotient):
+                yield from _parts(atom.dividend)
+            elif isinstance(atom, Extremum):
+                for one in atom.args:
+                    yield from _parts(one)
 
 
 def _span(spec: TensorSpec) -> Int:

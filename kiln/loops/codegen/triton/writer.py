@@ -102,8 +102,9 @@ class _KernelWriter:
 
     def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
         self.kernel, self.tiling = with_early_loads(with_narrow_functions(kernel), tiling), tiling
-        self.bounds = BoundAnalysis(self._ranges())
-        self.wide = is_wide(kernel, self.bounds)
+        ranges = self._ranges()
+        self.bounds = BoundAnalysis(ranges)
+        self.wide = is_wide(kernel, ranges)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
         storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
         self.frame = Frame(tiling, storages, self.wide, loop_stages(kernel, tiling))
