@@ -5,16 +5,18 @@
 
 `meta` is that of `kiln.runtime.plan.Kernel` for Triton. The source has no file: it is entered into `linecache`, where
 Triton's front end looks for it, under a name that is the same on every machine, since the name becomes part of the
-cubin. `triton.compile` is all that is called of Triton; its launcher, which needs a C compiler and Python's headers, is
-not touched. `triton.compile` keeps files of its own in its own cache.
+cubin. Triton's stages are run one after the other, as `triton.compile` does, but without its cache: hashing all of
+Triton for the keys of that takes as long as ten kernels, writing the stages' texts as long as a fifth of a small one.
+Triton's launcher, which needs a C compiler and Python's headers, is not touched.
 """
 
 from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
 
 from kiln.support.optional import load_required
 from kiln.support.target import WARP
@@ -57,31 +59,69 @@ def compile_source(source: str, symbol: str, meta: Mapping[str, Any]) -> dict[st
     places = [function.arg_names.index(names[place]) for place in meta.get("divisible", ())]
     attributes = {(place,): [["tt.divisibility", 16]] for place in places}
     ordered = {name: signature[name] for name in function.arg_names}
-    compiled = triton.compile(
+    made = run_stages(
         triton.compiler.ASTSource(function, ordered, constants, attributes),
-        target=triton.backends.compiler.GPUTarget("cuda", meta["capability"], WARP),
-        options={key: meta[key] for key in OPTIONS if key in meta},
+        triton.backends.compiler.GPUTarget("cuda", meta["capability"], WARP),
+        {key: meta[key] for key in OPTIONS if key in meta},
     )
-    return facts(compiled, len(types))
+    return facts(made, len(types))
 
 
-def facts(compiled: Any, num_parameters: int) -> dict[str, Any]:
+@final
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Triton's result: what its stages tell of the kernel, and the texts of which something is kept."""
+
+    metadata: Mapping[str, Any]
+    ptx: str
+    cubin: bytes
+
+
+def run_stages(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
+    """`source` through all stages. Triton's own way is taken where that fails: it raises what a user should read, and
+    a version whose stages are called otherwise compiles all the same.
+    """
+    try:
+        return without_cache(source, target, options)
+    except Exception:
+        compiled = load_required("triton", purpose=PURPOSE).compile(source, target=target, options=dict(options))
+        return Made(compiled.metadata._asdict(), compiled.asm["ptx"], compiled.asm["cubin"])
+
+
+def without_cache(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
+    """What `triton.compile` of Triton 3.6 and 3.7 does between looking into its cache and writing it."""
+    compiler = load_required("triton", purpose=PURPOSE).compiler.compiler
+    backend = compiler.make_backend(target)
+    parsed = backend.parse_options({**options, **source.parse_options()})
+    metadata: dict[str, Any] = {"target": target, **parsed.__dict__}
+    context = compiler.ir.context()
+    compiler.ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+    backend.add_stages(stages, parsed, source.language)
+    form = source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    texts: dict[str, Any] = {}
+    for name, run in stages.items():
+        form = texts[name] = run(form, metadata)
+    return Made(metadata, texts["ptx"], texts["cubin"])
+
+
+def facts(made: Made, num_parameters: int) -> dict[str, Any]:
     """What is kept of Triton's result. Newer Tritons append pointers to the parameters: scratch memory, profiling."""
-    metadata = compiled.metadata
-    entry = ENTRY.search(compiled.asm["ptx"])
+    entry, metadata = ENTRY.search(made.ptx), made.metadata
     if entry is None:
         raise UnsupportedLaunch("the compiled kernel has no entry")
     trailing = entry.group(2).count(".param") - num_parameters
     if trailing < 0:
         raise UnsupportedLaunch(f"the compiled kernel takes {-trailing} parameters less than its signature")
     for name, usual in (("num_ctas", 1), ("launch_cooperative_grid", False), ("profile_scratch_size", 0)):
-        if getattr(metadata, name, usual) != usual:
-            raise UnsupportedLaunch(f"the compiled kernel has {name} = {getattr(metadata, name)}")
+        if metadata.get(name, usual) != usual:
+            raise UnsupportedLaunch(f"the compiled kernel has {name} = {metadata[name]}")
     return {
         "entry": entry.group(1),
-        "num_warps": metadata.num_warps,
-        "shared_bytes": metadata.shared,
-        "scratch_bytes": getattr(metadata, "global_scratch_size", 0) or 0,
+        "num_warps": metadata["num_warps"],
+        "shared_bytes": metadata["shared"],
+        "scratch_bytes": metadata.get("global_scratch_size") or 0,
         "trailing": trailing,
-        "cubin": compiled.asm["cubin"],
+        "cubin": made.cubin,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.runtime import cubins, triton_compile, triton_workers
+from kiln.runtime import cubins, triton_compile, triton_worker, triton_workers
 from kiln.runtime.cache.store import Store
 from kiln.runtime.cubins import Cubin, NoTriton, TritonRefused, start_cubins
 from kiln.runtime.plan import Kernel
@@ -110,12 +111,50 @@ def test_workers(workers: Workers) -> None:
     assert workers.compile(SCALE.source, SCALE.symbol, meta) == here
     with pytest.raises(WorkerError, match="NameError"):
         workers.compile("import triton\n\n\nundefined\n", "t_bad", meta)
+    end_server(workers)
+    assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]  # the worker lives on
     (one,) = workers.idle
-    one.process.kill()
-    one.process.wait()
+    one.channel.shutdown(socket.SHUT_WR)
+    one.stream.read()  # until it has ended
     assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]
     workers.start(2)
     assert len(workers.idle) == 2
+
+
+def end_server(workers: Workers) -> None:
+    assert workers.server is not None
+    workers.server.process.kill()
+    workers.server.process.wait()
+
+
+THREADED = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+
+
+@pytest.mark.slow
+def test_a_server_with_threads_is_not_forked(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers are programs of their own."""
+    monkeypatch.setattr(triton_workers, "STARTER", THREADED + triton_worker.STARTER)
+    assert workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta))["entry"] == "t_scale"
+
+
+@pytest.mark.slow
+def test_a_server_without_work_ends(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = triton_worker.STARTER.replace("; {function}", "; {function}.__globals__['IDLE_SECONDS'] = 0.2; {function}")
+    monkeypatch.setattr(triton_workers, "STARTER", hasty)
+    assert workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta))["entry"] == "t_scale"
+    assert workers.server is not None and workers.server.process.wait(10) == 0
+    assert workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta))["entry"] == "t_scale"
+
+
+def test_the_stages_are_those_of_triton() -> None:
+    """No cubin comes by Triton's own way, and that gives the same."""
+    meta = dict(SCALE.meta)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optional.load_required("triton", purpose="tests"), "compile", None)
+        made = triton_compile.compile_source(SCALE.source, SCALE.symbol, meta)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_compile, "without_cache", None)
+        assert triton_compile.compile_source(SCALE.source, SCALE.symbol, meta) == made
 
 
 def test_workers_start_only_where_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
