@@ -8,7 +8,7 @@ import torch
 
 from kiln.graph.prims.spec import TensorSpec
 from kiln.loops.ir.analyses import phase_stores
-from kiln.loops.ir.body import BodyOp, Indirect, IndexValue, Load, Random, Test
+from kiln.loops.ir.body import BodyOp, IndexValue, Indirect, Load, Random, Test
 from kiln.loops.ir.kernel import KernelIR
 from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
 from kiln.symbolic.expr import Extremum, Quotient
@@ -43,7 +43,7 @@ def is_wide(kernel: KernelIR, ranges: Mapping[Symbol, Range]) -> bool:
     if not all(top is not None and top < _MOST for top in tops):
         return True
     found = [bounds.of(part) for value in _index_values(kernel) for part in _parts(value)]
-    return not all(low is not None and top is not None and -_MOST < low and top < _MOST for low, top in found)
+    return not all(low is not None and top is not None and low > -_MOST and top < _MOST for low, top in found)
 
 
 def _looked_up(kernel: KernelIR, bounds: BoundAnalysis) -> Iterator[tuple[Symbol, Range]]:
