@@ -63,18 +63,18 @@ def test_kernels_compile(name: str, capability: int) -> None:
 def test_memory_is_accessed_16_bytes_at_a_time(dtype: str) -> None:
     """Where parameters are aligned and sizes are known, also if the last block is not full."""
     (written,) = kernels(COPY.format(dtype=dtype, size=8 * 100003))
-    ptx = _ptx(written)
+    ptx = ptx_of(written)
     assert set(re.findall(r"(?:ld|st)\.global\S*", ptx)) == {"ld.global.v4.b32", "st.global.v4.b32"}
 
 
 def test_what_is_not_aligned_is_accessed_by_element() -> None:
     (written,) = kernels(COPY.format(dtype="f32", size=4096))
-    assert "v4" in _ptx(written)
+    assert "v4" in ptx_of(written)
     (step,) = (one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, Launch))
-    assert "v4" not in _ptx(write_triton(step.kernel, H100))
+    assert "v4" not in ptx_of(write_triton(step.kernel, H100))
 
 
-def _ptx(written: PrintedKernel) -> str:
+def ptx_of(written: PrintedKernel) -> str:
     triton = pytest.importorskip("triton")
     kernel, meta = written.kernel, dict(written.kernel.meta)
     function, constants = jit_function(kernel.source, kernel.symbol), dict(meta["constants"])

@@ -7,9 +7,11 @@ import re
 import pytest
 import torch
 
-from kiln.loops.codegen.triton import write_triton
+from kiln.loops.codegen.triton import tiles, write_triton
 from kiln.loops.ir.parse import parse_kernel
-from tests.codegen_triton.check import GPU, Runner, check_kernel
+from kiln.loops.ir.scheduled import Launch
+from tests.codegen_triton.check import GPU, Runner, assert_same_values, check_kernel
+from tests.codegen_triton.test_compile import ptx_of
 
 
 def stages(source: str) -> list[int]:
@@ -91,3 +93,44 @@ def test_small_numbers_have_32_bits() -> None:
                 out[i0] = add(load x[i0], index(2000000*i0, i64))
     """)
     assert "tl.arange(0, XBLOCK).to" not in write_triton(kernel, GPU).kernel.source
+
+
+ODD = """
+    loops odd
+        x: f32[3, 777] = input 0
+        total: f32[3] = reduction sum over (i1: 777) keeping (i0: 3): load x[i0, i1]
+        top: i64[3] = reduction argmax over (i1: 777) keeping (i0: 3): load x[i0, i1]
+        run: f32[3, 777] = scan sum along i1 of (i0: 3, i1: 777): load x[i0, i1]
+        return total, top, run
+"""
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers hold 256 elements."""
+    for name in ("LARGEST_BLOCK", "WHOLE_BLOCK", "LOOP_BLOCK"):
+        monkeypatch.setattr(tiles, name, 256)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_last_turn_alone_has_a_mask(runner: Runner) -> None:
+    made = assert_same_values(runner, ODD, tolerance=1e-3)
+    text = "".join(write_triton(step.kernel, GPU).kernel.source for step in made.steps if isinstance(step, Launch))
+    loops = re.findall(r"tl.range\(0, (\d+), RBLOCK.*\n +i1 = .*\n +has_i1 = (.*)\n", text)
+    assert len(loops) == 2
+    assert {(full, mask) for full, mask in loops} == {("768", "tl.full([RBLOCK], True, tl.int1)")}
+    assert text.count("has_i1 = i1 < 777") == len(loops)
+
+
+def test_rows_of_odd_length_are_read_16_bytes_at_a_time() -> None:
+    """Where they start at multiples of 16 bytes; only the last block goes element by element."""
+    kernel = parse_kernel("""
+        kernel sums(x: bf16[64, 50257 | 50264, 1] -> out: f32[64]) units (i0: 64)
+            local total: f32
+            phase (i1: 50257):
+                total[] = sum over (i1): convert(load x[i0, i1], f32)
+            phase ():
+                out[i0] = load total[]
+    """)
+    ptx = ptx_of(write_triton(kernel, GPU, (True, True)))
+    assert "cp.async.cg.shared.global" in ptx or "ld.global.v4" in ptx

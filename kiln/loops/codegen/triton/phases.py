@@ -7,6 +7,12 @@ phase (i1: n1):                          total_parts = tl.full([XBLOCK, RBLOCK],
                                              v0 = tl.load(in0 + (n1*i0 + i1), mask=has_i1)
                                              total_parts = total_parts + tl.where(has_i1, v0, 0.0)
                                          total = tl.sum(total_parts, 1, keep_dims=True)
+
+Where the size is a number, the turns that are full have no mask: under a mask that ends at an odd place Triton loads
+element by element, and none of it ahead. The last turn stands behind the loop.
+
+    for i1_start in range(0, 49152, RBLOCK):     has_i1 = tl.full([RBLOCK], True, tl.int1)      50257 elements by 8192
+    i1 = 49152 + tl.arange(0, RBLOCK)            has_i1 = i1 < 50257
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_n
 from kiln.loops.codegen.triton.tiles import Dim
 from kiln.loops.ir.analyses import phase_stores, phase_writes
 from kiln.loops.ir.kernel import Local, Phase
+from kiln.symbolic import Int
 
 
 @final
@@ -73,14 +80,30 @@ class PhaseWriter:
 
 def loop(dim: Dim | None, nest: Nest, depth: int, body: TritonStatements, inner: list[str]) -> list[str]:
     """A loop over blocks of `dim`, or over the points of a serial axis."""
-    axis = nest.axes[depth]
-    name, size = axis.symbol.name, body.ints.text(nest.expr(axis.size))
+    axis, frame = nest.axes[depth], body.frame
+    name, number = axis.symbol.name, nest.expr(axis.size)
+    size = body.ints.text(number)
     if dim is None:
         return [f"for {name} in range({size}):", *indented(inner, 2)]
-    stages = f", num_stages={body.frame.stages}" if body.frame.stages > 1 else ""
-    head = f"for {name}_start in tl.range(0, {size}, {dim.name}{stages}):"
-    place = body.frame.tiling.dims.index(dim)
-    return [head, *indented([*index_lines(dim, place, f"{name}_start", body.frame, size), *inner], 2)]
+    stages = f", num_stages={frame.stages}" if frame.stages > 1 else ""
+    place, full = frame.tiling.dims.index(dim), None if _has_loops(inner) else _full_turns(dim, number)
+    if full is None:
+        turn = [*index_lines(dim, place, f"{name}_start", frame, size), *inner]
+        return [f"for {name}_start in tl.range(0, {size}, {dim.name}{stages}):", *indented(turn, 2)]
+    last = index_lines(dim, place, str(full), frame, size)
+    whole = f"{mask_name(dim.symbol)} = tl.full({frame.block_shape(frozenset({place}))}, True, tl.int1)"
+    turn = [index_lines(dim, place, f"{name}_start", frame, size)[0], whole, *inner]
+    return [f"for {name}_start in tl.range(0, {full}, {dim.name}{stages}):", *indented(turn, 2), *last, *inner]
+
+
+def _full_turns(dim: Dim, size: Int) -> int | None:
+    """How many elements the full turns of a loop cover, where that is known and there is another turn."""
+    return None if dim.exact or not isinstance(size, int) else size // dim.block * dim.block
+
+
+def _has_loops(lines: list[str]) -> bool:
+    """Are there loops in them? Such lines are not written twice."""
+    return any(line.lstrip().startswith("for ") for line in lines)
 
 
 def index_lines(dim: Dim, place: int, start: str, frame: Frame, size: str) -> list[str]:
