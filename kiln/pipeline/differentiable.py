@@ -3,6 +3,9 @@
     joint graph --passes--> partition --> forward plan, now
                                       --> backward plan, when a backward first runs, for the inputs that need it
 
+On a GPU the plan that the first backward will most likely ask for is made while other processes compile the forward's
+kernels, and theirs follow: between forward and backward, and in the forward, they are at work.
+
 The forward plan returns the user's results, the new contents of inputs that autograd must see changed, and what is
 only saved; `Partition.signature` says which is which.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -31,9 +34,11 @@ from kiln.pipeline.keys import compile_key
 from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.pipeline.targets import region_target
 from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
+from kiln.runtime.cubins import compiles_elsewhere
 from kiln.runtime.memory import with_donations
 from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
 from kiln.runtime.plan_file import decode_tensor, encode_tensor
@@ -42,6 +47,7 @@ from kiln.runtime.serialize import decode_plan, encode_plan
 from kiln.runtime.signature import SavedTensor, Signature
 from kiln.runtime.variant import UNREADABLE
 from kiln.support.errors import InternalFault, KilnError
+from kiln.support.events import EventSink
 from kiln.symbolic import symbol
 
 
@@ -73,11 +79,13 @@ def differentiable_region(
     enables_grad: bool = False,
     hidden: int = 0,
 ) -> CompiledRegion:
-    """Forward now, backward when it is first needed."""
+    """Forward now, backward when it is first needed, or started now where that takes nothing from the forward."""
     signature = replace(halves.signature, hidden=hidden)
     plan = forward_plan(graph_to_plan(halves.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = Backward(lambda: halves.backward, signature, halves.grads, constants, context, bool(again.data))
+    if region_target(halves.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
+        backward.start()
     spec = replace(region_spec(plan, signature), enables_grad=enables_grad)
 
     def finish() -> Executable:
@@ -133,6 +141,7 @@ def read_replay(sections: Mapping[str, memoryview]) -> ReplayData:
 
 
 CONSTANT, REPLAYED = "constant/", "replayed/"
+Mask = tuple[bool, ...]
 
 
 @final
@@ -151,8 +160,10 @@ class Backward:
     replayable: bool = False
     text: str = ""
     """The graph in writing; made where it is needed."""
+    ahead: dict[tuple[Mask, Mask], tuple[CompiledPlan, EventSink]] = field(default_factory=dict)
+    """What was started before it was asked for, and what it had to tell."""
 
-    def __call__(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable | None:
+    def __call__(self, needed: Mask, given: Mask) -> Executable | None:
         """`needed`: inputs that want a gradient; `given`: tangents that there are.
 
         None where the compiler fails and the region can be run again by eager: the gradients come from that.
@@ -170,31 +181,54 @@ class Backward:
                     self.context.tell(InternalFault(stage=events.failed_stage, problem=repr(fault)), fault)
                 return None
 
-    def find_or_compile(self, needed: tuple[bool, ...], given: tuple[bool, ...]) -> Executable:
-        key = ""
-        if self.context.options.cache:
-            settings = compile_key("backward", self.context.options, self.context.host).digest()
-            # Which inputs the gradients belong to stands in the signature: equal graphs may differ in it.
-            places = repr((needed, given, self.grads)), encode_plan(self.signature).hex()
-            key = content_key(settings, self.written(), *places, *sorted(self.constants))
-            stored = self.context.store.get("backward", key)
-            if stored is not None:
-                with suppress(*UNREADABLE):  # written by another version, or damaged
-                    return load_plan(stored, self.context.graphs, standalone=False)
-        compiled = self.compile(needed, given)
+    def find_or_compile(self, needed: Mask, given: Mask) -> Executable:
+        key = self.key(needed, given)
+        stored = self.context.store.get("backward", key) if key else None
+        if stored is not None:
+            with suppress(*UNREADABLE):  # written by another version, or damaged
+                return load_plan(stored, self.context.graphs, standalone=False)
+        compiled, told = self.ahead.pop((needed, given), None) or (self.compile(needed, given, self.context), None)
+        compiled = replace(compiled, events=self.context.events)
         if key:
             self.context.store.put("backward", key, compiled.bundle())
-        return compiled.executor(self.context.graphs, standalone=False)
+        made = compiled.executor(self.context.graphs, standalone=False)
+        for event in told.events if told is not None else ():
+            if event.kind != "stage":  # its time was told when it was spent
+                self.context.events.record(event)
+        return made
 
-    def compile(self, needed: Sequence[bool], given: Sequence[bool]) -> CompiledPlan:
+    def key(self, needed: Mask, given: Mask) -> str:
+        """In the store; empty where nothing is kept."""
+        if not self.context.options.cache:
+            return ""
+        settings = compile_key("backward", self.context.options, self.context.host).digest()
+        # Which inputs the gradients belong to stands in the signature: equal graphs may differ in it.
+        places = repr((needed, given, self.grads)), encode_plan(self.signature).hex()
+        return content_key(settings, self.written(), *places, *sorted(self.constants))
+
+    def start(self) -> None:
+        """Start to compile the gradients of all inputs that have one, as a training step asks for.
+
+        Nothing is told of it before it is used: another backward may be asked for, or none.
+        """
+        needed, given = tuple([place is not None for place in self.grads]), likely_tangents(self.signature)
+        if self.context.dump.folder is not None:  # texts are written in the order in which things are used
+            return
+        with self.context.events.stage("backward"), suppress(Exception):  # who asks for the backward is told
+            key = self.key(needed, given)
+            if not key or self.context.store.get("backward", key) is None:
+                quiet = EventSink()
+                self.ahead[needed, given] = self.compile(needed, given, replace(self.context, events=quiet)), quiet
+
+    def compile(self, needed: Sequence[bool], given: Sequence[bool], context: CompileContext) -> CompiledPlan:
         whole, absent = without_tangents(self.make_graph(), given)
         needed = [one and number not in absent for one, number in zip(needed, self.grads, strict=True)]
         graph = backward_for(whole, self.grads, needed)
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
-        context = replace(self.context, env=None)
-        plan = backward_plan(graph_to_plan(graph, context, "backward"), self.signature, needed)
+        plan = graph_to_plan(graph, replace(context, env=None), "backward")
+        plan = backward_plan(plan, self.signature, needed)
         # Tangents come in any layout, and so do saved values that a hook of the user has kept elsewhere.
-        return compile_plan(plan, self.constants, self.context, range(len(plan.inputs)))
+        return compile_plan(plan, self.constants, context, range(len(plan.inputs)))
 
     def written(self) -> str:
         if not self.text:
@@ -206,6 +240,12 @@ class Backward:
         constants = {f"{CONSTANT}{key}": encode_tensor(tensor) for key, tensor in self.constants.items()}
         pair = encode_plan((self.signature, self.grads))
         return {"signature": pair, "backward": self.written().encode(), **constants}
+
+
+def likely_tangents(signature: Signature) -> Mask:
+    """Which tangents the first backward will have: that of the loss, the first result that is one number, or all."""
+    losses = [place for place, one in enumerate(signature.tangents) if not one.spec.sizes]
+    return tuple([not losses or place == losses[0] for place in range(len(signature.tangents))])
 
 
 def forward_plan(plan: Plan, signature: Signature) -> Plan:

@@ -5,25 +5,29 @@
     cubins["k_ab12"].image()                           # what the executor is given
 
 The store keeps each cubin with what a launch needs to know of it, so a warm start imports no Triton. The key is made
-of the source, `meta` (which names the compute capability of the devices) and Triton's version.
+of the code, `meta` (which names the compute capability of the devices) and Triton's version. Kernels of one code share
+a cubin, in which the function has the name of the first.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from typing import Any, final
 
 import torch
 
 from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.compile_queue import shared_queue
 from kiln.runtime.plan import Kernel
 from kiln.runtime.triton_compile import compile_source
 from kiln.runtime.triton_workers import can_start_workers, shared_workers
@@ -94,26 +98,29 @@ class Cubin:
 
 @dataclass
 class CubinCompilation:
-    """Triton at work, a thread waiting for each worker. `wait` may be called more than once."""
+    """Triton at work, a thread waiting for each worker. `wait` may be called more than once; what nobody has waited for
+    when it is stopped is not compiled any more.
+    """
 
     events: EventSink
     cubins: dict[str, Cubin]
     running: dict[str, Future[Cubin]] = field(default_factory=dict)
-    pool: ThreadPoolExecutor | None = None
     started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, drop_all, self.running)
 
     def wait(self) -> dict[str, Cubin]:
         """All cubins by symbol. Raises NoTriton, TritonRefused."""
-        cached = len(self.cubins)
+        cached, compiled = len(self.cubins), len(self.running)
         try:
-            for symbol, future in self.running.items():
+            for symbol, future in list(self.running.items()):
                 self.cubins[symbol] = self.result(symbol, future)
         finally:
             self.stop()
-        if self.running:
+        if compiled:
             seconds = time.perf_counter() - self.started
-            self.events.emit("compiled_cubins", compiled=len(self.running), cached=cached, seconds=seconds)
-            self.running = {}
+            self.events.emit("compiled_cubins", compiled=compiled, cached=cached, seconds=seconds)
         return self.cubins
 
     def result(self, symbol: str, future: Future[Cubin]) -> Cubin:
@@ -127,9 +134,13 @@ class CubinCompilation:
             raise TritonRefused(symbol=symbol, message=f"{type(error).__name__}: {error}") from error
 
     def stop(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-            self.pool = None
+        drop_all(self.running)
+
+
+def drop_all(running: dict[str, Future[Cubin]]) -> None:
+    """Nobody waits for these any more."""
+    while running:
+        shared_queue().drop(running.popitem()[1])
 
 
 def start_cubins(
@@ -148,19 +159,21 @@ def start_cubins(
     if missing:
         count = min(len(missing), workers or os.cpu_count() or 1, MOST_WORKERS)
         compiler = compile_source if workers == 1 or not can_start_workers() else shared_workers().compile
-        work.pool = ThreadPoolExecutor(count, "kiln-triton")
         for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
             key = keys[kernel.symbol]
-            work.running[kernel.symbol] = work.pool.submit(compile_and_keep, kernel, store, key, compiler)
+            call = partial(compile_and_keep, kernel, store, key, compiler)
+            work.running[kernel.symbol] = shared_queue().submit(f"{store.folder} {key}", call, count)
     return work
 
 
-def prepare_compiling(workers: int = 0) -> None:
-    """Where this process uses a GPU, start workers while the program is still being captured; returns at once.
+def compiles_elsewhere(workers: int = 0) -> bool:
+    """Are cubins made by other processes, so that this one goes on meanwhile? `workers` as in `start_cubins`."""
+    return workers != 1 and can_start_workers() and bool(triton_version())
 
-    `workers` as in `start_cubins`.
-    """
-    if workers == 1 or not torch.cuda.is_initialized() or not can_start_workers() or not triton_version():
+
+def prepare_compiling(workers: int = 0) -> None:
+    """Where this process uses a GPU, start workers while the program is still being captured; returns at once."""
+    if not torch.cuda.is_initialized() or not compiles_elsewhere(workers):
         return
     count = min(workers or (os.cpu_count() or 1), FIRST_WORKERS)
     threading.Thread(target=shared_workers().start, args=(count,), daemon=True).start()
@@ -192,8 +205,15 @@ def parameter_letters(kernel: Kernel) -> str:
 
 
 def cubin_key(kernel: Kernel) -> str:
+    """Of the code alone: kernels whose code does not need the sizes in which they differ are compiled once."""
     meta: Any = json.dumps(kernel.meta, sort_keys=True)
-    return content_key(kernel.symbol, kernel.source, meta, triton_version())
+    return content_key(code_of(kernel), meta, triton_version())
+
+
+def code_of(kernel: Kernel) -> str:
+    """The source without the comment at its head, the kernel that it was made from, and without the kernel's name."""
+    lines = [line for line in kernel.source.splitlines() if not line.startswith("#")]
+    return re.sub(rf"\b{re.escape(kernel.symbol)}\b", "kernel", "\n".join(lines))
 
 
 @lru_cache(maxsize=1)

@@ -49,6 +49,17 @@ def test_two_kinds_of_gpu(store: Store) -> None:
             assert Cubin.decode(one.encode()) == one
 
 
+@pytest.mark.slow
+def test_kernels_of_one_code_share_a_cubin(tmp_path: Path) -> None:
+    """Names and the comment at the head do not matter."""
+    source = "# kernel over (i0: 4096)\n" + SCALE.source.replace("t_scale", "t_again")
+    again = replace(SCALE, symbol="t_again", source=source)
+    made = start_cubins([SCALE, again], Store(tmp_path), EventSink()).wait()
+    assert made["t_scale"] is made["t_again"]
+    other = replace(SCALE, source=SCALE.source.replace("tl.load", "tl. load"))
+    assert cubins.cubin_key(other) != cubins.cubin_key(SCALE) == cubins.cubin_key(again)
+
+
 WARM = """
 import sys
 from kiln.runtime.cache.store import Store
@@ -91,7 +102,7 @@ def test_a_machine_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch)
         raise MissingPackage(package=package, purpose=purpose)
 
     monkeypatch.setattr(triton_compile, "load_required", missing)
-    other = replace(SCALE, source=SCALE.source + "# another\n")
+    other = replace(SCALE, source=SCALE.source + "another = 1\n")
     with pytest.raises(NoTriton, match="KILN4104"):
         start_cubins([other], store, EventSink(), workers=1).wait()
     assert optional.load("triton") is not None
