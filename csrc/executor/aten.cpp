@@ -239,10 +239,14 @@ IValue fed(const Feed& feed, const CallView& call) {
   }
 }
 
-// The result in the planned layout: itself where the prediction was right, else a copy.
-TensorPtr as_planned(at::Tensor result, const Layout& layout, const int64_t* ints) {
+// The result in the planned layout: itself where the prediction was right, else a copy. An operator
+// may return a part of its memory, which kernels of a device would take to be aligned.
+TensorPtr as_planned(at::Tensor result, const Layout& layout, const CallView& call) {
+  const int64_t* ints = call.ints;
   c10::TensorImpl* made = result.unsafeGetTensorImpl();
-  if (result.defined() && fits(*made, layout, ints)) return result.unsafeReleaseIntrusivePtr();
+  bool good = result.defined() && fits(*made, layout, ints) &&
+              (!call.program->aligned || is_aligned(made->data()));
+  if (good) return result.unsafeReleaseIntrusivePtr();
   KILN_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
   KILN_CHECK(made->sizes() == sizes_of(layout, ints), "an ATen step returned sizes ", made->sizes(),
              " where the plan has ", sizes_of(layout, ints));
@@ -256,7 +260,7 @@ void put(Value& slot, IValue result, int32_t layout, const CallView& call) {
     at::Tensor tensor = std::move(result).toTensor();
     if (layout == kNone) return slot.set_tensor(tensor.unsafeReleaseIntrusivePtr());
     const Layout& planned = call.program->layouts[static_cast<size_t>(layout)];
-    return slot.set_tensor(as_planned(std::move(tensor), planned, call.ints));
+    return slot.set_tensor(as_planned(std::move(tensor), planned, call));
   }
   if (result.isInt()) return slot.set_int(result.toInt());
   if (result.isBool()) return slot.set_bool(result.toBool());

@@ -103,9 +103,9 @@ void connect_device(Program& program, const KernelImages& images) {
   for (const Layout& layout : program.layouts) {
     if (layout.device_type == kCuda) program.runtime->prepare(layout.device_index);
   }
-  bool has_kernels = std::any_of(program.kernels.begin(), program.kernels.end(),
-                                 [](const KernelEntry& one) { return one.on_device; });
-  for (size_t n = 0; has_kernels && n < program.inputs.size(); n++) {
+  program.aligned = std::any_of(program.kernels.begin(), program.kernels.end(),
+                                [](const KernelEntry& one) { return one.on_device; });
+  for (size_t n = 0; program.aligned && n < program.inputs.size(); n++) {
     int32_t layout = program.inputs[n].layout;
     if (layout == kNone) continue;
     bool there = program.layouts[static_cast<size_t>(layout)].device_type == kCuda;

@@ -196,7 +196,8 @@ struct Program {
   bool has_views = false;              // does an output have to be rebuilt?
   DeviceRuntime* runtime = nullptr;    // of the device of kernels that are no C++ functions
   std::vector<int8_t> status_devices;  // where such kernels report
-  std::vector<Slot> aligned_inputs;    // what such kernels may read 16 bytes at a time
+  bool aligned = false;                // do such kernels take memory to start at 16 bytes?
+  std::vector<Slot> aligned_inputs;    // the inputs that they may read
   bool noted = false;                  // does the runtime write down the steps?
   std::vector<int64_t> ints;
   std::vector<double> floats;

@@ -21,7 +21,6 @@ constexpr c10::DispatchKeySet kBelowAutograd =
 constexpr size_t kScratchKept = size_t{1} << 20;
 constexpr int64_t kAlignment = 64;
 constexpr int8_t kCpu = 0;
-constexpr uintptr_t kVector = 16;  // bytes that a device kernel may read at once
 
 // 64-byte aligned memory of this thread, kept between launches unless it is large.
 class Scratch {
@@ -238,7 +237,7 @@ void Run::check_status() {
 void Run::align_inputs() {
   for (Slot slot : program_.aligned_inputs) {
     const c10::TensorImpl& given = *slots_[slot].tensor();
-    if (reinterpret_cast<uintptr_t>(given.data()) % kVector == 0) continue;
+    if (is_aligned(given.data())) continue;
     auto index = static_cast<int8_t>(given.device().index());
     TensorPtr copy = copy_of_span(device(index).allocator(), given);
     unaligned_.emplace_back(slot, std::move(slots_[slot]));
@@ -330,7 +329,8 @@ void Run::allocate_reuse(const Step& step) {
   bool is_input = step.c < static_cast<Slot>(program_.inputs.size());
   Value old = std::move(slots_[step.c]);
   bool enough = old.is_tensor() && (!is_input || donate_) && old.is_only_owner() &&
-                static_cast<int64_t>(old.tensor()->storage().nbytes()) >= ints_[planned.bytes];
+                static_cast<int64_t>(old.tensor()->storage().nbytes()) >= ints_[planned.bytes] &&
+                (!program_.aligned || is_aligned(old.tensor()->storage().data()));
   if (!enough) return allocate(step);
   slots_[step.a].set_tensor(over_storage(*old.tensor(), planned, ints_, ints_[planned.offset]));
 }
@@ -454,6 +454,14 @@ void Run::free(const Step& step) {
   for (Slot slot : program_.frees[static_cast<size_t>(step.a)]) slots_[slot].clear();
 }
 
+// A nested plan's arguments, which its frame keeps no longer than its run, whatever ends it.
+struct HeldInputs {
+  ~HeldInputs() { frame.clear_inputs(count); }
+
+  Frame& frame;
+  size_t count;
+};
+
 void Run::branch(const Step& step) {
   const Branch& one = program_.branches[static_cast<size_t>(step.a)];
   bool taken = read_bool(tensor(step.b));
@@ -462,15 +470,16 @@ void Run::branch(const Step& step) {
   auto place = static_cast<size_t>(step.a) * 2 + (taken ? 0 : 1);
   if (frame_.branches.size() <= place) frame_.branches.resize(program_.branches.size() * 2);
   if (!frame_.branches[place]) frame_.branches[place] = std::make_unique<Frame>(inner);
+  Frame& frame = *frame_.branches[place];
   std::vector<Value> inputs(one.args.size());
   std::vector<Value> outputs(one.outs.size());
   for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[one.args[n]].share());
-  Run nested(inner, constants_, *frame_.branches[place], false);
+  HeldInputs held{frame, inputs.size()};
+  Run nested(inner, constants_, frame, false);
   nested.take(inputs.data());
   nested.enter();
   nested.steps();
   nested.results(outputs.data());
-  frame_.branches[place]->clear_inputs(inputs.size());
   for (size_t n = 0; n < outputs.size(); n++) {
     if (one.outs[n] != kNone) slots_[one.outs[n]] = std::move(outputs[n]);
   }

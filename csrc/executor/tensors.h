@@ -29,6 +29,9 @@ TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const 
 bool has_layout(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints);
 bool fits(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints);
 
+// Kernels of a device read up to 16 bytes at once.
+inline bool is_aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
+
 // "f32[2, 3 | 3, 1]", for messages.
 std::string describe(const c10::TensorImpl& tensor);
 std::string describe(const Layout& layout, const int64_t* ints);

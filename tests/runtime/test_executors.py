@@ -15,7 +15,10 @@ from kiln.runtime.executor import Explain, make_executor
 from kiln.runtime.libraries import Libraries
 from kiln.runtime.plan import (
     Allocate,
+    Branch,
+    BufferSpec,
     CallAten,
+    Check,
     Constant,
     HostRead,
     Launch,
@@ -278,3 +281,22 @@ def test_programs_of_another_format_are_refused() -> None:
             Executor(bad, {"k_gather": 1}, [], Explain("p", []))
     with pytest.raises(KeyError, match="k_gather"):
         Executor(good, {}, [], Explain("p", []))
+
+
+def test_a_branch_that_fails_keeps_nothing(libraries: Libraries) -> None:
+    def plan(name: str, message: str) -> Plan:
+        flag = BufferSpec(torch.bool, (), ())
+        steps = (Check(None, 1, message),) if message else ()
+        return Plan(name, (PlanInput("x", spec(4)), PlanInput("flag", flag)), (), steps, (), (), num_slots=2)
+
+    inner, other = plan("inner", "always wrong"), plan("other", "")
+    flag = PlanInput("flag", BufferSpec(torch.bool, (), ()))
+    steps = (Branch(1, other, inner, (0, 1), ()),)
+    outer = Plan("outer", (PlanInput("x", spec(4)), flag), (), steps, (), (), num_slots=2)
+    run = make_executor(outer, libraries)
+    x = torch.ones(4)
+    before = x._use_count()
+    run(x, torch.tensor(True))
+    with pytest.raises(CheckFailed, match="always wrong"):
+        run(x, torch.tensor(False))
+    assert x._use_count() == before

@@ -14,7 +14,20 @@ from kiln.runtime.cubins import Cubin, parameter_letters
 from kiln.runtime.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
 from kiln.runtime.executor import DEVICE, Explain, make_executor
 from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import Allocate, Copy, Free, Kernel, Launch, Plan, PlanInput, PlanOutput, SymbolBinding, View
+from kiln.runtime.plan import (
+    Allocate,
+    CallAten,
+    Copy,
+    Free,
+    Kernel,
+    Launch,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    Ref,
+    SymbolBinding,
+    View,
+)
 from kiln.runtime.verify_plan import InvalidPlan
 from kiln.symbolic import symbol
 from tests.runtime.samples import spec
@@ -216,3 +229,29 @@ def test_what_a_device_reports_has_a_code() -> None:
     assert [one.code for one in found] == [f"KILN401{n}" for n in (0, 0, 1, 2, 3, 4)]  # type: ignore[attr-defined]
     assert all("k_1" in str(one) and "reason" in str(one) for one in found)
     assert isinstance(found[5], torch.OutOfMemoryError)
+
+
+@torch.library.custom_op("kiln_tests::behind_padding", mutates_args=())
+def behind_padding(x: torch.Tensor) -> torch.Tensor:
+    """A part of fresh memory: it starts four bytes behind a multiple of sixteen."""
+    return torch.nn.functional.pad(x, (1, 0))[1:]
+
+
+def test_what_an_operator_returns_is_aligned_for_kernels(null_device: None) -> None:
+    kernel = triton_kernel("t_read", "", "r", ("*fp32",), divisible=(0,))
+    plan = Plan(
+        name="behind_one",
+        inputs=(PlanInput("x", on_cuda(spec(64))),),
+        symbols=(),
+        steps=(
+            CallAten("kiln_tests.behind_padding.default", (Ref(0),), (), (1,), (on_cuda(spec(64)),)),
+            Launch("t_read", (1,), (), (), 1, grid=(1,)),
+        ),
+        outputs=(PlanOutput(slot=1),),
+        kernels=(kernel,),
+        num_slots=2,
+    )
+    x = torch.arange(64.0)
+    assert behind_padding(x).data_ptr() % 16 == 4
+    (result,) = make_executor(plan, fake_libraries(plan))(x)
+    assert result.data_ptr() % 16 == 0 and torch.equal(result, x)
