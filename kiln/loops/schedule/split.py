@@ -141,7 +141,7 @@ def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
     Without a rest if a few more or less need none.
     """
     others = {one: None for one in group.units if one is not blocked}
-    blocks = -(-wanted_pieces(target) // max(pieces(group, others, target), 1))
+    blocks = _blocks_for(pieces(group, others, target), target)
     size = guess(group.sizes[blocked])
     inner = guess(group.points({one: None for one in group.sizes if one not in group.units}))
     least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
@@ -153,6 +153,21 @@ def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
         if inner > 1:
             return -(-size // (size // most))
     return floor_power(most)
+
+
+def _blocks_for(others: int, target: Target) -> int:
+    """Blocks that each of `others` pieces is cut into, for about as many programs as are wanted.
+
+    A few more than there is room for wait until the first are done; a few less leave some multiprocessors half idle.
+    """
+    wanted, machine = wanted_pieces(target), max(target.multiprocessors, 1)
+    fewer = max(wanted // max(others, 1), 1)
+
+    def busy(blocks: int) -> float:
+        programs = blocks * max(others, 1)
+        return programs / (machine * -(-programs // machine))
+
+    return fewer + 1 if fewer * others < wanted and busy(fewer + 1) > busy(fewer) else fewer
 
 
 def _combine(node: Reduction, part: Buffer, counts: list[Int]) -> Reduction:

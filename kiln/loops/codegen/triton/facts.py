@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from math import prod
@@ -136,8 +137,13 @@ class Facts:
                 if name in self.specs:
                     used = symbols_of(*index)
                     by_data = not used <= {axis.symbol for axis in axes} | self._sizes
-                    along = [guess(axis.size) for axis in axes if by_data or axis.symbol in used]
+                    along = [self.length(axis) for axis in axes if by_data or axis.symbol in used]
                     yield self.specs[name], index, self.specs[name].dtype.itemsize * prod(along)
+
+    def length(self, axis: Axis) -> int:
+        """About how many points an axis has; for most units the most where it depends on the unit."""
+        top = self.bounds.of(axis.size).hi if axis.symbol in self._ragged else None
+        return guess(axis.size) if top is None else top
 
     @cached_property
     def _sizes(self) -> frozenset[Symbol]:
@@ -177,6 +183,17 @@ class Facts:
             ]
         return tuple(found)
 
+    def is_read_again(self, axes: tuple[Axis, ...]) -> bool:
+        """Does more than one phase load the same buffer along these axes?"""
+        symbols = {axis.symbol for axis in axes}
+        readers = Counter(
+            name
+            for phase in self.kernel.phases
+            for name in {one.buffer for one in accesses(phase.body) if symbols & symbols_of(*one.index)}
+            if name in self.specs
+        )
+        return any(count > 1 for count in readers.values())
+
     def narrowest_bytes(self) -> int:
         return min((param.spec.dtype.itemsize for param in self.kernel.params), default=4)
 
@@ -188,11 +205,11 @@ class Facts:
         """Bytes per point that a kernel loads from what is as large as its space."""
         found: dict[str, int] = {}
         spaces = [(*self.kernel.units, *phase.axes) for phase in self.kernel.phases]
-        space = max(prod(guess(axis.size) for axis in axes) for axes in spaces)
+        space = max(prod(map(self.length, axes)) for axes in spaces)
         for axes, phase in zip(spaces, self.kernel.phases, strict=True):
             for one in accesses(phase.body):
                 used = symbols_of(*one.index)
-                points = prod(guess(axis.size) for axis in axes if axis.symbol in used)
+                points = prod(self.length(axis) for axis in axes if axis.symbol in used)
                 if one.buffer in self.specs and 2 * points > space:
                     found[one.buffer] = one.dtype.itemsize
         return sum(found.values())

@@ -18,7 +18,8 @@ from typing import final
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.ir.analyses import accesses, kernel_reads, phase_stores
+from kiln.loops.ir.analyses import accesses, phase_stores
+from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
@@ -36,7 +37,9 @@ ROW_BLOCK = 2048
 WHOLE_BLOCK = 8192
 """Elements of a row that is loaded at once though it might be looped over."""
 LOOP_BLOCK = 4096
-"""Elements per turn of a loop."""
+"""Elements per turn of a loop at most."""
+SHORTEST_TURN = 1024
+"""Elements that are worth a turn of their own."""
 STAGES, STAGE_BYTES = 3, 96 * 1024
 """Turns of a loop that load ahead, and bytes of shared memory for them."""
 FLIGHT_BYTES = 64
@@ -102,10 +105,9 @@ def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
 def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
     """How many turns of a loop load ahead: three, where shared memory has room for as many blocks, or one.
 
-    Two are slower than one: the next block is asked for only when this one is there. Loads overtake stores, so nothing
-    may be read that the kernel writes.
+    Two are slower than one: the next block is asked for only when this one is there. Loads overtake stores.
     """
-    if kernel_reads(kernel) & kernel.writes:
+    if not _may_overtake(kernel):
         return 1
     loops: dict[object, dict[str, int]] = {}
     for phase in kernel.phases:
@@ -113,6 +115,25 @@ def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
         loops.setdefault(is_shared or phase, {}).update(_turn_loads(phase, tiling))
     most = max((sum(loads.values()) for loads in loops.values()), default=0)
     return STAGES if STAGES * most <= STAGE_BYTES else 1
+
+
+def _may_overtake(kernel: KernelIR) -> bool:
+    """Is all that the kernel writes read, if at all, before and where it is written?
+
+    Then no turn reads what another one writes: `io[i0, i1] = add(load io[i0, i1], ...)`.
+    """
+    stored: dict[str, tuple[set[Index], int]] = {}
+    for place, phase in enumerate(kernel.phases):
+        for store in phase_stores(phase):
+            if store.combine is not None:
+                return False
+            stored.setdefault(store.target, (set(), place))[0].add(store.index)
+    for place, phase in enumerate(kernel.phases):
+        for one in accesses(phase.body):
+            where, first = stored.get(one.buffer, ({one.index}, place))
+            if where != {one.index} or place > first:
+                return False
+    return True
 
 
 def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
@@ -181,7 +202,7 @@ def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
 
 def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
     """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
-    dims = _inner_dims(facts, groups, _row_block(facts, groups))
+    dims = _inner_dims(facts, groups, *_row_blocks(facts, groups))
     points = _most_points(facts, dims)
     units = facts.free_units
     rows = 1
@@ -198,13 +219,19 @@ def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) ->
     return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), warps)
 
 
-def _row_block(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> int:
-    """Elements that a program takes at once: all of a row that several phases go through, if registers hold it."""
+def _row_blocks(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int, int]:
+    """Elements that a program takes at once: all of a row that several phases read, if registers hold it.
+
+    And those of a turn, if it has to go in turns: so few that shared memory holds the next turns.
+    """
     if len(groups) > 1 or facts.is_kept(groups[0]):
-        return LOOP_BLOCK
-    points = product(axis.size for axis in groups[0])
-    again = sum(1 for phase in facts.kernel.phases if phase.axes) > 1
-    return LARGEST_BLOCK if again and is_static(points) and points <= LARGEST_BLOCK else WHOLE_BLOCK
+        whole = LOOP_BLOCK
+    else:
+        points = product(axis.size for axis in groups[0])
+        kept = facts.is_read_again(groups[0]) and is_static(points) and points <= LARGEST_BLOCK
+        whole = LARGEST_BLOCK if kept else WHOLE_BLOCK
+    room = floor_power(STAGE_BYTES // (STAGES * max(facts.loaded_bytes(), 1)))
+    return whole, min(whole, max(room, SHORTEST_TURN))
 
 
 def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
@@ -216,13 +243,15 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     length = guess_large(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
-    dims = _inner_dims(facts, groups, max(LOOP_BLOCK // wide, 1))
+    rows = max(LOOP_BLOCK // wide, 1)
+    dims = _inner_dims(facts, groups, rows, rows)
     dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]
     return _tiling(facts, dims, numbers, _warps(_points(dims)))
 
 
-def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int) -> list[Dim]:
-    """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept."""
+def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[Dim]:
+    """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept,
+    `turn` elements at a time."""
     dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
     if all(dim.block for dim in dims) and _most_points(facts, dims) <= most:
         return dims
@@ -235,7 +264,7 @@ def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int) -
     for dim in reversed(dims):
         if dim not in whole:
             beside = [one for one in found.values() if facts.share_a_phase(one.axes, dim.axes)]
-            room = max(most // _points(beside), 1)
+            room = max(turn // _points(beside), 1)
             block = min(dim.block or room, room)
             found[dim.symbol] = replace(dim, block=block, looped=dim.block != block)
     return [found[dim.symbol] for dim in dims]
