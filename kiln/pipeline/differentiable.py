@@ -54,8 +54,10 @@ from kiln.symbolic import symbol
 def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
     """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
     with context.events.stage("joint"):
+        users = trace
         trace, hidden = with_wholes(recorder, trace)
         joint = make_joint(recorder, trace)
+        users.take_up()
         joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("partition"):

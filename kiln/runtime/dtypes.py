@@ -34,6 +34,7 @@ DTYPES = (
     DtypeRow(torch.float16,        "f16",    5),
     DtypeRow(torch.float32,        "f32",    6),
     DtypeRow(torch.float64,        "f64",    7),
+    DtypeRow(torch.complex32,      "c32",    8),
     DtypeRow(torch.complex64,      "c64",    9),
     DtypeRow(torch.complex128,     "c128",   10),
     DtypeRow(torch.bool,           "b8",     11),

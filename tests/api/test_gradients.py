@@ -127,3 +127,13 @@ def test_equal_backward_graphs_of_different_inputs(tmp_path: Path) -> None:
         given = (start * 1, w) if function is first else (w, start * 1)
         kiln.compile(function, options={"cache_dir": str(tmp_path)})(*given).sum().backward()
         assert w.grad is None and start.grad is not None and start.grad.tolist() == [1.0, 1.0]
+
+
+def test_an_input_that_only_the_backward_reads() -> None:
+    """The forward of a look-up in a tensor of rank 0 does not ask for the index; results after it count inputs anew."""
+
+    def f(index: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        y.mul_(2.0)
+        return (torch.index_select(x, 0, index) * y).sum()
+
+    check(f, torch.tensor([0]), torch.randn((), requires_grad=True), torch.randn(3))

@@ -140,3 +140,59 @@ def test_integers_are_not_divided_where_the_quotient_is_not_taken() -> None:
         return torch.slice_scatter(quotient, quotient[:1] * 2, 0, -1), F.pad(7 % x, (2, 1)), 5 // x
 
     assert_as_eager(part, torch.tensor([3, -2, 5, 7, 1], dtype=torch.int32))
+
+
+def complex_layouts(x: Tensor) -> Results:
+    z = x.to(torch.complex64)
+    return (
+        z.contiguous(memory_format=torch.channels_last),
+        F.pad(z, (1, 2)),
+        torch.view_as_real(x.to(torch.complex32)) * 2,
+    )
+
+
+def test_complex_numbers_in_another_layout_or_padded() -> None:
+    """Nothing of it has loops; it is left to ATen, not the whole region to eager."""
+    assert_as_eager(complex_layouts, torch.randn(2, 3, 2, 3))
+
+
+def test_a_sparse_result_breaks_the_graph() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).to_sparse()
+
+    x = torch.eye(3)
+    compiled = kiln.compile(f)
+    assert torch.equal(compiled(x).to_dense(), f(x).to_dense()) and compiled(x).layout == torch.sparse_coo
+
+
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16, None])
+def test_statistics_of_batch_norm_have_the_dtype_of_eager(weight: torch.dtype | None) -> None:
+    def f(x: Tensor, *parameters: Tensor) -> Results:
+        scale, shift = parameters or (None, None)
+        return torch.native_batch_norm(x, scale, shift, None, None, True, 0.1, 1e-5)[1:]
+
+    x = torch.randn(4, 3, 5, dtype=torch.bfloat16)
+    given = [x] if weight is None else [x, *torch.rand(2, 3, dtype=weight)]
+    ours, theirs = kiln.compile(f, fullgraph=True)(*given), f(*given)
+    torch.testing.assert_close(ours, theirs)
+
+
+def rotated(x: Tensor, angles: Tensor) -> Results:
+    z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    turned = z * torch.polar(torch.ones_like(angles), angles) * (2 + 1j) + torch.full((4,), 1j)
+    return torch.view_as_real(turned).flatten(-2), turned.real + 0, z.imag * 2
+
+
+def test_views_of_complex_numbers_and_complex_constants() -> None:
+    """A rotary embedding as Llama's first code writes it."""
+    assert_as_eager(rotated, torch.randn(2, 5, 8), torch.randn(5, 4))
+
+
+def parts_changed(z: Tensor) -> Results:
+    torch.view_as_real(z)[..., 0].add_(1)
+    z.imag.mul_(2)
+    return (z * 2,)
+
+
+def test_parts_of_a_complex_input_are_written() -> None:
+    assert_as_eager(parts_changed, torch.randn(3, dtype=torch.complex64))

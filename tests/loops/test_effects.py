@@ -72,7 +72,7 @@ def test_a_branch_is_refused_with_a_code() -> None:
 def test_complex_numbers_that_need_several_calls_are_refused_with_a_code() -> None:
     g = Env()
     z = g.tensor(4, make=lambda shape: torch.randn(shape, dtype=torch.complex64))
-    zero = g.builder.add(PRIMS["constant"], (), {"value": 0j, "dtype": torch.complex64, "device": CPU},
+    one = g.builder.add(PRIMS["constant"], (), {"value": 1j, "dtype": torch.complex64, "device": CPU},
                          TensorSpec(torch.complex64, (), ()))  # fmt: skip
     with pytest.raises(NoLowering, match="is not a single ATen call"):
-        lowered(g.done(g.builder.node("pad", z, zero, low=(1,), high=(0,)))[0])
+        lowered(g.done(g.builder.node("pad", z, one, low=(1,), high=(0,)))[0])

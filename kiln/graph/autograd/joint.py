@@ -27,6 +27,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.finish import live_nodes
 from kiln.symbolic import ShapeEnv
 
 
@@ -65,28 +66,37 @@ class JointGraph:
 
 def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     """Record the backward of `trace` behind its forward."""
-    used = trace.used_inputs
-    carried = trace.carried_inputs
-    results: list[Any] = [*trace.fake_outputs, *[used[index].fake for index in carried]]
-    outputs = [*trace.graph.outputs]
-    outputs += [Output(recorder.node_of(used[index].fake), None, True) for index in carried]
-    tangent_of = [place for place, output in enumerate(outputs) if output.requires_grad and output.alias is None]
+    carried = [trace.used_inputs[index] for index in trace.carried_inputs]
+    results: list[Any] = [*trace.fake_outputs, *[record.fake for record in carried]]
+    added = [Output(recorder.node_of(record.fake), None, True) for record in carried]
+    pairs = enumerate([*trace.graph.outputs, *added])
+    tangent_of = [place for place, output in pairs if output.requires_grad and output.alias is None]
     tangents = [
-        make_tangent(recorder, results[place], len(trace.graph.inputs) + number)
-        for number, place in enumerate(tangent_of)
+        make_tangent(recorder, results[place], len(trace.inputs) + number) for number, place in enumerate(tangent_of)
     ]
-    wanted = [index for index, record in enumerate(used) if record.requires_grad]
-    leaves = [used[index].origin for index in wanted]
-    roots = [results[place] for place in tangent_of]
+    wanted = [record for record in trace.used_inputs if record.requires_grad]
+    roots, leaves = [results[place] for place in tangent_of], [record.origin for record in wanted]
     found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
-    gradients: dict[int, Node] = {
-        index: recorder.node_of(grad) for index, grad in zip(wanted, found, strict=False) if grad is not None
-    }
-    graph, places = _assemble(recorder, trace, outputs, carried, [recorder.node_of(one) for one in tangents], gradients)
-    grads = [places.get(index) for index in range(len(used))]
-    return JointGraph(
-        graph, len(trace.graph.inputs), len(outputs), tuple(carried), tuple(tangent_of), tuple(grads), trace.env
-    )
+    made = [None if grad is None else recorder.node_of(grad) for grad in found]
+    use_for_backward(recorder, trace, [node for node in made if node is not None])
+    places = {id(record): index for index, record in enumerate(trace.used_inputs)}
+    gradients = {places[id(record)]: node for record, node in zip(wanted, made, strict=False) if node is not None}
+    numbers = tuple([places[id(record)] for record in carried])
+    outputs = [*trace.graph.outputs, *added]
+    graph, at = _assemble(recorder, trace, outputs, numbers, [recorder.node_of(one) for one in tangents], gradients)
+    grads = tuple([at.get(index) for index in range(len(places))])
+    return JointGraph(graph, len(places), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
+
+
+def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:
+    """What only gradients read (an index into a tensor of rank 0, say) is an input of the forward too, to be saved."""
+    waiting = [record for record in trace.inputs if not record.used]
+    if not waiting:
+        return
+    live, _ = live_nodes(recorder.nodes, gradients)
+    for record in waiting:
+        record.used = id(record.node) in live
+    trace.take_up()
 
 
 def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:

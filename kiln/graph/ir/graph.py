@@ -12,8 +12,8 @@ the end) and in `Output.alias` (outputs that share memory with an input or an ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 from kiln.graph.ir.node import Node
@@ -44,6 +44,12 @@ class Output:
     value: Node
     alias: Alias | None = None
     requires_grad: bool = False
+
+    def renumbered(self, inputs: Mapping[int, int]) -> Output:
+        """The same result of a graph whose inputs have these new numbers."""
+        if self.alias is None or self.alias.of == "output":
+            return self
+        return replace(self, alias=replace(self.alias, index=inputs[self.alias.index]))
 
 
 @final

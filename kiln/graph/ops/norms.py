@@ -276,6 +276,15 @@ def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float
     return _normalise(e, x, middle, scale, weight, bias), middle, scale, divided(e, total, less)
 
 
+def _saved(e: Emit, x: Node, others: Sequence[Maybe], statistics: tuple[Node, Node]) -> tuple[Node, Node]:
+    """The statistics that are returned: on the CPU in the input's dtype, unless a parameter has another."""
+    dtype = x.tensor.dtype
+    if x.tensor.device.type != "cpu" or any(one is not None and one.tensor.dtype != dtype for one in others):
+        return statistics
+    middle, scale = statistics
+    return e.convert(middle, dtype), e.convert(scale, dtype)
+
+
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
     """The running statistic after one batch, in its own dtype."""
     p, old = e.pointwise, wide(e, running)
@@ -293,12 +302,13 @@ def batch_norm(
         made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
         return Effects((made, _saved_empty(e, x), _saved_empty(e, x)))
     made, middle, scale, unbiased = batch_norm_training(e, x, weight, bias, eps)
+    saved = _saved(e, x, (weight, bias, running_mean, running_var), (middle, scale))
     writes: dict[int | str, Node] = {}
     if running_mean is not None:
         writes[3] = _moved(e, running_mean, middle, momentum)
     if running_var is not None:
         writes[4] = _moved(e, running_var, unbiased, momentum)
-    return Effects((made, middle, scale), writes)
+    return Effects((made, *saved), writes)
 
 
 @mutation("_batch_norm_with_update.default")
@@ -330,7 +340,8 @@ def batch_norm_backward_any(
 def batch_norm_without(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
 ) -> tuple[Node, Node, Node]:
-    return batch_norm_training(e, x, weight, bias, eps)[:3]
+    made, middle, scale, _ = batch_norm_training(e, x, weight, bias, eps)
+    return (made, *_saved(e, x, (weight, bias), (middle, scale)))
 
 
 @decompose("_native_batch_norm_legit_no_training.default")

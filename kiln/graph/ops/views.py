@@ -167,6 +167,16 @@ def as_strided(
     return (("as_strided", {"sizes": tuple(size), "strides": tuple(stride), "offset": offset}),)
 
 
+@view("view_as_real.default")
+def view_as_real(e: Emit, x: TensorSpec) -> Steps:
+    return (("unsqueeze", {"axis": x.rank}), ("view_dtype", {"dtype": x.dtype.to_real()}))
+
+
+@view("view_as_complex.default")
+def view_as_complex(e: Emit, x: TensorSpec) -> Steps:
+    return (("view_dtype", {"dtype": x.dtype.to_complex()}), ("squeeze", {"axes": (x.rank - 1,)}))
+
+
 @view("view.dtype")
 def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> Steps:
     return () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),)

@@ -24,7 +24,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
-    torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+    torch.bool: "b8", torch.complex32: "c32", torch.complex64: "c64", torch.complex128: "c128",
 }
 # fmt: on
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -9,7 +9,7 @@ ops with data-dependent results, and those that write to their arguments, are no
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -122,13 +122,16 @@ def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
         raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {error}") from error
     finally:
         torch.set_rng_state(state)
-    specs = _specs(op, made, _spec_of_real)
-    if specs != _specs(op, trained, _spec_of_real):
+    spec_of = partial(_spec_of_real, str(op))
+    specs = _specs(op, made, spec_of)
+    if specs != _specs(op, trained, spec_of):
         raise UnsupportedOp(op=str(op), reason="what it returns depends on whether gradients are on")
     return specs
 
 
-def _spec_of_real(x: torch.Tensor) -> TensorSpec:
+def _spec_of_real(op: str, x: torch.Tensor) -> TensorSpec:
+    if x.layout is not torch.strided or x.is_quantized:
+        raise UnsupportedOp(op=op, reason=f"it has no rule, and its result is {x.layout} of {x.dtype}")
     return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, x.device)
 
 

@@ -45,7 +45,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
             numbers[index] = len(numbers)
     inputs = tuple([record.node for record in records if record.used])
     writes = tuple([Write(record.node, value) for record, value in written])
-    return Graph(inputs, nodes, tuple([_renumbered(output, numbers) for output in made]), writes)
+    return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
 
 
 def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
@@ -107,14 +107,6 @@ def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[
             if place.step is None and place.node is not record.node:
                 found.append((record, place.node))
     return found
-
-
-def _renumbered(output: Output, numbers: dict[int, int]) -> Output:
-    """Aliases count the inputs of the graph, not the registered ones."""
-    alias = output.alias
-    if alias is None or alias.of == "output":
-        return output
-    return Output(output.value, Alias("input", numbers[alias.index], alias.view), output.requires_grad)
 
 
 def live_nodes(nodes: Iterable[Node], roots: Iterable[Node]) -> tuple[set[int], list[Node]]:

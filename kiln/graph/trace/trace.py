@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -32,6 +32,13 @@ class Trace:
     def used_inputs(self) -> list[InputRecord]:
         """The records of `graph.inputs`, in that order."""
         return [record for record in self.inputs if record.used]
+
+    def take_up(self) -> None:
+        """Make inputs of the graph those that have come to be used since it was built: backward alone reads them."""
+        order = [record.node for record in self.used_inputs]
+        numbers = {old: order.index(node) for old, node in enumerate(self.graph.inputs)}
+        outputs = tuple([output.renumbered(numbers) for output in self.graph.outputs])
+        self.graph = replace(self.graph, inputs=tuple(order), outputs=outputs)
 
     @property
     def carried_inputs(self) -> list[int]:

@@ -8,14 +8,15 @@ on dtypes that loops do not have, become the call that the column `aten` of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kiln.graph.ir.node import Arg, Node
-from kiln.graph.ir.single_call import single_call
+from kiln.graph.ir.single_call import AtenCall, single_call
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.loops.ir.nodes import Buffer, Extern
+from kiln.loops.ir.nodes import Buffer, BufferArg, Extern
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
@@ -58,6 +59,8 @@ def _filled(lowering: Lowering, node: Node, template: Any) -> Any:
         if isinstance(given.spec, ScalarSpec):
             return given.spec.value
         return lowering.argument(given)
+    if isinstance(template, complex):
+        raise NoLowering(op=node.attrs["target"], problem="a plan cannot carry a complex number")
     if isinstance(template, tuple | list):
         return tuple([_filled(lowering, node, one) for one in template])
     return template
@@ -75,10 +78,58 @@ def item(lowering: Lowering, node: Node) -> None:
 @STATEMENT(*BY_LIBRARY)
 def by_library(lowering: Lowering, node: Node) -> None:
     """The one ATen call that computes `node`."""
-    made = single_call(node, [lowering.argument(one) for one in node.inputs])
+    if node.op.name == "constant":
+        _complex_number(lowering, node)
+        return
+    inputs = [lowering.argument(one) for one in node.inputs]
+    made = single_call(node, inputs)
+    if made is None and node.op.name in OF_ANY_DTYPE:
+        made = OF_ANY_DTYPE[node.op.name](node, inputs)
     if made is None:
         raise NoLowering(op=node.op.name, problem=f"on {node.spec} it has no loops and is not a single ATen call")
     _call(lowering, node, made.target, made.args, made.kwargs)
+
+
+def _complex_number(lowering: Lowering, node: Node) -> None:
+    """A number of a dtype without loops: plans carry real numbers, of which ATen makes complex ones."""
+    spec, value = node.tensor, complex(node.attrs["value"])
+    if not value.imag:
+        fill = (("dtype", spec.dtype), ("device", spec.device))
+        _call(lowering, node, "aten.full.default", ((), value.real), fill)
+        return
+    part = replace(spec, dtype=spec.dtype.to_real())
+    made = (("dtype", part.dtype), ("device", part.device))
+    parts = lowering.new_buffer(part), lowering.new_buffer(part)
+    for out, number in zip(parts, (value.real, value.imag), strict=True):
+        lowering.emit(Extern((out,), "aten.full.default", ((), number), made, origin=origin_text(node)))
+    _call(lowering, node, "aten.complex.default", tuple([BufferArg(one.name) for one in parts]))
+
+
+def _clone(node: Node, inputs: list[Any]) -> AtenCall:
+    """Whatever strides the kernel gives: the executor brings results into the planned layout."""
+    return AtenCall("aten.clone.default", tuple(inputs), ())
+
+
+def _pad(node: Node, inputs: list[Any]) -> AtenCall | None:
+    """With a number that is known, which is real."""
+    value = node.inputs[1].attrs["value"] if node.inputs[1].op.name == "constant" else None
+    if not isinstance(value, int | float | complex) or complex(value).imag:
+        return None
+    pairs = zip(reversed(node.attrs["low"]), reversed(node.attrs["high"]), strict=True)
+    amounts = tuple([amount for pair in pairs for amount in pair])
+    return AtenCall("aten.constant_pad_nd.default", (inputs[0], amounts, complex(value).real), ())
+
+
+def _full(node: Node, inputs: list[Any]) -> AtenCall:
+    return AtenCall("aten.repeat.default", (inputs[0], node.tensor.sizes), ())
+
+
+OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[Any]], AtenCall | None]] = {
+    "clone": _clone,
+    "full": _full,
+    "pad": _pad,
+}
+"""Primitives that are several calls by the column `aten`, and one where the plan knows more."""
 
 
 @STATEMENT("assert")

@@ -21,7 +21,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.ir.body import Index, Load, LoopBody
 from kiln.loops.ir.nodes import Axis, Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.loops.lowering.body import Body
-from kiln.loops.lowering.column import ELEMENT, STATEMENT, without_loops
+from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
@@ -106,6 +106,10 @@ class Lowering:
         """A new buffer of `spec` with the elements of `node`."""
         if 0 in spec.sizes:
             return self.empty(spec, node)
+        if spec.dtype not in LOOP_DTYPES:
+            buffer = self.new_buffer(spec)
+            self.emit(Extern((buffer,), "aten.clone.default", (self.argument(node),), origin=origin_text(node)))
+            return buffer
         axes = loop_axes(spec.sizes)
         return self._stored(spec, axes, self.whole_body(axes, node), node)
 
