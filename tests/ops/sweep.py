@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", default="", help="names of ops with commas between; the shard is not asked")
     found.add_argument("--skip", type=int, default=0, help="how many ops of the shard to leave out at the beginning")
     found.add_argument("--no-gradients", action="store_true")
+    found.add_argument("--dtypes", default="", help="instead of float32 and bfloat16, with commas between")
+    found.add_argument("--samples", type=int, default=0, help="of each dtype, instead of 4 of float32 and 2 of others")
+    found.add_argument("--dynamic", action="store_true", help="all sizes are symbols")
     return found
 
 
@@ -97,7 +100,9 @@ def command_of(arguments: argparse.Namespace, position: int, deadline: float, ch
     words += [f"--shard={arguments.shard}", f"--only={arguments.only}", f"--start={position}"]
     words += [f"--op-seconds={arguments.op_seconds}", f"--op-limit={arguments.op_limit}"]
     words += [f"--deadline={deadline}", f"--channel={channel}"]
-    return [*words, "--no-gradients"] if arguments.no_gradients else words
+    words += [f"--dtypes={arguments.dtypes}", f"--samples={arguments.samples}"]
+    words += ["--no-gradients"] * arguments.no_gradients + ["--dynamic"] * arguments.dynamic
+    return words
 
 
 def lines_of(source: int, deadline: float, limit: float) -> Iterator[dict[str, Any]]:
@@ -140,6 +145,7 @@ def run_child(arguments: argparse.Namespace, tally: Tally, deadline: float) -> b
         if not over and (tally.current or tally.position == before):
             said.seek(0)
             ending = f"ended with {ended}" if ended is not None else "was silent too long"
+            over = not tally.current  # it does not start, and would not the next time
             record_crash(tally, ending, said.read().decode(errors="replace")[-2000:])
     return not over
 

@@ -115,9 +115,8 @@ class OpCheck:
     """What is done with one op."""
 
     op: Any
-    device: str
+    arguments: argparse.Namespace
     channel: Channel
-    gradients: bool
     finish_by: float
     samples: int = 0
     breaks: dict[str, int] = field(default_factory=dict)
@@ -125,18 +124,26 @@ class OpCheck:
     stage: str = ""
     told: set[tuple[str, str, str, str]] = field(default_factory=set)
 
+    @property
+    def device(self) -> str:
+        return str(self.arguments.device)
+
     def run(self) -> None:
         for dtype, number, sample in self.chosen():
             if time.time() > self.finish_by:
                 return
             self.context = {"dtype": str(dtype).removeprefix("torch."), "sample": number, "args": summary(sample)}
             self.check(sample, dtype, gradient=False)
-            if self.gradients and dtype == torch.float32 and self.op.supports_autograd:
+            wanted = dtype == torch.float32 and not self.arguments.no_gradients
+            if wanted and self.op.supports_autograd:
                 self.check(sample, dtype, gradient=True)
             self.samples += 1
 
     def dtypes(self) -> list[torch.dtype]:
         supported = self.op.supported_dtypes(self.device)
+        if self.arguments.dtypes:
+            asked = [getattr(torch, name) for name in self.arguments.dtypes.split(",")]
+            return [one for one in asked if one in supported]
         floats = [one for one in (torch.float32, torch.bfloat16) if one in supported]
         return floats or [one for one in (torch.int64, torch.int32, torch.bool) if one in supported][:1]
 
@@ -144,7 +151,8 @@ class OpCheck:
         """The samples, dtypes in turn: an op that gets no time for all of them has had each dtype."""
         self.stage = "samples"
         columns = [
-            [(dtype, n, one) for n, one in spread(self.made(dtype), TAKEN.get(dtype, 2))] for dtype in self.dtypes()
+            [(dtype, n, one) for n, one in spread(self.made(dtype), self.arguments.samples or TAKEN.get(dtype, 2))]
+            for dtype in self.dtypes()
         ]
         for row in itertools.zip_longest(*columns):
             yield from filter(None, row)
@@ -176,7 +184,7 @@ class OpCheck:
         fixed = not (drew or self.op.name in UNINITIALISED or differences(again, eager, None, scale_of(tensors)))
         exact = reference(run, self.op.op, inputs, sample) if fixed and dtype.is_floating_point else None
         function = calling(self.op.op)
-        compiled = kiln.compile(function, options=OPTIONS)
+        compiled = kiln.compile(function, options=OPTIONS, dynamic=self.arguments.dynamic or None)
         for call in ("", ", second call"):
             self.stage = "ours"
             self.context["mode"] = mode + call
@@ -357,7 +365,7 @@ def ring(*_: Any) -> None:
 def check_op(op: Any, arguments: argparse.Namespace, channel: Channel) -> bool:
     """One op under its time limit; False when this process is of no use any more."""
     finish_by = min(time.time() + arguments.op_seconds, arguments.deadline)
-    one = OpCheck(op, arguments.device, channel, not arguments.no_gradients, finish_by)
+    one = OpCheck(op, arguments, channel, finish_by)
     channel.tell("op", op=name_of(op))
     usable = True
     signal.alarm(max(1, int(arguments.op_limit)))
@@ -384,13 +392,14 @@ def check_op(op: Any, arguments: argparse.Namespace, channel: Channel) -> bool:
 
 def main() -> int:
     reader = argparse.ArgumentParser()
-    for name in ("device", "shard", "only"):
+    for name in ("device", "shard", "only", "dtypes"):
         reader.add_argument(f"--{name}", required=True)
-    for name in ("start", "channel"):
+    for name in ("start", "channel", "samples"):
         reader.add_argument(f"--{name}", required=True, type=int)
     for name in ("op-seconds", "op-limit", "deadline"):
         reader.add_argument(f"--{name}", required=True, type=float)
-    reader.add_argument("--no-gradients", action="store_true")
+    for name in ("no-gradients", "dynamic"):
+        reader.add_argument(f"--{name}", action="store_true")
     arguments = reader.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, ring)
