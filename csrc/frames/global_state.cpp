@@ -3,9 +3,13 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
 
 namespace kiln {
 namespace {
@@ -20,8 +24,17 @@ struct Foreign {
   void* (*context)();
   bool (*deterministic)(const void*);
   bool (*warn_only)(const void*);
+  bool (*attention[5])(const void*);
 } foreign;
 const void* context;  // at::globalContext(), one for the process
+std::atomic<const c10::impl::DeviceGuardImplInterface*> cuda{nullptr};
+
+// A back end that a torch does not have cannot be switched off there.
+constexpr const char* kAttention[] = {
+    "_ZNK2at7Context18userEnabledMathSDPEv",         "_ZNK2at7Context19userEnabledFlashSDPEv",
+    "_ZNK2at7Context26userEnabledMemEfficientSDPEv", "_ZNK2at7Context19userEnabledCuDNNSDPEv",
+    "_ZNK2at7Context26userEnabledOverrideableSDPEv",
+};
 
 struct Symbol {
   void** where;
@@ -57,6 +70,9 @@ uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool infere
   return mixed ? mixed : 1;
 }
 
+// As many as four bits hold.
+uint64_t counted(int64_t modes) { return static_cast<uint64_t>(std::min<int64_t>(modes, 15)); }
+
 uint64_t autocast(const DispatchKeySet& excluded, DispatchKey key, c10::DeviceType device) {
   return excluded.has(key) ? 0 : static_cast<uint64_t>(foreign.autocast_dtype(device)) + 1;
 }
@@ -82,6 +98,10 @@ std::string probe_global_state() {
     *symbol.where = dlsym(library ? library : RTLD_DEFAULT, symbol.name);
     if (*symbol.where == nullptr) return std::string("torch has no ") + symbol.name;
   }
+  for (size_t n = 0; n < std::size(kAttention); n++) {
+    void* found = dlsym(library ? library : RTLD_DEFAULT, kAttention[n]);
+    foreign.attention[n] = reinterpret_cast<bool (*)(const void*)>(found);
+  }
   context = foreign.context();
   return "";
 }
@@ -97,15 +117,25 @@ uint64_t global_state() {
   if (raw.excluded_ != 0) {
     DispatchKeySet excluded = raw.excluded();
     word |= autocast(excluded, DispatchKey::AutocastCPU, c10::kCPU) << 8;
-    word |= autocast(excluded, DispatchKey::AutocastCUDA, c10::kCUDA) << 16;
+    word |= autocast(excluded, DispatchKey::AutocastCUDA, c10::kCUDA) << 14;
   }
-  word |= static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 24;
-  word |= (static_cast<uint64_t>(foreign.function_modes()) & 0xFF) << 32;
+  word |= static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 20;
+  if (const auto* guard = cuda.load(std::memory_order_relaxed)) {
+    word |= static_cast<uint64_t>(guard->getDevice().index()) << 26;
+  }
+  word |= counted(foreign.function_modes()) << 32;
+  for (size_t n = 0; n < std::size(foreign.attention); n++) {
+    if (foreign.attention[n] && !foreign.attention[n](context)) word |= uint64_t{1} << (40 + n);
+  }
   if (raw.excluded_ | raw.included_) {  // a dispatch mode includes the Python key
-    word |= (static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()) & 0xFF) << 40;
+    word |= counted(c10::impl::TorchDispatchModeTLS::stack_len()) << 36;
     word |= unknown_modes(raw, inference) << 48;
   }
   return word;
+}
+
+void watch_cuda_device() {
+  if (c10::impl::hasDeviceGuardImpl(c10::kCUDA)) cuda = c10::impl::getDeviceGuardImpl(c10::kCUDA);
 }
 
 }  // namespace kiln

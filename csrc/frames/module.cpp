@@ -13,6 +13,11 @@ PyObject* py_global_state(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLongLong(global_state());
 }
 
+PyObject* py_watch_cuda_device(PyObject*, PyObject*) {
+  watch_cuda_device();
+  Py_RETURN_NONE;
+}
+
 PyObject* py_scalar_type(PyObject*, PyObject* tensor) {
   if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "not a tensor");
   return PyLong_FromLong(
@@ -21,6 +26,8 @@ PyObject* py_scalar_type(PyObject*, PyObject* tensor) {
 
 PyMethodDef functions[] = {
     {"global_state", py_global_state, METH_NOARGS, "Modes and defaults of torch as one word."},
+    {"watch_cuda_device", py_watch_cuda_device, METH_NOARGS,
+     "The word of global state tells the current CUDA device from now on."},
     {"scalar_type", py_scalar_type, METH_O, "The number of a tensor's dtype."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -13,6 +13,9 @@ problem: str
 def global_state() -> int:
     """Modes and defaults of torch as one word; its layout is `kiln.runtime.guards.state`."""
 
+def watch_cuda_device() -> None:
+    """The word of global state tells the current CUDA device from now on; CUDA must be initialised."""
+
 def scalar_type(tensor: torch.Tensor, /) -> int:
     """The number of a tensor's dtype in c10."""
 

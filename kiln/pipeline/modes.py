@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 from torch.utils._device import DeviceContext
 
+from kiln.native._frames import watch_cuda_device
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import ModuleGlobalSource
 from kiln.runtime.guards.state import current_state
@@ -52,6 +53,12 @@ def only_default_device() -> bool:
     """
     modes = _get_current_function_mode_stack()
     return len(modes) == 1 and type(modes[0]) is DeviceContext and modes[0].device == _device.CURRENT_DEVICE
+
+
+def watch_current_device() -> None:
+    """Where there are several GPUs, guards tell which one is current."""
+    if torch.cuda.is_initialized() and torch.cuda.device_count() > 1:
+        watch_cuda_device()
 
 
 def mode_guards() -> list[Guard]:

@@ -28,7 +28,13 @@ from kiln.pipeline.collection import WITHOUT_COLLECTION
 from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.keys import compile_key, compiler_contents
-from kiln.pipeline.modes import UnknownMode, mode_guards, unknown_mode, without_autograd_observers
+from kiln.pipeline.modes import (
+    UnknownMode,
+    mode_guards,
+    unknown_mode,
+    watch_current_device,
+    without_autograd_observers,
+)
 from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.raising import ExpectedToRaise
 from kiln.pipeline.region import compile_region
@@ -186,6 +192,7 @@ class Session:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, Any]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
+        watch_current_device()
         if mode := unknown_mode():
             self._tell(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
             return None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kiln.runtime.guards.constant import reference
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, GlobalSource, LocalSource, TypeSource
+from kiln.runtime.guards.state import current_state, state_from_word, state_to_word
 from kiln.runtime.guards.tree import build_tree
 from tests.guards.model_guards import module_guards, state_guard, tensor_guard
 
@@ -218,6 +222,7 @@ STATES: list[Callable[[], Any]] = [
     default_dtype,
     default_device,
     deterministic,
+    *(partial(sdpa_kernel, backend) for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)),
     changed_global,
     changed_method,
     FunctionMode,
@@ -232,6 +237,25 @@ def test_a_changed_state_is_noticed_and_its_end_too(state: Callable[[], Any]) ->
     with state():
         assert not setup.check()
     assert setup.check()
+
+
+def test_every_field_has_a_place_in_the_word() -> None:
+    state = replace(
+        current_state(),
+        autocast_cpu=torch.uint64,
+        autocast_cuda=torch.float8_e8m0fnu,
+        default_dtype=torch.bfloat16,
+        deterministic=3,
+        function_modes=15,
+        dispatch_modes=9,
+        functorch=True,
+        torch_function_off=2,
+        other=0xBEEF,
+        cuda_device=63,
+        attention_off=21,
+    )
+    assert state_from_word(state_to_word(state)) == state
+    assert state_from_word(state_to_word(replace(state, cuda_device=0, other=0))).cuda_device == 0
 
 
 def test_two_autocast_dtypes_are_two_states() -> None:

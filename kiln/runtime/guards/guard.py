@@ -124,6 +124,8 @@ class GlobalState:
     """What torch keeps per thread or process and what changes the meaning of a program.
 
     `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode.
+    `cuda_device` is the current one, on which tensors are made that are told no number. `attention_off` are the
+    back ends of attention that may not be chosen, a bit each: math, flash, memory-efficient, cuDNN, overrideable.
     `other` is 0 unless a mode is on that this class does not know: then a region must run eager.
     """
 
@@ -138,6 +140,8 @@ class GlobalState:
     functorch: bool
     torch_function_off: int
     other: int
+    cuda_device: int = 0
+    attention_off: int = 0
 
     def text(self) -> str:
         return ", ".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))

@@ -28,19 +28,21 @@ _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
 def state_from_word(word: int) -> GlobalState:
     """What `word` says."""
-    cpu, cuda = word >> 8 & 0xFF, word >> 16 & 0xFF
+    cpu, cuda = word >> 8 & 63, word >> 14 & 63
     return GlobalState(
         grad_mode=bool(word & 1),
         inference_mode=bool(word & 2),
         autocast_cpu=_DTYPES[cpu - 1] if cpu else None,
         autocast_cuda=_DTYPES[cuda - 1] if cuda else None,
-        default_dtype=_DTYPES[word >> 24 & 0xFF],
+        default_dtype=_DTYPES[word >> 20 & 63],
         deterministic=word >> 2 & 3,
-        function_modes=word >> 32 & 0xFF,
-        dispatch_modes=word >> 40 & 0xFF,
+        function_modes=word >> 32 & 15,
+        dispatch_modes=word >> 36 & 15,
         functorch=bool(word & 64),
         torch_function_off=word >> 4 & 3,
         other=word >> 48,
+        cuda_device=word >> 26 & 63,
+        attention_off=word >> 40 & 31,
     )
 
 
@@ -49,8 +51,9 @@ def state_to_word(state: GlobalState) -> int:
     cpu = 0 if state.autocast_cpu is None else DTYPE_NUMBERS[state.autocast_cpu] + 1
     cuda = 0 if state.autocast_cuda is None else DTYPE_NUMBERS[state.autocast_cuda] + 1
     word = state.grad_mode | state.inference_mode << 1 | state.deterministic << 2 | state.torch_function_off << 4
-    word |= state.functorch << 6 | cpu << 8 | cuda << 16 | DTYPE_NUMBERS[state.default_dtype] << 24
-    return word | state.function_modes << 32 | state.dispatch_modes << 40 | state.other << 48
+    word |= state.functorch << 6 | cpu << 8 | cuda << 14 | DTYPE_NUMBERS[state.default_dtype] << 20
+    word |= state.cuda_device << 26 | state.function_modes << 32 | state.dispatch_modes << 36
+    return word | state.attention_off << 40 | state.other << 48
 
 
 def current_state() -> GlobalState:
