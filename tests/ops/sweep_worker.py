@@ -291,7 +291,8 @@ def copy_of(value: Any) -> Any:
 
 def doubled(value: Any) -> Any:
     """In double precision, tensors and dtypes."""
-    wide = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
+    wide = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
+    wide |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
     if isinstance(value, Tensor):
         return value.detach().to(wide.get(value.dtype, value.dtype)).requires_grad_(value.requires_grad)
     return wide.get(value, value) if isinstance(value, torch.dtype) else value
