@@ -169,7 +169,9 @@ def test_a_sparse_result_breaks_the_graph() -> None:
 def test_statistics_of_batch_norm_have_the_dtype_of_eager(weight: torch.dtype | None) -> None:
     def f(x: Tensor, *parameters: Tensor) -> Results:
         scale, shift = parameters or (None, None)
-        return torch.native_batch_norm(x, scale, shift, None, None, True, 0.1, 1e-5)[1:]
+        zeros = torch.zeros(3, dtype=weight or x.dtype)
+        trained = torch.native_batch_norm(x, scale, shift, None, None, True, 0.1, 1e-5)
+        return *trained[1:], *torch.native_batch_norm(x, scale, shift, zeros, zeros, False, 0.1, 1e-5)[1:]
 
     x = torch.randn(4, 3, 5, dtype=torch.bfloat16)
     given = [x] if weight is None else [x, *torch.rand(2, 3, dtype=weight)]
@@ -196,3 +198,13 @@ def parts_changed(z: Tensor) -> Results:
 
 def test_parts_of_a_complex_input_are_written() -> None:
     assert_as_eager(parts_changed, torch.randn(3, dtype=torch.complex64))
+
+
+def at_no_places(x: Tensor, index: Tensor) -> Results:
+    return x.gather(0, index), x.scatter(0, index, x), x.scatter(0, index, 2.0), x.scatter_add(0, index, x)
+
+
+@pytest.mark.parametrize("index", [(0,), (2, 0), (0, 3)])
+def test_looking_up_at_no_places(index: tuple[int, ...]) -> None:
+    """Eager asks an index without elements neither for its rank nor for its dtype."""
+    assert_as_eager(at_no_places, torch.randn(5), torch.empty(index, dtype=torch.uint8))

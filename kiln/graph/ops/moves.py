@@ -238,6 +238,8 @@ def like_rank(e: Emit, x: Node, rank: int) -> Node:
 
 @decompose("gather.default")
 def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    if 0 in index.tensor.sizes:  # of any rank and dtype
+        return e.full(0, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
     source, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
     made = e.node("gather", source, at, axis=axis_of(dim, source.tensor.rank))
     return like_rank(e, made, index.tensor.rank)
@@ -305,6 +307,8 @@ def masked_scatter(e: Emit, x: Node, mask: Node, source: Node) -> TensorSpec:
 
 
 def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
+    if 0 in index.tensor.sizes:  # of any rank and dtype
+        return copy(e, x)
     base, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
     if isinstance(src, Node):
         source = with_dims(e, src)

@@ -213,8 +213,15 @@ def _batch_format(e: Emit, x: Node, y: Node) -> Node:
     return relaid(e, e.convert(y, spec.dtype), strides)
 
 
-def _saved_empty(e: Emit, x: Node) -> Node:
-    dtype = OPMATH.get(x.tensor.dtype, x.tensor.dtype)
+def _saved_dtype(x: Node, *parameters: Maybe) -> torch.dtype:
+    """Of the statistics that are returned: on the CPU the input's, unless a parameter has another."""
+    dtype = x.tensor.dtype
+    alike = all(one is None or one.tensor.dtype is dtype for one in parameters)
+    return dtype if alike and x.tensor.device.type == "cpu" else OPMATH.get(dtype, dtype)
+
+
+def _saved_empty(e: Emit, x: Node, *parameters: Maybe) -> Node:
+    dtype = _saved_dtype(x, *parameters)
     return e.node("empty", sizes=(0,), strides=(1,), dtype=dtype, device=x.tensor.device)
 
 
@@ -276,15 +283,6 @@ def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float
     return _normalise(e, x, middle, scale, weight, bias), middle, scale, divided(e, total, less)
 
 
-def _saved(e: Emit, x: Node, others: Sequence[Maybe], statistics: tuple[Node, Node]) -> tuple[Node, Node]:
-    """The statistics that are returned: on the CPU in the input's dtype, unless a parameter has another."""
-    dtype = x.tensor.dtype
-    if x.tensor.device.type != "cpu" or any(one is not None and one.tensor.dtype != dtype for one in others):
-        return statistics
-    middle, scale = statistics
-    return e.convert(middle, dtype), e.convert(scale, dtype)
-
-
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
     """The running statistic after one batch, in its own dtype."""
     p, old = e.pointwise, wide(e, running)
@@ -300,15 +298,16 @@ def batch_norm(
     if not training:
         assert running_mean is not None and running_var is not None
         made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-        return Effects((made, _saved_empty(e, x), _saved_empty(e, x)))
+        saved = [_saved_empty(e, x, weight, bias, running_mean, running_var) for _ in range(2)]
+        return Effects((made, *saved))
     made, middle, scale, unbiased = batch_norm_training(e, x, weight, bias, eps)
-    saved = _saved(e, x, (weight, bias, running_mean, running_var), (middle, scale))
+    kept = _saved_dtype(x, weight, bias, running_mean, running_var)
     writes: dict[int | str, Node] = {}
     if running_mean is not None:
         writes[3] = _moved(e, running_mean, middle, momentum)
     if running_var is not None:
         writes[4] = _moved(e, running_var, unbiased, momentum)
-    return Effects((made, *saved), writes)
+    return Effects((made, e.convert(middle, kept), e.convert(scale, kept)), writes)
 
 
 @mutation("_batch_norm_with_update.default")
@@ -341,7 +340,8 @@ def batch_norm_without(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
 ) -> tuple[Node, Node, Node]:
     made, middle, scale, _ = batch_norm_training(e, x, weight, bias, eps)
-    return (made, *_saved(e, x, (weight, bias), (middle, scale)))
+    kept = _saved_dtype(x, weight, bias)
+    return made, e.convert(middle, kept), e.convert(scale, kept)
 
 
 @decompose("_native_batch_norm_legit_no_training.default")
@@ -349,7 +349,8 @@ def batch_norm_no_training(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
 ) -> tuple[Node, Node, Node]:
     made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-    return made, _saved_empty(e, x), _saved_empty(e, x)
+    first, second = [_saved_empty(e, x, weight, bias, running_mean, running_var) for _ in range(2)]
+    return made, first, second
 
 
 @mutation("cudnn_batch_norm.default")
