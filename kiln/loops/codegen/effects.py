@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Nest, Value
 from kiln.loops.ir.kernel import Accumulate, Store
 from kiln.loops.ir.nodes import ReduceOp
@@ -42,6 +43,8 @@ class EffectWriter(ABC):
             self.store(effect, value)
         elif effect.running is not None:
             self.scan(effect, effect.running, value)
+        elif effect.exp_sum is not None:
+            self.maximum_and_exp_sum(effect, effect.exp_sum, value)
         else:
             self.accumulate(effect, value)
 
@@ -50,6 +53,12 @@ class EffectWriter(ABC):
     @abstractmethod
     def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
         """`running` stores the combination of all values so far."""
+
+    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: Value) -> None:
+        """The largest value, and the sum of exp(value - it) to `exp_sum`, from one pass."""
+        raise UnsupportedInKernel(
+            language="this language", thing="a sum of exp beside its maximum", reason="it takes two passes here"
+        )
 
     @abstractmethod
     def accumulate(self, effect: Accumulate, value: Value) -> None: ...

@@ -156,6 +156,8 @@ def phase_writes(phase: Phase) -> tuple[str, ...]:
         names.append(effect.target)
         if isinstance(effect, Accumulate) and effect.running is not None:
             names.append(effect.running.target)
+        if isinstance(effect, Accumulate) and effect.exp_sum is not None:
+            names.append(effect.exp_sum)
     return tuple(dict.fromkeys(names))
 
 

@@ -537,8 +537,14 @@ def _run_phase(kernel: KernelIR, phase: Phase, find: Read, memory: Memory, start
         if effect.running is not None:
             dim = axes.index(effect.over[0])
             _store(effect.running, _SCAN[effect.op](value, dim=dim), handler)
-        else:
-            _accumulate(effect, value, [axes.index(axis) for axis in effect.over], handler, started)
+            continue
+        dims = [axes.index(axis) for axis in effect.over]
+        _accumulate(effect, value, dims, handler, started)
+        if effect.exp_sum is not None:
+            top, before = handler.read(effect.target)
+            at = handler.places((*before, *effect.index))
+            beside = replace(effect, target=effect.exp_sum, op=ReduceOp.SUM, exp_sum=None)
+            _accumulate(beside, (value - (top[at] if at else top)).exp(), dims, handler, started)
 
 
 def _store(effect: Store, value: Tensor, handler: TorchHandler) -> None:

@@ -58,6 +58,8 @@ class Accumulate:
 
     `over` are the phase's axes that are reduced; the others index the accumulator. Its start value is that of `op`;
     it may be read by later phases. `running`: a scan; the value after this point goes to `store_to` at `index`.
+    `exp_sum`: beside a maximum, an accumulator like it, of the sum of exp(value - the whole maximum). It is NaN where
+    the maximum is infinite or NaN, as it is in two passes.
     """
 
     target: str
@@ -66,6 +68,7 @@ class Accumulate:
     index: Index
     result: int
     running: Store | None = None
+    exp_sum: str | None = None
 
 
 @final

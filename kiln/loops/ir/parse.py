@@ -254,11 +254,11 @@ def _parse_effect(line: str, axes: tuple[Axis, ...], parser: BodyParser, results
     over = tuple(places[name] for name in split(head[2]))
     before, value = split(rest[head.end() :], ": ")
     result = _result(parser.value(value), results)
-    running = None
-    if before:
+    running, exp_sum = None, re.fullmatch(r"with (\w+) of exp", before)
+    if before and exp_sum is None:
         name, at, _ = _target(before.removeprefix("to "), parser)
         running = Store(name, at, result)
-    return Accumulate(target, ReduceOp(head[1]), over, index, result, running)
+    return Accumulate(target, ReduceOp(head[1]), over, index, result, running, exp_sum[1] if exp_sum else None)
 
 
 def _result(place: int, results: list[int]) -> int:

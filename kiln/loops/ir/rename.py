@@ -115,6 +115,7 @@ def _rename_effect(effect: Store | Accumulate, by: Renaming) -> Store | Accumula
         over=by.axes(effect.over),
         index=by.index(effect.index),
         running=None if effect.running is None else _rename_store(effect.running, by),
+        exp_sum=None if effect.exp_sum is None else by.name(effect.exp_sum),
     )
 
 
@@ -140,6 +141,7 @@ def _canonical_names(kernel: KernelIR) -> dict[str, str]:
         names[param.name] = f"{kind}{place}"
     effects = [effect for phase in kernel.phases for effect in phase.effects]
     combined = {effect.target: effect.op.value for effect in effects if isinstance(effect, Accumulate)}
+    combined |= {effect.exp_sum: "sum" for effect in effects if isinstance(effect, Accumulate) and effect.exp_sum}
     for place, local in enumerate(kernel.locals):
         names[local.name] = f"{combined.get(local.name, 'row' if local.axes else 'number')}{place}"
     return names

@@ -283,4 +283,6 @@ def _accumulate_text(effect: Accumulate, body: BodyText) -> str:
     head = f"{access_text(effect.target, effect.index)} = {effect.op.value} over ({over})"
     if effect.running is not None:
         head += f" to {access_text(effect.running.target, effect.running.index)}"
+    if effect.exp_sum is not None:
+        head += f" with {effect.exp_sum} of exp"
     return f"{head}: {body.results[effect.result]}"

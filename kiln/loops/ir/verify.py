@@ -33,6 +33,7 @@ class InvalidLoops(KilnError):
 
 Ranks = Mapping[str, int]
 Problem = Iterator[str]
+Problems = Iterator[tuple[str, str]]
 
 
 # Bodies.
@@ -162,7 +163,7 @@ def _outs(node: LoopNode) -> tuple[Buffer, ...]:
     return tuple(out for out in node.outs if out is not None) if isinstance(node, Extern) else (node.out,)
 
 
-def _node_problems(node: LoopNode, ranks: Ranks) -> Iterator[tuple[str, str]]:
+def _node_problems(node: LoopNode, ranks: Ranks) -> Problems:
     starts = {node.init, node.out.base} if isinstance(node, Scatter) else set()
     for out in _outs(node):
         if out.name in ranks and out.name not in starts:
@@ -185,7 +186,7 @@ def _node_problems(node: LoopNode, ranks: Ranks) -> Iterator[tuple[str, str]]:
 
 
 def verify_scheduled(program: ScheduledProgram) -> None:
-    """Every kernel of a program is right (K1 to K6)."""
+    """Every kernel of a program is right (K1 to K7)."""
     for kernel in distinct_kernels(program):
         verify_kernel(kernel)
 
@@ -200,6 +201,7 @@ def verify_kernel(kernel: KernelIR) -> None:
         (an accumulator is complete only in later phases);
     K5  every size symbol that is used (in a size, a stride, an effect) is an argument;
     K6  axes of units and of one phase have different symbols, `vector` is a place in them;
+    K7  a sum of exp stands beside a maximum, in accumulators that nothing else feeds;
     and every body is right (B1 to B6).
     """
     for rule, problem in _kernel_problems(kernel):
@@ -220,7 +222,7 @@ def _size_symbols_of(kernel: KernelIR) -> frozenset[Symbol]:
     return symbols_of(*(axis.size for axis in axes), *(one for param in kernel.params for one in param.spec.sizes))
 
 
-def _kernel_problems(kernel: KernelIR) -> Iterator[tuple[str, str]]:
+def _kernel_problems(kernel: KernelIR) -> Problems:
     names = [one.name for one in kernel.params] + [one.name for one in kernel.locals]
     if len(set(names)) != len(names):
         yield "K1", "two parameters or locals have one name"
@@ -236,11 +238,14 @@ def _kernel_problems(kernel: KernelIR) -> Iterator[tuple[str, str]]:
                 yield "K4", f"local {access.buffer} is loaded before it is written"
             if access.buffer in phase_writes(phase) and access.buffer in locals_ - set_:
                 yield "K4", f"{access.buffer} is loaded and written in one phase"
+        for effect in phase.effects:
+            if isinstance(effect, Accumulate) and effect.exp_sum is not None and {effect.target, effect.exp_sum} & set_:
+                yield "K7", f"{effect.target} or {effect.exp_sum} holds something already"
         set_ |= set(phase_writes(phase))
         yield from _axis_problems(kernel.units, phase)
 
 
-def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[str]) -> Iterator[tuple[str, str]]:
+def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[str]) -> Problems:
     for effect in phase.effects:
         running = effect.running if isinstance(effect, Accumulate) else None
         for target in (effect, *(() if running is None else (running,))):
@@ -252,6 +257,8 @@ def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[
             yield "K2", f"the body has no result {effect.result}"
         if not isinstance(effect, Accumulate):
             continue
+        if effect.exp_sum is not None:
+            yield from _exp_sum_problems(effect, effect.exp_sum, ranks, writable)
         over = {axis.symbol for axis in effect.over}
         if not over <= {axis.symbol for axis in phase.axes}:
             yield "K3", f"{effect.target} reduces an axis that the phase lacks"
@@ -259,7 +266,14 @@ def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[
             yield "K3", f"{effect.target} is indexed by an axis that it reduces"
 
 
-def _axis_problems(units: tuple[Axis, ...], phase: Phase) -> Iterator[tuple[str, str]]:
+def _exp_sum_problems(effect: Accumulate, beside: str, ranks: Ranks, writable: frozenset[str] | set[str]) -> Problems:
+    if effect.op is not ReduceOp.MAX or effect.running is not None:
+        yield "K7", f"{beside} stands beside what is no maximum"
+    if beside not in writable or ranks[beside] != len(effect.index):
+        yield "K7", f"{beside} is no accumulator like {effect.target}"
+
+
+def _axis_problems(units: tuple[Axis, ...], phase: Phase) -> Problems:
     symbols = [axis.symbol for axis in (*units, *phase.axes)]
     if len(set(symbols)) != len(symbols):
         yield "K6", "two axes have one symbol"

@@ -11,7 +11,7 @@ has points, added up as a tree, lose no more digits than eager's pairwise sums.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -205,6 +205,28 @@ class TritonEffects(EffectWriter):
         else:
             self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
         self._finish(effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth)
+
+    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: Value) -> None:
+        """One number of both per `layers` points of a block, which a thread has in its registers together."""
+        local, beside, dims = self.locals[effect.target], self.locals[exp_sum], self.frame.tiling.dims
+        if len(dims) != 1 or not dims[0].looped or self._over(effect) != (0,) or local.dtype != torch.float32:
+            raise UnsupportedInKernel(
+                language="Triton", thing="a sum of exp beside its maximum", reason="the row does not go through a loop"
+            )
+        depth = [axis.symbol for axis in self.nest.axes].index(dims[0].symbol)
+        block, layers = frozenset({0}), self.frame.layers
+        top, total = f"{local.name}_parts", f"{beside.name}_parts"
+        shape, least = f"[{dims[0].name} // {layers}]", start_text(ReduceOp.MAX, local.dtype)
+        self.before.setdefault(depth, []).extend([
+            f"{top} = tl.full({shape}, {least}, tl.float32)", f"{total} = tl.full({shape}, 0.0, tl.float32)"
+        ])  # fmt: skip
+        text = self._full(self._masked(value, local.dtype, effect.op, (0,)), value, block, (0,))
+        self.lines.append(f"{top}, {total} = with_exp_sum({top}, {total}, {text}, {layers})")
+        after = self.after.setdefault(depth, [])
+        self._finish(effect, local, local.dtype, block, (0,), top, "", after, depth)
+        sum_ = replace(effect, target=exp_sum, op=ReduceOp.SUM, exp_sum=None)
+        text = f"{total} * tl.exp({top} - {local.name})"
+        self._finish(sum_, beside, local.dtype, block, (0,), text, "", after, depth)
 
     def _index_kind(self) -> str:
         return "tl.int64" if self.frame.wide else "tl.int32"

@@ -18,9 +18,10 @@ from dataclasses import replace
 import torch
 
 from kiln.graph.prims.rows import PRIMS
+from kiln.loops.codegen.triton.largest import exp_below_largest
 from kiln.loops.ir.analyses import phase_stores
-from kiln.loops.ir.body import BodyOp, Compute, Load, LoopBody
-from kiln.loops.ir.builder import operands_of, without_dead
+from kiln.loops.ir.body import BodyOp, Compute, LoopBody
+from kiln.loops.ir.builder import operands_of
 from kiln.loops.ir.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.ir.nodes import ReduceOp
 
@@ -69,35 +70,8 @@ def _softmax_terms(kernel: KernelIR, phase: Phase) -> set[int]:
             for effect in phase.effects
             if effect.result == number
         )
-        and _is_below_one(kernel, phase, place)
+        and exp_below_largest(kernel, phase, place) is not None
     }
-
-
-def _is_below_one(kernel: KernelIR, phase: Phase, place: int) -> bool:
-    """Is it exp of a value less the largest of these values, which an earlier phase over the same axes has found?"""
-    exp = phase.body.ops[place]
-    if not isinstance(exp, Compute) or exp.op.name != "exp":
-        return False
-    less = phase.body.ops[exp.operands[0]]
-    if not isinstance(less, Compute) or less.op.name != "sub":
-        return False
-    value, largest = less.operands
-    found = phase.body.ops[largest]
-    return isinstance(found, Load) and any(
-        effect.target == found.buffer
-        and effect.op is ReduceOp.MAX
-        and set(effect.over) == set(other.axes)
-        and other.axes == phase.axes
-        and _alone(other.body, other.body.results[effect.result]) == _alone(phase.body, value)
-        for other in kernel.phases
-        for effect in other.effects
-        if isinstance(effect, Accumulate)
-    )
-
-
-def _alone(body: LoopBody, place: int) -> LoopBody:
-    """What makes the value at `place`, as a body of its own."""
-    return without_dead(LoopBody(body.ops, (place,)))
 
 
 def _cheaper(op: BodyOp, exact: Collection[str]) -> BodyOp:

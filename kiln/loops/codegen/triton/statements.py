@@ -58,6 +58,8 @@ class Frame:
     """Indices have 64 bits."""
     stages: int = 1
     """Turns of a loop whose loads are on their way together."""
+    layers: int = 1
+    """Accesses of 16 bytes by which a thread takes its part of a block."""
     held: dict[str, Held] = field(default_factory=dict)
     known: dict[str, Value] = field(default_factory=dict)
     """Values by their texts: what a phase has loaded or computed is not loaded again by the next."""

@@ -136,6 +136,13 @@ def _may_overtake(kernel: KernelIR) -> bool:
     return True
 
 
+def block_layers(kernel: KernelIR, tiling: Tiling) -> int:
+    """By how many of the widest accesses a thread takes its part of the largest block."""
+    facts = Facts(kernel)
+    bytes_ = _most_points(facts, list(tiling.dims)) * facts.narrowest_bytes()
+    return max(bytes_ // (16 * WARP * tiling.warps), 1)
+
+
 def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
     """Bytes that one turn of the phase's loop loads from each buffer."""
     dims = [dim for dim in tiling.dims if dim.unit or set(dim.axes) <= set(phase.axes)]

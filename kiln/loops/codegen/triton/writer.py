@@ -25,11 +25,12 @@ from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
 from kiln.loops.codegen.triton.early import with_early_loads
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.narrow import with_narrow_functions
+from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame
-from kiln.loops.codegen.triton.tiles import Tiling, loop_stages, plan_tiles
+from kiln.loops.codegen.triton.tiles import Tiling, block_layers, loop_stages, plan_tiles
 from kiln.loops.ir.analyses import accesses, phase_writes
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
@@ -101,13 +102,15 @@ class _KernelWriter:
     """The statements of one kernel function."""
 
     def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
-        self.kernel, self.tiling = with_early_loads(with_narrow_functions(kernel), tiling), tiling
+        layers = block_layers(kernel, tiling)
+        shorter = with_one_pass_sums(kernel, tiling, layers)
+        self.kernel, self.tiling = with_early_loads(with_narrow_functions(shorter), tiling), tiling
         ranges = self._ranges()
         self.bounds = BoundAnalysis(ranges)
         self.wide = is_wide(kernel, ranges)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
         storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
-        self.frame = Frame(tiling, storages, self.wide, loop_stages(kernel, tiling))
+        self.frame = Frame(tiling, storages, self.wide, loop_stages(kernel, tiling), layers)
         self.locals = {one.name: one for one in kernel.locals}
         counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
         counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
