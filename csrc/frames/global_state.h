@@ -2,9 +2,9 @@
 //
 //   bits 0 grad, 1 inference, 2-3 deterministic, 4-5 torch function off, 6 functorch,
 //   8-13 autocast dtype + 1 on CPU, 14-19 on CUDA, 20-25 default dtype, 26-31 current CUDA device,
-//   32-35 function modes, 36-39 dispatch modes (15: or more), 40-44 attention back ends that are off
-//   (math, flash, memory-efficient, cuDNN, overrideable), 48-63 other (nonzero: a mode we do not
-//   know).
+//   32-35 function modes, 36-39 dispatch modes (15: or more), 40-44 attention back ends that are
+//   off (math, flash, memory-efficient, cuDNN, overrideable), 48-63 other (nonzero: a mode we do
+//   not know).
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ std::string probe_global_state();
 
 uint64_t global_state();
 
-// From now on the word tells the current CUDA device, else 0. Not before CUDA is initialised: asking
-// for the device would do that.
+// From now on the word tells the current CUDA device, else 0. Not before CUDA is initialised:
+// asking for the device would do that.
 void watch_cuda_device();
 
 }  // namespace kiln
