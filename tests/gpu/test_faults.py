@@ -42,16 +42,16 @@ def program(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_the_region_runs_eager(name: str, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.mark.parametrize("graphs", [False, True], ids=["plain", "graphs"])
+def test_the_region_runs_eager(name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     owner, attribute, value, code = FAULTS[name]
     x, weight = torch.randn(256, 64, device="cuda"), torch.randn(64, 64, device="cuda", requires_grad=True)
     (expected,) = torch.autograd.grad(program(x, weight).sum(), weight)
     gc.collect()
     before = torch.cuda.memory_allocated()
     monkeypatch.setattr(owner, attribute, value)
-    options = {"compile_workers": 1, "cache_dir": str(tmp_path)}
-    fast = kiln.compile(program, mode=mode, options=options)
+    options = {"compile_workers": 1, "cuda_graphs": graphs, "cache_dir": str(tmp_path)}
+    fast = kiln.compile(program, options=options)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -64,5 +64,5 @@ def test_the_region_runs_eager(name: str, mode: str, monkeypatch: pytest.MonkeyP
     gc.collect()
     assert torch.cuda.memory_allocated() == before
     monkeypatch.undo()
-    again = kiln.compile(program, mode=mode, options={**options, "cache_dir": str(tmp_path / "other")})
+    again = kiln.compile(program, options={**options, "cache_dir": str(tmp_path / "other")})
     torch.testing.assert_close(again(x, weight), program(x, weight), rtol=1e-3, atol=1e-3)
