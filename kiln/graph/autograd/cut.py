@@ -4,9 +4,10 @@
     candidates: %3, or what is inside of gelu; %3 is one tensor, gelu's insides are two: {%3, x, w} is the cut
 
 A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read or
-made by a library op), a write too if not. Never computed again: library ops, random numbers, reductions, scans,
-scatters, and values that a library op of the backward reads from memory anyway. Views are never saved but
-their base.
+made by a library op, read by loops on both sides of one), a write too if not. Never computed again: library ops, random
+numbers, reductions, scans, scatters, values that a library op of the backward reads from memory anyway, and values
+that are in memory anyway and that several stages of the backward need: the sums of a residual stream, each of which
+would be made from all branches before it, and be in memory from then on. Views are never saved but their base.
 Values inside of a checkpoint region are not saved whatever they cost, but for random numbers: backward computes them
 again from what enters the region, and what leaves it is kept.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
@@ -20,6 +21,7 @@ from typing import final
 
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.autograd.stages import Stages
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.prims.spec import TensorSpec
@@ -154,8 +156,11 @@ class _CutNetwork:
         self.distances = _distances(sides)
         in_memory = sides.read_by_libraries(backward=False)
         in_memory.update(map(base_of, sides.forward_roots))
-        self.in_memory = in_memory | self.primals
+        stages = Stages(sides.nodes, sides.backward)
+        self.in_memory = in_memory | self.primals | stages.crossing
         self.kept = sides.read_by_libraries(backward=True)
+        ends = {node for node in sides.nodes if node in self.kept or node.op.kind in KEPT_KINDS}
+        self.streams = {node for node in stages.used_apart(ends) & stages.crossing if not self.is_cheap(node)}
 
     def solve(self) -> set[Node]:
         queue = list(self.sides.needed)
@@ -190,7 +195,25 @@ class _CutNetwork:
             return node.op.kind is not Kind.VIEW
         if node not in self.sides.forward:
             return False
-        return node.op.kind in KEPT_KINDS or (node.op.kind is not Kind.CREATE and node in self.kept)
+        if node.op.kind in KEPT_KINDS or node in self.streams:
+            return True
+        return node.op.kind is not Kind.CREATE and node in self.kept
+
+    def is_cheap(self, node: Node) -> bool:
+        """Is it made of no more bytes than it has, all of them in memory?"""
+        if node.op.kind is Kind.CREATE or not isinstance(node.spec, TensorSpec):
+            return True
+        inputs = {base_of(one) for one in node.inputs}
+        return all(one.op.kind is Kind.CREATE or self.is_in_memory(one) for one in inputs) and (
+            sum([self.size(one) for one in inputs]) <= self.size(node)
+        )
+
+    def size(self, node: Node) -> int:
+        """Bytes."""
+        spec = node.spec
+        if not isinstance(spec, TensorSpec) or node.op.kind is Kind.CREATE:
+            return 0
+        return self.hint(spec.numel()) * spec.dtype.itemsize
 
     def cost(self, node: Node) -> int:
         """Bytes moved by saving it, weighted by its distance from the backward."""
@@ -199,7 +222,7 @@ class _CutNetwork:
             return INFINITE
         if not isinstance(spec, TensorSpec):
             return 1
-        size = self.hint(spec.numel()) * spec.dtype.itemsize
+        size = self.size(node)
         moved = size if self.is_in_memory(node) else 2 * size
         return 1 + int(moved * FAR ** min(self.distances.get(node, 0), FARTHEST))
 

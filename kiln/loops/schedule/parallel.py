@@ -9,6 +9,9 @@ Numbers depend on the machine and on shapes, never on data or on how many thread
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
+
 from kiln.loops.schedule.affine import guess
 from kiln.loops.schedule.group import Group
 from kiln.loops.schedule.layout import best_vector
@@ -27,15 +30,16 @@ def wanted_pieces(target: Target) -> int:
     return 2 * target.multiprocessors if target.is_gpu else 4 * target.threads
 
 
-def pieces(group: Group, units: dict[Symbol, None], target: Target) -> int:
-    """About how many pieces of work there are if `units` are the units of `group`."""
-    count = guess(group.points(units))
-    if target.is_gpu:
-        vector = best_vector(group, group.members)
-        if vector in units:
-            size = max(guess(group.sizes[vector]), 1)
-            count = count // size * -(-size // GPU_STRIP)
-    return count
+def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
+    """About how many pieces of work there are if `units` are the units of `group`.
+
+    `blocks`: those that a program of a GPU goes through in blocks, and how many make one; by default the group's own.
+    """
+    if not target.is_gpu:
+        return guess(group.points(units))
+    together = {best_vector(group, group.members): GPU_STRIP} | (group.frozen if blocks is None else dict(blocks))
+    counts = [-(-max(guess(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
+    return prod(counts)
 
 
 def strip(group: Group, units: dict[Symbol, None]) -> int:

@@ -281,7 +281,8 @@ def _splits_along(member: Member, blocked: set[Symbol], found: Alignment) -> boo
 def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:
     """Does the fused loop leave parts of the machine without work that one of the two had?"""
     target = context.target
-    left = pieces(first, found.units, target)
+    blocks = first.frozen | {found.names.get(one, one): size for one, size in second.frozen.items()}
+    left = pieces(first, found.units, target, blocks)
     if left >= wanted_pieces(target):
         return False
     for group in (first, second):

@@ -164,3 +164,43 @@ def test_nothing_to_differentiate() -> None:
     parts = partition(joint_of(lambda c, x: c("view", x, -1), (grad(3, 4),)))
     assert parts.signature.tangents == ()
     assert parts.signature.gradients == ()
+
+
+def stream(c: Any, x: Any, w: Any) -> Any:
+    """Three branches of a residual stream."""
+    for _ in range(3):
+        x = c(torch.add, x, c(torch.matmul, c(torch.sin, x), w))
+    return x
+
+
+def test_sums_of_a_stream_are_saved_rather_than_made_from_all_branches() -> None:
+    """Also where a branch would be half as large: it has to be in memory in each stage of the backward."""
+    parts = partition(joint_of(stream, (grad(64, 8), grad(8, 8))))
+    kept = [parts.forward.outputs[one.index].value.op.name for one in parts.saved if one.of == "output"]
+    assert kept == ["sin", "add", "sin", "add", "sin"]  # sines for the products, no product
+
+
+NARROW = """\
+graph(%0: f32[64, 8] "x", %1: bf16[8, 8] "w", %2: f32[64, 8] "tangent"):
+    %3: bf16[64, 8] = convert(%0, dtype=bf16)
+    %4: bf16[64, 8] = aten.mm.default(%3, %1)
+    %5: f32[64, 8] = convert(%4, dtype=f32)
+    %6: f32[64, 8] = add(%0, %5)
+    %7: bf16[64, 8] = convert(%6, dtype=bf16)
+    %8: bf16[64, 8] = aten.mm.default(%7, %1)
+    %9: f32[64, 8] = convert(%8, dtype=f32)
+    %10: f32[64, 8] = add(%6, %9)
+    %11: f32[64, 8] = mul(%2, %10)
+    %12: bf16[64, 8] = convert(%11, dtype=bf16)
+    %13: bf16[8, 8 | 1, 8] = permute(%1, dims=(1, 0))
+    %14: bf16[64, 8] = aten.mm.default(%12, %13)
+    %15: f32[64, 8] = convert(%14, dtype=f32)
+    %16: f32[64, 8] = mul(%15, %6)
+    return %10 requires_grad, %16"""
+
+
+def test_a_sum_that_two_stages_need_is_saved_though_its_branch_is_smaller() -> None:
+    """%6 is read in both stages and not made from %4; %10 only in one, so %8 is saved."""
+    parts = partition(joint_text(NARROW, 2, 1, (1, None)))
+    kept = [str(parts.forward.outputs[one.index].value.spec)[:4] for one in parts.saved if one.of == "output"]
+    assert kept == ["f32[", "bf16"]
