@@ -208,3 +208,16 @@ def at_no_places(x: Tensor, index: Tensor) -> Results:
 def test_looking_up_at_no_places(index: tuple[int, ...]) -> None:
     """Eager asks an index without elements neither for its rank nor for its dtype."""
     assert_as_eager(at_no_places, torch.randn(5), torch.empty(index, dtype=torch.uint8))
+
+
+def solved(matrix: Tensor, right: Tensor) -> Results:
+    return torch.linalg.solve(matrix, right), torch.linalg.det(matrix), *torch.linalg.slogdet(matrix)
+
+
+def test_pivots_of_a_factorisation_count_from_one() -> None:
+    """The shapes of a solution are learnt from a trial, which refuses pivots of 0."""
+    matrix, right = (torch.randn(4, 4) + 4 * torch.eye(4)).requires_grad_(), torch.randn(4, 2, requires_grad=True)
+    ours, theirs = kiln.compile(solved, fullgraph=True)(matrix, right), solved(matrix, right)
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(sum(one.sum() for one in results), (matrix, right)) for results in (ours, theirs)]
+    torch.testing.assert_close(*gradients)

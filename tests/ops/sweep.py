@@ -47,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--no-gradients", action="store_true")
     found.add_argument("--dtypes", default="", help="instead of float32 and bfloat16, with commas between")
     found.add_argument("--samples", type=int, default=0, help="of each dtype, instead of 4 of float32 and 2 of others")
+    found.add_argument(
+        "--reference", action="store_true", help="torch's longer lists: extremes, other strides, promotion"
+    )
     found.add_argument("--dynamic", action="store_true", help="all sizes are symbols")
     return found
 
@@ -102,6 +105,7 @@ def command_of(arguments: argparse.Namespace, position: int, deadline: float, ch
     words += [f"--deadline={deadline}", f"--channel={channel}"]
     words += [f"--dtypes={arguments.dtypes}", f"--samples={arguments.samples}"]
     words += ["--no-gradients"] * arguments.no_gradients + ["--dynamic"] * arguments.dynamic
+    words += ["--reference"] * arguments.reference
     return words
 
 

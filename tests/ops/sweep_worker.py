@@ -161,7 +161,8 @@ class OpCheck:
         seed()
         wants = bool(self.op.supports_autograd and dtype.is_floating_point)
         try:
-            found = list(itertools.islice(self.op.sample_inputs(self.device, dtype, requires_grad=wants), MOST_SAMPLES))
+            source = self.op.reference_inputs if self.arguments.reference else self.op.sample_inputs
+            found = list(itertools.islice(source(self.device, dtype, requires_grad=wants), MOST_SAMPLES))
         except Exception as problem:  # a sample that this machine cannot make (a library that is not there)
             lost(problem)
             return []
@@ -399,7 +400,7 @@ def main() -> int:
         reader.add_argument(f"--{name}", required=True, type=int)
     for name in ("op-seconds", "op-limit", "deadline"):
         reader.add_argument(f"--{name}", required=True, type=float)
-    for name in ("no-gradients", "dynamic"):
+    for name in ("no-gradients", "dynamic", "reference"):
         reader.add_argument(f"--{name}", action="store_true")
     arguments = reader.parse_args()
     torch.set_num_threads(1)

@@ -112,14 +112,7 @@ def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
     """Specs of the results of the real op on tensors of these specs."""
     state = torch.get_rng_state()
     try:
-        with torch.enable_grad():
-            trained = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
-        with torch.no_grad():  # as plans run it
-            made = op(*_thawed(str(op), args), **{key: _thawed(str(op), value) for key, value in kwargs})
-    except Exception as error:
-        if isinstance(error, UnsupportedOp):
-            raise
-        raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {error}") from error
+        trained, made = _tried(op, args, kwargs)
     finally:
         torch.set_rng_state(state)
     spec_of = partial(_spec_of_real, str(op))
@@ -129,21 +122,49 @@ def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
     return specs
 
 
+def _tried(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+    """What the op returns while gradients are on, and while they are off, as plans run it.
+
+    Integers are all 0, an index that there is; where the op refuses these, 1: the first row, as LAPACK counts. On a
+    GPU an index that there is not would be the end of the process, so that nothing but 0 is tried.
+    """
+    problem: Exception | None = None
+    devices = {one.device.type for one in (*args, *dict(kwargs).values()) if isinstance(one, TensorSpec)}
+    for integer in (0, 1) if devices <= {"cpu"} else (0,):
+        try:
+            with torch.enable_grad():
+                trained = _trial(op, args, kwargs, integer)
+            with torch.no_grad():
+                return trained, _trial(op, args, kwargs, integer)
+        except UnsupportedOp:
+            raise
+        except Exception as error:
+            problem = problem or error
+    raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {problem}") from problem
+
+
+def _trial(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], integer: int) -> Any:
+    named = {key: _thawed(str(op), value, integer) for key, value in kwargs}
+    return op(*_thawed(str(op), args, integer), **named)
+
+
 def _spec_of_real(op: str, x: torch.Tensor) -> TensorSpec:
     if x.layout is not torch.strided or x.is_quantized:
         raise UnsupportedOp(op=op, reason=f"it has no rule, and its result is {x.layout} of {x.dtype}")
     return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, x.device)
 
 
-def _thawed(op: str, value: Any) -> Any:
-    """Tensors for specs, with values that few ops refuse: an identity in floating point, else 0."""
+def _thawed(op: str, value: Any, integer: int) -> Any:
+    """Tensors for specs, with values that few ops refuse: an identity in floating point, else `integer`."""
     if isinstance(value, tuple):
-        return [_thawed(op, one) for one in value]
+        return [_thawed(op, one, integer) for one in value]
     if not isinstance(value, TensorSpec):
         return value
     if not _is_small(value):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and a tensor of {value} is too large for a trial")
-    made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device).zero_()  # type: ignore[arg-type]
+    made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
+    whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool)
+    made.fill_(integer if whole else 0)
     if value.dtype.is_floating_point and value.rank >= 2:
         made.diagonal(dim1=-2, dim2=-1).fill_(1)
     elif value.dtype.is_floating_point:
