@@ -28,6 +28,7 @@ from kiln.loops.codegen.triton.narrow import with_narrow_functions
 from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
+from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame
 from kiln.loops.codegen.triton.tiles import Tiling, block_layers, loop_stages, plan_tiles
@@ -51,7 +52,8 @@ def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = (
 
 @lru_cache(maxsize=4096)
 def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> PrintedKernel:
-    writer = _KernelWriter(kernel, plan_tiles(kernel, target))
+    looped = with_looped_rows(kernel, target)
+    writer = _KernelWriter(looped, plan_tiles(looped, target))
     lines = writer.lines()
     status = any(_STATUS.search(line) for line in lines)
     body = "\n".join(indented(lines, 2))

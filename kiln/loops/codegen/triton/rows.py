@@ -1,0 +1,39 @@
+"""Pointwise kernels over long rows of odd length: a program goes through a row in a loop.
+
+    units (i0: 4096, i1: 50257)   phase ():             out[i0, i1] = sub(load x[i0, i1], load top[i0])
+    units (i0: 4096)              phase (i1: 50257):    out[i0, i1] = sub(load x[i0, i1], load top[i0])
+
+A flat index of such rows takes a division per element, loads the numbers of the row for each of them, and tells Triton
+nothing of neighbours where rows are padded: [4096, 50257 | 50264, 1] goes element by element. In a loop all turns but
+the last have no mask, their accesses 16 bytes, and the numbers of the row are loaded once. Rows whose elements fill
+vectors stay flat: they need none of this, and their blocks are as long as the machine wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.codegen.triton.tiles import WHOLE_BLOCK
+from kiln.loops.ir.kernel import KernelIR, Store
+from kiln.loops.schedule.affine import guess_large
+from kiln.loops.schedule.parallel import wanted_pieces
+from kiln.support.target import Target
+from kiln.symbolic import product
+
+VECTOR_BYTES = 16
+
+
+def with_looped_rows(kernel: KernelIR, target: Target) -> KernelIR:
+    """`kernel` with its last unit axis inside of a unit, where that is a long odd row and there are enough rows."""
+    if len(kernel.phases) != 1 or kernel.phases[0].axes or kernel.locals or len(kernel.units) < 2:
+        return kernel
+    (phase,), (*rest, row), facts = kernel.phases, kernel.units, Facts(kernel)
+    plain = all(isinstance(effect, Store) and effect.combine is None for effect in phase.effects)
+    if not plain or not isinstance(row.size, int) or row not in facts.free_units:
+        return kernel
+    odd = row.size * facts.narrowest_bytes() % VECTOR_BYTES != 0
+    enough = guess_large(product(axis.size for axis in rest)) >= wanted_pieces(target)
+    if not odd or not enough or row.size <= WHOLE_BLOCK or facts.contiguous() is not row.symbol:
+        return kernel
+    return replace(kernel, units=tuple(rest), phases=(replace(phase, axes=(row,)),))
