@@ -122,9 +122,6 @@ class Facts:
     def share_a_phase(self, one: tuple[Axis, ...], other: tuple[Axis, ...]) -> bool:
         return any({*one, *other} <= set(phase.axes) for phase in self.kernel.phases)
 
-    def can_share(self, axes: tuple[Axis, ...]) -> bool:
-        return self.shared_phases(axes) is not None
-
     # ------------------------------------------------------------------------------------------ memory
 
     def touched(self) -> Iterator[tuple[TensorSpec, Index, int]]:
@@ -183,17 +180,6 @@ class Facts:
             ]
         return tuple(found)
 
-    def is_read_again(self, axes: tuple[Axis, ...]) -> bool:
-        """Does more than one phase load the same buffer along these axes?"""
-        symbols = {axis.symbol for axis in axes}
-        readers = Counter(
-            name
-            for phase in self.kernel.phases
-            for name in {one.buffer for one in accesses(phase.body) if symbols & symbols_of(*one.index)}
-            if name in self.specs
-        )
-        return any(count > 1 for count in readers.values())
-
     def narrowest_bytes(self) -> int:
         return min((param.spec.dtype.itemsize for param in self.kernel.params), default=4)
 
@@ -213,3 +199,15 @@ class Facts:
                 if one.buffer in self.specs and 2 * points > space:
                     found[one.buffer] = one.dtype.itemsize
         return sum(found.values())
+
+
+def is_read_again(kernel: KernelIR, axes: tuple[Axis, ...]) -> bool:
+    """Does more than one phase load the same buffer along these axes?"""
+    symbols, buffers = {axis.symbol for axis in axes}, {one.name for one in kernel.params}
+    readers = Counter(
+        name
+        for phase in kernel.phases
+        for name in {one.buffer for one in accesses(phase.body) if symbols & symbols_of(*one.index)}
+        if name in buffers
+    )
+    return any(count > 1 for count in readers.values())

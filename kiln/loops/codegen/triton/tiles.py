@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
-from kiln.loops.codegen.triton.facts import Facts
+from kiln.loops.codegen.triton.facts import Facts, is_read_again
 from kiln.loops.ir.analyses import accesses, phase_stores
 from kiln.loops.ir.body import Index
 from kiln.loops.ir.indexing import symbols_of
@@ -235,7 +235,7 @@ def _row_blocks(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int
         whole = LOOP_BLOCK
     else:
         points = product(axis.size for axis in groups[0])
-        kept = facts.is_read_again(groups[0]) and is_static(points) and points <= LARGEST_BLOCK
+        kept = is_read_again(facts.kernel, groups[0]) and is_static(points) and points <= LARGEST_BLOCK
         whole = LARGEST_BLOCK if kept else WHOLE_BLOCK
     room = floor_power(STAGE_BYTES // (STAGES * max(facts.loaded_bytes(), 1)))
     return whole, min(whole, max(room, SHORTEST_TURN))
@@ -263,7 +263,7 @@ def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int, t
     if all(dim.block for dim in dims) and _most_points(facts, dims) <= most:
         return dims
     kept = [dim for dim in dims if facts.is_kept(dim.axes)]
-    shared = next((dim for dim in kept if facts.can_share(dim.axes)), None)
+    shared = next((dim for dim in kept if facts.shared_phases(dim.axes) is not None), None)
     whole = [dim for dim in kept if dim is not shared]
     if not all(dim.block for dim in whole) or _points(whole) > LARGEST_BLOCK:
         raise UnsupportedInKernel(language="Triton", thing="so long a row", reason="registers hold no such block")
