@@ -111,3 +111,22 @@ def test_kernels_are_compiled_for_the_gpu_of_their_tensors(tmp_path: Path, monke
     kernels = plan_of(TWO_GPUS, tmp_path).kernels
     assert [dict(kernel.meta)["capability"] for kernel in kernels] == [90, 80]
     assert len({kernel.symbol for kernel in kernels}) == 2
+
+
+def added(count: int, *, tree: bool) -> str:
+    """The sum of `count` tensors, one after the other or by pairs."""
+    inputs = ", ".join(f'%{n}: f32[4096 @cuda:0] "x{n}"' for n in range(count))
+    lines, left = [f"graph({inputs}):"], [f"%{n}" for n in range(count)]
+    while len(left) > 1:
+        made = f"%{count + len(lines) - 1}"
+        lines.append(f"    {made}: f32[4096 @cuda:0] = add({left[0]}, {left[1]})")
+        left = [*left[2:], made] if tree else [made, *left[2:]]
+    return "\n".join([*lines, f"    return {left[0]}"])
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_kernels_do_not_grow_without_end(tree: bool, tmp_path: Path, null_device: Iterator[None]) -> None:  # noqa: F811
+    """A kernel of hundreds of tensors compiles for a minute, one of more than a driver takes not at all."""
+    plan = plan_of(added(1100, tree=tree), tmp_path)
+    assert max(len(kernel.params) for kernel in plan.kernels) <= 2 * 64 + 2
+    make_executor(plan, fake_libraries(plan))(*(torch.zeros(4096) for _ in range(1100)))

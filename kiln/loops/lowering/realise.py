@@ -29,6 +29,8 @@ VERY_EXPENSIVE = 24
 """The same for a value that is computed once per row."""
 MAX_DEPTH = 64
 """Longest chain of inlined ops: bounds the size of bodies and the depth of recursion."""
+MOST_LOADS = 64
+"""Tensors that one body reads, besides small ones: the same for trees of ops."""
 THROUGH_STORAGE = frozenset({"as_strided", "view_dtype"})
 """Views that need the memory of what they look at."""
 BY_DATA = frozenset({"gather", "index"})
@@ -93,6 +95,7 @@ class Rule:
 RULES = (
     Rule("in_memory", lambda node, use, cost: use.in_memory),
     Rule("deep", lambda node, use, cost: cost.depth >= MAX_DEPTH),
+    Rule("wide", lambda node, use, cost: cost.loads >= MOST_LOADS),
     Rule("indirect_under_mask", lambda node, use, cost: use.masked and cost.indirect),
     Rule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.flops >= EXPENSIVE),
     Rule("repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE),
@@ -213,7 +216,7 @@ def _cost(node: Node, costs: dict[Node, Cost], users: dict[Node, int]) -> Cost:
             continue
         # What has several users and work in it will have a buffer of its own.
         shared = users[one] > 1 and (cost.flops >= EXPENSIVE or cost.loads > 1)
-        if shared or cost.depth >= MAX_DEPTH:
+        if shared or cost.depth >= MAX_DEPTH or cost.loads >= MOST_LOADS:
             loads += _is_worth_a_load(one)
         else:
             flops, loads, indirect = flops + cost.flops, loads + cost.loads, indirect or cost.indirect
