@@ -221,3 +221,14 @@ def test_pivots_of_a_factorisation_count_from_one() -> None:
     torch.testing.assert_close(ours, theirs)
     gradients = [torch.autograd.grad(sum(one.sum() for one in results), (matrix, right)) for results in (ours, theirs)]
     torch.testing.assert_close(*gradients)
+
+
+def test_an_op_that_returns_its_argument_is_no_step_of_a_plan() -> None:
+    """Eager's `conj_physical` of real numbers is the tensor itself, and its schema says that it is not."""
+
+    def f(x: Tensor) -> Results:
+        return x.clone().conj_physical_(), x.conj_physical_()
+
+    x = torch.randn(4)
+    ours, theirs = kiln.compile(f)(given := x.clone()), f(x)
+    assert torch.equal(ours[0], theirs[0]) and ours[0] is not given and ours[1] is given

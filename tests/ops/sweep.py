@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--reference", action="store_true", help="torch's longer lists: extremes, other strides, promotion"
     )
+    found.add_argument("--inplace", action="store_true", help="the variants that write to their input")
     found.add_argument("--dynamic", action="store_true", help="all sizes are symbols")
     return found
 
@@ -105,7 +106,7 @@ def command_of(arguments: argparse.Namespace, position: int, deadline: float, ch
     words += [f"--deadline={deadline}", f"--channel={channel}"]
     words += [f"--dtypes={arguments.dtypes}", f"--samples={arguments.samples}"]
     words += ["--no-gradients"] * arguments.no_gradients + ["--dynamic"] * arguments.dynamic
-    words += ["--reference"] * arguments.reference
+    words += ["--reference"] * arguments.reference + ["--inplace"] * arguments.inplace
     return words
 
 

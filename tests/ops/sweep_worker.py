@@ -174,18 +174,18 @@ class OpCheck:
         self.context["mode"], self.stage = mode, "eager"
         run = run_gradient if gradient else run_forward
         inputs = (sample.input, *sample.args), dict(sample.kwargs)
+        plain = self.plain(gradient)
         tensors = [one for one in leaves(inputs) if isinstance(one, Tensor)]
         try:
-            eager = run(self.op.op, inputs, sample)
+            eager = run(plain, inputs, sample)
             drew = random_state(self.device) != state_after(seed, self.device)
-            again = run(self.op.op, inputs, sample, SEED + 1)
+            again = run(plain, inputs, sample, SEED + 1)
         except Exception as problem:
             lost(problem)
             return
         fixed = not (drew or self.op.name in UNINITIALISED or differences(again, eager, None, scale_of(tensors)))
-        exact = reference(run, self.op.op, inputs, sample) if fixed and dtype.is_floating_point else None
-        function = calling(self.op.op)
-        compiled = kiln.compile(function, options=OPTIONS, dynamic=self.arguments.dynamic or None)
+        exact = reference(run, plain, inputs, sample) if fixed and dtype.is_floating_point else None
+        compiled = kiln.compile(self.plain(gradient), options=OPTIONS, dynamic=self.arguments.dynamic or None)
         for call in ("", ", second call"):
             self.stage = "ours"
             self.context["mode"] = mode + call
@@ -194,6 +194,12 @@ class OpCheck:
                 break
             self.note(differences(ours, eager, exact, scale_of(tensors), values=fixed))
         self.count_breaks(compiled)
+
+    def plain(self, gradient: bool) -> Callable[..., Any]:
+        """The function that is compiled, a new one each time."""
+        if not self.arguments.inplace:
+            return calling(self.op.op)
+        return writing_to_a_view(self.op.inplace_variant) if gradient else calling(self.op.inplace_variant)
 
     def ours(self, run: Any, compiled: Any, inputs: Any, sample: Any) -> Any:
         with warnings.catch_warnings(record=True) as said:
@@ -240,6 +246,17 @@ class OpCheck:
 def calling(op: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own for each compile."""
     return lambda *args, **kwargs: op(*args, **kwargs)
+
+
+def writing_to_a_view(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that changes a view of a copy: leaves that need gradients cannot be changed themselves."""
+
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        copy = x.clone()
+        view = copy.unsqueeze(0)[0]
+        return op(view, *args, **kwargs), copy * 2
+
+    return function
 
 
 def seed(number: int = SEED) -> None:
@@ -400,13 +417,14 @@ def main() -> int:
         reader.add_argument(f"--{name}", required=True, type=int)
     for name in ("op-seconds", "op-limit", "deadline"):
         reader.add_argument(f"--{name}", required=True, type=float)
-    for name in ("no-gradients", "dynamic", "reference"):
+    for name in ("no-gradients", "dynamic", "reference", "inplace"):
         reader.add_argument(f"--{name}", action="store_true")
     arguments = reader.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, ring)
     channel = Channel(arguments.channel)
-    ops = shard_of(operators(), arguments.shard, arguments.only)
+    known = [op for op in operators() if op.inplace_variant or not arguments.inplace]
+    ops = shard_of(known, arguments.shard, arguments.only)
     channel.tell("start", total=len(ops))
     for op in ops[arguments.start :]:
         if time.time() > arguments.deadline:
