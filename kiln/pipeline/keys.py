@@ -36,5 +36,5 @@ def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
 def compiler_contents() -> str:
     """This compiler by its sources, which change between versions too."""
     folder = Path(__file__).parents[1]
-    sources = sorted(path for pattern in ("*.py", "*.h") for path in folder.rglob(pattern))
+    sources = sorted(path for pattern in ("*.py", "*.h", "*.triton") for path in folder.rglob(pattern))
     return content_key(*(path.read_bytes() for path in sources))

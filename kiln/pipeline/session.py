@@ -12,12 +12,14 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
 from weakref import WeakSet
+
+import torch
 
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.trace import Recorder, Trace
@@ -307,7 +309,7 @@ class Session:
 
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
-        host = self.settings.target
+        host = replace(self.settings.target, deterministic=torch.are_deterministic_algorithms_enabled())
         return CompileContext(
             self.settings.options, host, host, self.events, dump, self.store, graphs=self.graphs, tell=self._tell
         )

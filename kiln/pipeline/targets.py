@@ -9,6 +9,7 @@ CPU is small, and GPUs of one machine are alike or nearly so. Code is made for t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -24,7 +25,7 @@ def region_target(graph: Graph, host: Target) -> Target:
     for node in (*graph.inputs, *graph.nodes):
         device = device_of(node.spec)
         if device is not None and device.type == "cuda":
-            return gpu_of(device.index or 0)
+            return replace(gpu_of(device.index or 0), deterministic=host.deterministic)
     return host
 
 

@@ -27,6 +27,8 @@ class Target:
     """Names the instruction set in cache keys, so that a cache can be shared by different machines."""
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
+    deterministic: bool = False
+    """Sums have one order in every call: `torch.use_deterministic_algorithms`. On a CPU they always have."""
 
     @property
     def is_gpu(self) -> bool:

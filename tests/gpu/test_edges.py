@@ -257,3 +257,19 @@ def test_out_of_memory_in_a_backward() -> None:
     gc.collect()
     assert torch.cuda.memory_allocated() <= before + 4096
     assert torch.equal(torch.autograd.grad(fast(x), x)[0], expected)
+
+
+def test_sums_have_one_order_if_asked_to() -> None:
+    """`use_deterministic_algorithms` is kept: nothing is added by atomic operations."""
+    table, rows = torch.zeros(7, 64, device=CUDA), torch.randn(1 << 15, 64, device=CUDA)
+    at = torch.randint(0, 7, (1 << 15,), device=CUDA)
+    fast = compiled(lambda table, at, rows: torch.index_put(table, (at,), torch.exp(rows), accumulate=True))
+    fast(table, at, rows)
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [fast(table, at, rows) for _ in range(5)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, results[0]) for one in results)
+    expected = torch.index_put(table.double(), (at,), torch.exp(rows).double(), accumulate=True)
+    torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ from kiln.pipeline.context import CompileContext, Dump
 from kiln.pipeline.stages import graph_to_plan
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import make_executor
-from kiln.runtime.plan import Plan
+from kiln.runtime.plan import CallAten, Plan
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target, cuda_gpu
@@ -78,8 +78,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def plan_of(text: str, folder: Path) -> Plan:
-    host = Target()
+def plan_of(text: str, folder: Path, host: Target = Target()) -> Plan:  # noqa: B008  a frozen value
     context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(folder))
     return graph_to_plan(parse_graph(text), context)
 
@@ -130,3 +129,21 @@ def test_kernels_do_not_grow_without_end(tree: bool, tmp_path: Path, null_device
     plan = plan_of(added(1100, tree=tree), tmp_path)
     assert max(len(kernel.params) for kernel in plan.kernels) <= 2 * 64 + 2
     make_executor(plan, fake_libraries(plan))(*(torch.zeros(4096) for _ in range(1100)))
+
+
+ADDED_AT = """
+graph(%0: f32[50, 8 @cuda:0] "x", %1: i64[100 @cuda:0] "i", %2: f32[100, 8 @cuda:0] "y", %3: i64[100, 8 @cuda:0] "j"):
+    %4: f32[50, 8 @cuda:0] = index_put(%0, %1, %2, axes=(0,), accumulate=True)
+    %5: f32[50, 8 @cuda:0] = scatter(%4, %3, %2, axis=0, reduce="sum")
+    %6: f32[50, 8 @cuda:0] = scatter(%5, %3, %2, axis=0, reduce="amax")
+    return %6
+"""
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sums_in_memory_have_one_order_if_asked_to(deterministic: bool, tmp_path: Path) -> None:
+    """As eager's under `torch.use_deterministic_algorithms`: atomic additions of floats have none."""
+    plan = plan_of(ADDED_AT, tmp_path, Target(deterministic=deterministic))
+    assert any("tl.atomic_add" in kernel.source for kernel in plan.kernels) != deterministic
+    called = [step.target for step in plan.steps if isinstance(step, CallAten)]
+    assert called == (["aten.index_put.default", "aten.scatter_add.default"] if deterministic else [])

@@ -32,10 +32,10 @@ def aten(lowering: Lowering, node: Node) -> None:
         return
     args = _filled(lowering, node, node.attrs["args"])
     kwargs = tuple([(name, _filled(lowering, node, value)) for name, value in _pairs(node.attrs["kwargs"])])
-    _call(lowering, node, node.attrs["target"], args, kwargs)
+    call(lowering, node, node.attrs["target"], args, kwargs)
 
 
-def _call(lowering: Lowering, node: Node, target: str, args: Any, kwargs: tuple[tuple[str, Any], ...] = ()) -> None:
+def call(lowering: Lowering, node: Node, target: str, args: Any, kwargs: tuple[tuple[str, Any], ...] = ()) -> None:
     spec = node.spec
     if isinstance(spec, TensorSpec):
         outs: tuple[Buffer | None, ...] = (lowering.new_buffer(spec),)
@@ -87,7 +87,7 @@ def by_library(lowering: Lowering, node: Node) -> None:
         made = OF_ANY_DTYPE[node.op.name](node, inputs)
     if made is None:
         raise NoLowering(op=node.op.name, problem=f"on {node.spec} it has no loops and is not a single ATen call")
-    _call(lowering, node, made.target, made.args, made.kwargs)
+    call(lowering, node, made.target, made.args, made.kwargs)
 
 
 def _complex_number(lowering: Lowering, node: Node) -> None:
@@ -95,14 +95,14 @@ def _complex_number(lowering: Lowering, node: Node) -> None:
     spec, value = node.tensor, complex(node.attrs["value"])
     if not value.imag:
         fill = (("dtype", spec.dtype), ("device", spec.device))
-        _call(lowering, node, "aten.full.default", ((), value.real), fill)
+        call(lowering, node, "aten.full.default", ((), value.real), fill)
         return
     part = replace(spec, dtype=spec.dtype.to_real())
     made = (("dtype", part.dtype), ("device", part.device))
     parts = lowering.new_buffer(part), lowering.new_buffer(part)
     for out, number in zip(parts, (value.real, value.imag), strict=True):
         lowering.emit(Extern((out,), "aten.full.default", ((), number), made, origin=origin_text(node)))
-    _call(lowering, node, "aten.complex.default", tuple([BufferArg(one.name) for one in parts]))
+    call(lowering, node, "aten.complex.default", tuple([BufferArg(one.name) for one in parts]))
 
 
 def _clone(node: Node, inputs: list[Any]) -> AtenCall:
