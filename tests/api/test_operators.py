@@ -232,3 +232,24 @@ def test_an_op_that_returns_its_argument_is_no_step_of_a_plan() -> None:
     x = torch.randn(4)
     ours, theirs = kiln.compile(f)(given := x.clone()), f(x)
     assert torch.equal(ours[0], theirs[0]) and ours[0] is not given and ours[1] is given
+
+
+VIEWS_OF_BITS: dict[str, Callable[[Tensor], Any]] = {
+    "input as int32": lambda x: (x.view(torch.int32), x * 2),
+    "input as complex": lambda x: (torch.view_as_complex(x),),
+    "result as int32": lambda x: (y := x * 2, y.view(torch.int32)),
+    "result as complex": lambda x: (torch.view_as_complex(y := x * 2), y),
+    "complex alone": lambda x: (torch.view_as_complex(x * 2),),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_BITS)
+def test_results_that_are_the_same_bytes_as_another_dtype(name: str) -> None:
+    def f(x: Tensor) -> Any:
+        return VIEWS_OF_BITS[name](x)
+
+    x = torch.randn(3, 2)
+    ours, theirs = kiln.compile(f)(x), f(x)
+    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert sharing((x, *ours)) == sharing((x, *theirs))

@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--reference", action="store_true", help="torch's longer lists: extremes, other strides, promotion"
     )
     found.add_argument("--inplace", action="store_true", help="the variants that write to their input")
+    found.add_argument("--autocast", action="store_true", help="inside of the compiled function, to bfloat16")
     found.add_argument("--dynamic", action="store_true", help="all sizes are symbols")
     return found
 
@@ -107,6 +108,7 @@ def command_of(arguments: argparse.Namespace, position: int, deadline: float, ch
     words += [f"--dtypes={arguments.dtypes}", f"--samples={arguments.samples}"]
     words += ["--no-gradients"] * arguments.no_gradients + ["--dynamic"] * arguments.dynamic
     words += ["--reference"] * arguments.reference + ["--inplace"] * arguments.inplace
+    words += ["--autocast"] * arguments.autocast
     return words
 
 

@@ -197,6 +197,8 @@ class OpCheck:
 
     def plain(self, gradient: bool) -> Callable[..., Any]:
         """The function that is compiled, a new one each time."""
+        if self.arguments.autocast:
+            return under_autocast(self.op.op, self.device.partition(":")[0])
         if not self.arguments.inplace:
             return calling(self.op.op)
         return writing_to_a_view(self.op.inplace_variant) if gradient else calling(self.op.inplace_variant)
@@ -246,6 +248,14 @@ class OpCheck:
 def calling(op: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own for each compile."""
     return lambda *args, **kwargs: op(*args, **kwargs)
+
+
+def under_autocast(op: Callable[..., Any], device: str) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return op(*args, **kwargs)
+
+    return function
 
 
 def writing_to_a_view(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -417,7 +427,7 @@ def main() -> int:
         reader.add_argument(f"--{name}", required=True, type=int)
     for name in ("op-seconds", "op-limit", "deadline"):
         reader.add_argument(f"--{name}", required=True, type=float)
-    for name in ("no-gradients", "dynamic", "reference", "inplace"):
+    for name in ("no-gradients", "dynamic", "reference", "inplace", "autocast"):
         reader.add_argument(f"--{name}", action="store_true")
     arguments = reader.parse_args()
     torch.set_num_threads(1)

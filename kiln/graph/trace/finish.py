@@ -14,6 +14,7 @@ from typing import Any
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
@@ -150,6 +151,7 @@ class _Outputs:
             value = self.in_whole(place) if inside else self.owned(place, value)
         else:
             of, index, first = owner
+            refuse_other_dtype(place.spec, first.place.spec)
             alias = Alias(of, index, None if fake is first else place.spec)  # type: ignore[arg-type]
         self.made += 1
         return Output(value, alias, fake.requires_grad)
@@ -182,6 +184,14 @@ class _Outputs:
             if step == 0 and size != 1:
                 value = emit.node("slice", value, axis=axis, start=0, stop=1, step=1)
         return emit.node("expand", emit.node("clone", value, strides=spec.strides), sizes=spec.sizes)
+
+
+def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
+    """Results that share memory are rebuilt as strided views, which have the dtype of their base."""
+    if view.dtype is not base.dtype:
+        raise UnsupportedOp(
+            op="view", reason=f"a result {view} lies in the memory of {base}, which is returned or given"
+        )
 
 
 def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
