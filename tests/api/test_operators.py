@@ -253,3 +253,16 @@ def test_results_that_are_the_same_bytes_as_another_dtype(name: str) -> None:
     assert [one.dtype for one in ours] == [one.dtype for one in theirs]
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert sharing((x, *ours)) == sharing((x, *theirs))
+
+
+def test_autocast_casts_what_it_casts_on_this_device() -> None:
+    """On CPUs `mv` stays in float32, and the products inside of a pseudo-inverse do not."""
+
+    def f(weight: Tensor, x: Tensor) -> Results:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.mv(weight, x), torch.addmv(x, weight, x), weight @ weight, torch.linalg.pinv(weight)
+
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(4)
+    ours, theirs = kiln.compile(f)(weight, x), f(weight, x)
+    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
+    torch.testing.assert_close(ours[:3], theirs[:3])

@@ -13,6 +13,7 @@ What else autocast does happens in torch's own kernels, above the recording mode
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -28,8 +29,25 @@ LOWERED = frozenset({
     "__matmul__", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "scaled_dot_product_attention",
 })
-"""Functions whose arguments autocast casts to the lower precision, on every device."""
+"""Functions whose arguments autocast casts to the lower precision, on some device."""
 # fmt: on
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@cache
+def lowers(name: str, kind: str) -> bool:
+    """Whether autocast for this kind of device has a kernel for the function: on CPUs it leaves `mv` alone."""
+    base = f"aten::{OVERLOADS.get(name, name)}"
+    return kind not in KEYS or torch._C._dispatch_has_kernel_for_dispatch_key(base, KEYS[kind])
+
+
+OVERLOADS = {
+    "__matmul__": "matmul",
+    "multi_dot": "linalg_multi_dot",
+    "conv_transpose2d": "conv_transpose2d.input",
+    "conv_transpose3d": "conv_transpose3d.input",
+}
+"""Where the function's name is not that of its operator."""
 
 
 @final
@@ -44,11 +62,11 @@ class Casts:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name not in LOWERED or not torch.is_autocast_cache_enabled():
             return args
-        return [self._cast(one) if type(one) is FakeTensor else one for one in args]
+        return [self._cast(name, one) if type(one) is FakeTensor else one for one in args]
 
-    def _cast(self, fake: FakeTensor) -> torch.Tensor:
+    def _cast(self, name: str, fake: FakeTensor) -> torch.Tensor:
         kind = fake.device.type
-        if not torch.is_autocast_enabled(kind) or not _is_cached(fake):
+        if not torch.is_autocast_enabled(kind) or not lowers(name, kind) or not _is_cached(fake):
             return fake
         key = (id(fake), fake._version, torch.is_grad_enabled())
         found = self._made.get(key)

@@ -25,6 +25,9 @@ LARGEST = {"cpu": 1 << 22}
 LARGEST_ELSEWHERE = 1 << 28
 """Elements of the largest tensors that a probe makes; an accelerator fills them in no time."""
 
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_exclude = torch._C._SetExcludeDispatchKeyGuard
+AutocastCPU, AutocastCUDA = torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -79,8 +82,18 @@ def _fake_handler(kernel: Any) -> Handler:
 
 def _probing_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     specialise = mode.symbols.specialise
-    made = probed(op, _frozen(specialise, mode, args), _frozen(specialise, mode, tuple(sorted(kwargs.items()))))
+    given = _frozen(specialise, mode, args), _frozen(specialise, mode, tuple(sorted(kwargs.items())))
+    made = probed(op, *given)
+    if mode.autocast and _calls_others(op.name()):
+        with _exclude(AutocastCPU, False), _exclude(AutocastCUDA, False):
+            if probed.__wrapped__(op, *given) != made:
+                raise UnsupportedOp(op=str(op), reason="it has no rule, and calls operators that autocast changes")
     return _record(mode, op, args, kwargs, made)
+
+
+def _calls_others(name: str) -> bool:
+    """Whether the op is one kernel for all devices, made of other ops, which eager's autocast sees too."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in COMPOSITE)
 
 
 def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:

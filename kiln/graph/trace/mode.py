@@ -45,6 +45,8 @@ class RecordingMode(TorchDispatchMode):
         self.resolve = resolve
         self.mutations = 0
         self.symbolic = False
+        self.autocast = False
+        """Is the call made under autocast? torch's own flags are off where this mode looks."""
         self._handlers: dict[int, Handler] = {}  # by identity: overloads live for ever, and hashing one is slow
 
     @classmethod

@@ -176,9 +176,11 @@ class Recorder:
         cached = torch.is_autocast_cache_enabled()
         args = self._casts.arguments(target, args)
         torch.set_autocast_cache_enabled(False)
+        outside, self._mode.autocast = self._mode.autocast, True
         try:
             return _call(target, args, kwargs)
         finally:
+            self._mode.autocast = outside
             torch.set_autocast_cache_enabled(cached)
 
     def repeat(
