@@ -121,8 +121,8 @@ def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     combine = SCATTER_OPS[node.attrs["reduce"]]
     if _adds_in_any_order(lowering, node, combine):
-        at, axis = lowering.argument(indices), node.attrs["axis"]
-        call(lowering, node, "aten.scatter_add.default", (lowering.argument(x), axis, at, lowering.argument(source)))
+        table, picked, added = (lowering.argument(one) for one in node.inputs)
+        call(lowering, node, "aten.scatter_add.default", (table, node.attrs["axis"], picked, added))
         return
     out = lowering.buffers[node] = _begun(lowering, node)
     if 0 in indices.tensor.sizes:
@@ -133,8 +133,8 @@ def scatter(lowering: Lowering, node: Node) -> None:
     index = at
     if x.tensor.rank:
         axis = node.attrs["axis"]
-        picked = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
-        index = (*at[:axis], picked, *at[axis + 1 :])
+        chosen = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
+        index = (*at[:axis], chosen, *at[axis + 1 :])
     value = body.element(source, at if source.tensor.rank else ())
     loop = body.finish(value, used=symbols_of(*index))
     lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
