@@ -70,30 +70,26 @@ def main(at: int) -> None:
 def start_worker(control: socket.socket) -> bool:
     """A worker for the next channel; False where there is none."""
     _, channels, _, _ = socket.recv_fds(control, 1, 1)
+    has_threads = len(os.listdir("/proc/self/task")) > 1
     for channel in channels:
         if os.fork() == 0:
             control.close()
-            become_worker(channel)
+            become_worker(channel, has_threads)
         os.close(channel)
     return bool(channels)
 
 
-def become_worker(channel: int) -> None:
-    """Of this process, which never returns."""
+def become_worker(channel: int, has_threads: bool) -> None:
+    """Of this process, a fork of the server, and for good; a program of its own where the server has threads."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if is_threaded():  # a lock may be held for good by a thread that was not forked
+        if has_threads:  # one of them may hold a lock, here for ever
             os.set_inheritable(channel, True)
             program = STARTER.format(path=sys.path, function="work", at=channel)
             os.execv(sys.executable, [sys.executable, "-c", program])
         work(channel)
     finally:
         os._exit(0)
-
-
-def is_threaded() -> bool:
-    """Does the server have threads? (A fork has one.)"""
-    return len(os.listdir(f"/proc/{os.getppid()}/task")) > 1
 
 
 def work(at: int) -> None:
