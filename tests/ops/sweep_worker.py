@@ -134,7 +134,8 @@ class OpCheck:
                 return
             self.context = {"dtype": str(dtype).removeprefix("torch."), "sample": number, "args": summary(sample)}
             self.check(sample, dtype, gradient=False)
-            wanted = dtype == torch.float32 and not self.arguments.no_gradients
+            asked = dtype == torch.float32 or (self.arguments.dtypes and dtype.is_floating_point)
+            wanted = asked and not self.arguments.no_gradients
             if wanted and self.op.supports_autograd:
                 self.check(sample, dtype, gradient=True)
             self.samples += 1
