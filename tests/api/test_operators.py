@@ -266,3 +266,15 @@ def test_autocast_casts_what_it_casts_on_this_device() -> None:
     ours, theirs = kiln.compile(f)(weight, x), f(weight, x)
     assert [one.dtype for one in ours] == [one.dtype for one in theirs]
     torch.testing.assert_close(ours[:3], theirs[:3])
+
+
+def test_gradients_of_complex_products() -> None:
+    """Their formulas conjugate; in a backward the conjugates need not be lazy."""
+
+    def f(x: Tensor, angles: Tensor) -> Tensor:
+        z = torch.view_as_complex(x.reshape(5, 4, 2)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(z.exp() * z).sum()
+
+    x, angles = torch.randn(5, 8, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    ours, theirs = (torch.autograd.grad(g(x, angles), (x, angles)) for g in (kiln.compile(f, fullgraph=True), f))
+    torch.testing.assert_close(ours, theirs)

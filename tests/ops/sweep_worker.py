@@ -134,7 +134,7 @@ class OpCheck:
                 return
             self.context = {"dtype": str(dtype).removeprefix("torch."), "sample": number, "args": summary(sample)}
             self.check(sample, dtype, gradient=False)
-            asked = dtype == torch.float32 or (self.arguments.dtypes and dtype.is_floating_point)
+            asked = dtype == torch.float32 or (self.arguments.dtypes and (dtype.is_floating_point or dtype.is_complex))
             wanted = asked and not self.arguments.no_gradients
             if wanted and self.op.supports_autograd:
                 self.check(sample, dtype, gradient=True)
@@ -160,7 +160,7 @@ class OpCheck:
 
     def made(self, dtype: torch.dtype) -> list[Any]:
         seed()
-        wants = bool(self.op.supports_autograd and dtype.is_floating_point)
+        wants = bool(self.op.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
         try:
             source = self.op.reference_inputs if self.arguments.reference else self.op.sample_inputs
             found = list(itertools.islice(source(self.device, dtype, requires_grad=wants), MOST_SAMPLES))
@@ -185,7 +185,9 @@ class OpCheck:
             lost(problem)
             return
         fixed = not (drew or self.op.name in UNINITIALISED or differences(again, eager, None, scale_of(tensors)))
-        exact = reference(run, plain, inputs, sample) if fixed and dtype.is_floating_point else None
+        exact = (
+            reference(run, plain, inputs, sample) if fixed and (dtype.is_floating_point or dtype.is_complex) else None
+        )
         compiled = kiln.compile(self.plain(gradient), options=OPTIONS, dynamic=self.arguments.dynamic or None)
         for call in ("", ", second call"):
             self.stage = "ours"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Number, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
@@ -259,6 +260,16 @@ def abs_(e: Emit, x: Node) -> Node:
         made: Node = e.library("aten.abs.default", (x,), {}, spec.with_dtype(dtype.to_real()))
         return made
     return copy(e, x) if dtype is torch.bool else e.pointwise("abs", x)
+
+
+@decompose("_conj.default")
+def conj(e: Emit, x: Node) -> Node:
+    """In a backward, where nobody writes to it or asks whether it is lazy, the conjugate is a tensor of its own."""
+    if e.origin is None or not e.origin.backward:
+        raise UnsupportedOp(op="aten._conj.default", reason="its result is lazy and shares memory with its argument")
+    spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
+    made: Node = e.library("aten._conj_physical.default", (x,), {}, spec)
+    return made
 
 
 @decompose("sign.default", "sgn.default")
