@@ -278,3 +278,20 @@ def test_gradients_of_complex_products() -> None:
     x, angles = torch.randn(5, 8, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     ours, theirs = (torch.autograd.grad(g(x, angles), (x, angles)) for g in (kiln.compile(f, fullgraph=True), f))
     torch.testing.assert_close(ours, theirs)
+
+
+def sizes_of_complex(z: Tensor) -> Results:
+    return torch.linalg.norm(z), z.norm(dim=1), torch.dist(z, z + 1), z.tile(2, 1, 1)
+
+
+def test_sizes_of_complex_numbers_are_real() -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    torch.testing.assert_close(kiln.compile(sizes_of_complex, fullgraph=True)(z), sizes_of_complex(z))
+
+
+def test_the_variance_of_complex_numbers_is_left_to_eager() -> None:
+    def f(z: Tensor) -> Results:
+        return *torch.var_mean(z, 1), z.std(), z.var(0)
+
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    torch.testing.assert_close(kiln.compile(f)(z), f(z))

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit, Number, Operand
-from kiln.graph.ops.pointwise import copy, floated, truth
+from kiln.graph.ops.pointwise import abs_, copy, floated, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
@@ -91,6 +92,8 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
 
 def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
     """Variance and mean along `axes`, with the reduced dimensions kept, and the distance from the mean; two passes."""
+    if x.tensor.dtype.is_complex:
+        raise UnsupportedOp(op="var", reason="the variance of complex numbers has no rule")
     middle = mean_over(e, x, axes, True)
     away = e.pointwise("sub", x, middle)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
@@ -238,6 +241,10 @@ def vector_norm(
     e: Emit, x: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Node:
     kind = dtype or x.tensor.dtype
+    if kind.is_complex:
+        kind = kind.to_real()
+    if x.tensor.dtype.is_complex:
+        x = abs_(e, x)
     wide = OPMATH.get(kind, kind)
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
     return e.convert(_norm(e, e.convert(x, wide), float(ord), axes, keepdim), kind)

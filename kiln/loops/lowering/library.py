@@ -124,10 +124,15 @@ def _full(node: Node, inputs: list[Any]) -> AtenCall:
     return AtenCall("aten.repeat.default", (inputs[0], node.tensor.sizes), ())
 
 
+def _reshape(node: Node, inputs: list[Any]) -> AtenCall:
+    return AtenCall("aten._reshape_copy.default", (inputs[0], node.tensor.sizes), ())
+
+
 OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[Any]], AtenCall | None]] = {
     "clone": _clone,
     "full": _full,
     "pad": _pad,
+    "reshape": _reshape,
 }
 """Primitives that are several calls by the column `aten`, and one where the plan knows more."""
 
