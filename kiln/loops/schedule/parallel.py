@@ -49,8 +49,11 @@ def strip(group: Group, units: dict[Symbol, None]) -> int:
 
 
 def starves(points: int, count: int, target: Target) -> bool:
-    """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?"""
-    return count < wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
+    """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?
+
+    A quarter less than wanted are enough: blocks are whole, so their number is not always the best.
+    """
+    return 4 * count < 3 * wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
 
 
 def floor_power(value: int) -> int:

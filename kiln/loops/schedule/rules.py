@@ -308,12 +308,15 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
 
 
 def _waits(first: Group, second: Group, found: Alignment, saved: int, context: Context) -> bool:
-    """Would whole rows be gone through one after the other, for a sum over units that reads little of them?"""
+    """Would whole rows be gone through one after the other, for a sum over units that reads little of them?
+
+    Where rows come in blocks already, they are.
+    """
     names: Mapping[Symbol, Symbol]
     for group, other, names in ((first, second, {}), (second, first, found.names)):
         reduced = {names.get(one, one) for member in group.members if member.partial is None
                    for one in member.reduced()}  # fmt: skip
-        rows = any(other.inner(member) for member in other.members)
+        rows = not other.frozen and any(other.inner(member) for member in other.members)
         if rows and not reduced.isdisjoint(found.units):
             return GOOD_PART * min(saved, _traffic(group, context)) < _traffic(other, context)
     return False

@@ -13,6 +13,7 @@ from kiln.loops.ir.indexing import substituted
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Scatter
 from kiln.loops.ir.scheduled import Launch, ScheduledProgram
 from kiln.loops.schedule.by_library import library_call
+from kiln.loops.schedule.columns import with_columns_last
 from kiln.loops.schedule.fuse import Fused, fuse
 from kiln.loops.schedule.group import Group
 from kiln.loops.schedule.inplace import Lives
@@ -30,7 +31,9 @@ from kiln.symbolic import Int, Symbol, symbol
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
     """Kernels, calls and memory for `program` on `target`."""
     program = inline_looked_up(program, program_buffers(program))
-    program = with_row_terms(program) if target.is_gpu else program
+    if target.is_gpu:
+        program = with_row_terms(program)
+        program = with_columns_last(program, program_buffers(program))
     buffers = program_buffers(program)
     table = KernelTable()
     fused = fuse(program, buffers, target)
