@@ -178,3 +178,18 @@ def test_rows_of_odd_length_are_read_16_bytes_at_a_time() -> None:
     """)
     ptx = ptx_of(write_triton(kernel, GPU, (True, True)))
     assert "cp.async.cg.shared.global" in ptx or "ld.global.v4" in ptx
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "amax"])
+def test_rows_without_elements(op: str, runner: Runner) -> None:
+    """A block has at least one element: here it is none of the row's."""
+    text = f"""
+        kernel k(x: f32[4, 0], y: f32[4] -> out: f32[4]) units (i0: 4)
+            local total: f32
+            phase (i1: 0):
+                total[] = {op} over (i1): load x[i0, i1]
+            phase ():
+                out[i0] = mul(load total[], load y[i0])
+    """
+    tensors = {"x": torch.empty(4, 0), "y": torch.ones(4), "out": torch.zeros(4)}
+    check_kernel(runner, text, tensors, {})

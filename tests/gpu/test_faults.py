@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +38,20 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
 }
 
 
-def program(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.tanh(x @ weight).square().sum(-1)
+def program_of(number: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A program with kernels of its own: a process loads equal code once, as it first came."""
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return (torch.tanh(x @ weight) * number).square().sum(-1)
+
+    return program
 
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("graphs", [False, True], ids=["plain", "graphs"])
 def test_the_region_runs_eager(name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     owner, attribute, value, code = FAULTS[name]
+    program = program_of(2 * list(FAULTS).index(name) + graphs + 3)
     x, weight = torch.randn(256, 64, device="cuda"), torch.randn(64, 64, device="cuda", requires_grad=True)
     (expected,) = torch.autograd.grad(program(x, weight).sum(), weight)
     gc.collect()

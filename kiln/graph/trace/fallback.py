@@ -9,6 +9,7 @@ ops with data-dependent results, and those that write to their arguments, are no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
-from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
+from kiln.graph.prims.spec import CPU, ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import Expr
 
@@ -29,12 +30,16 @@ COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctiona
 _exclude = torch._C._SetExcludeDispatchKeyGuard
 AutocastCPU, AutocastCUDA = torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_UNTAGGED = frozenset({
+    "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount",
+})  # fmt: skip
+"""Some versions of torch lack their tags."""
 
 
 def fallback_handler(op: OpOverload) -> Handler:
     """The handler of an op that no table knows; raises a `GraphBreak` where nothing can be predicted."""
     name = str(op)
-    if any(tag in op.tags for tag in _DATA_DEPENDENT):
+    if op.name().split(".")[0] in _UNTAGGED or any(tag in op.tags for tag in _DATA_DEPENDENT):
         raise DataDependentOp(op=name)
     if op._schema.is_mutable:
         functional = functional_twin(op)
@@ -123,11 +128,9 @@ def _frozen(specialise: Any, mode: RecordingMode, value: Any) -> Any:
 @lru_cache(maxsize=1024)
 def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Spec:
     """Specs of the results of the real op on tensors of these specs."""
-    state = torch.get_rng_state()
-    try:
+    devices = {one.device for one in (*_flat(args), *_flat(kwargs)) if isinstance(one, TensorSpec)}
+    with torch.random.fork_rng([one for one in devices if one.type == "cuda"]):
         trained, made = _tried(op, args, kwargs)
-    finally:
-        torch.set_rng_state(state)
     spec_of = partial(_spec_of_real, str(op))
     specs = _specs(op, made, spec_of)
     if specs != _specs(op, trained, spec_of):
@@ -139,11 +142,10 @@ def _tried(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
     """What the op returns while gradients are on, and while they are off, as plans run it.
 
     Integers are all 0, an index that there is; where the op refuses these, 1: the first row, as LAPACK counts. On a
-    GPU an index that there is not would be the end of the process, so that nothing but 0 is tried.
+    GPU an index that there is not would be the end of the process, so the CPU is asked first which of them it takes.
     """
-    problem: Exception | None = None
-    devices = {one.device.type for one in (*args, *dict(kwargs).values()) if isinstance(one, TensorSpec)}
-    for integer in (0, 1) if devices <= {"cpu"} else (0,):
+    problem: Exception | str = "an error for the indices 0 and 1"
+    for integer in integers_to_try(op, args, kwargs):
         try:
             with torch.enable_grad():
                 trained = _trial(op, args, kwargs, integer)
@@ -152,8 +154,48 @@ def _tried(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
         except UnsupportedOp:
             raise
         except Exception as error:
-            problem = problem or error
-    raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {problem}") from problem
+            problem = problem if isinstance(problem, Exception) else error
+    cause = problem if isinstance(problem, Exception) else None
+    raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {problem}") from cause
+
+
+INTEGERS = (0, 1)
+
+
+def integers_to_try(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
+    """What integers of a trial may be. An op that does not run on the CPU is given 0 elsewhere."""
+    specs = [one for one in (*_flat(args), *_flat(kwargs)) if isinstance(one, TensorSpec)]
+    if all(one.device.type == "cpu" for one in specs):
+        return INTEGERS
+    if not any(_is_whole(one.dtype) for one in specs):
+        return INTEGERS[:1]
+    for integer in INTEGERS:
+        try:
+            with torch.no_grad():
+                _trial(op, _on_cpu(args), _on_cpu(kwargs), integer)
+        except NotImplementedError:
+            return INTEGERS[:1]
+        except Exception:  # it refuses these; what an op raises for an index is its own affair
+            continue
+        return (integer,)
+    return ()
+
+
+def _flat(value: Any) -> list[Any]:
+    return [leaf for one in value for leaf in _flat(one)] if isinstance(value, tuple) else [value]
+
+
+def _on_cpu(value: Any) -> Any:
+    """The same arguments on the CPU."""
+    if isinstance(value, tuple):
+        return tuple([_on_cpu(one) for one in value])
+    if isinstance(value, TensorSpec):
+        return replace(value, device=CPU)
+    return CPU if isinstance(value, torch.device) else value
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _trial(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], integer: int) -> Any:
@@ -190,8 +232,7 @@ def _thawed(op: str, value: Any, integer: int) -> Any:
     if not _is_small(value):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and a tensor of {value} is too large for a trial")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
-    whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool)
-    made.fill_(integer if whole else 0)
+    made.fill_(integer if _is_whole(value.dtype) else 0)
     if value.dtype.is_floating_point and value.rank >= 2:
         made.diagonal(dim1=-2, dim2=-1).fill_(1)
     elif value.dtype.is_floating_point:

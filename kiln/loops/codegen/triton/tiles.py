@@ -67,9 +67,9 @@ class Dim:
 
     @property
     def exact(self) -> bool:
-        """Is no block partly empty?"""
+        """Is no block partly empty? That of a dimension without elements is."""
         point_by_point = self.block == 1 and (self.looped or self.unit)
-        return point_by_point or (is_static(self.size) and self.size % self.block == 0)
+        return point_by_point or (is_static(self.size) and self.size > 0 and self.size % self.block == 0)
 
 
 @final

@@ -1,0 +1,48 @@
+"""Trials of ops without a rule: which integers they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kiln.graph.ops.breaks import DataDependentOp
+from kiln.graph.prims.spec import TensorSpec
+from kiln.graph.trace.fallback import fallback_handler, integers_to_try, probed
+
+GPU = torch.device("cuda", 0)
+
+
+def spec(dtype: torch.dtype, *sizes: int, device: torch.device = GPU) -> TensorSpec:
+    strides = torch.empty(sizes, device="meta").stride()
+    return TensorSpec(dtype, sizes, strides, 0, device)
+
+
+CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {
+    "pivots count from 1": (
+        torch.ops.aten.lu_unpack.default, (spec(torch.float32, 3, 3), spec(torch.int32, 3), True, True), (1,),
+    ),
+    "an index": (torch.ops.aten.take.default, (spec(torch.float32, 4), spec(torch.int64, 2)), (0,)),
+    "no integers": (torch.ops.aten.linalg_qr.default, (spec(torch.float32, 3, 3), "reduced"), (0,)),
+    "neither is right": (torch.ops.aten.take.default, (spec(torch.float32, 0), spec(torch.int64, 2)), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_gets_only_indices_that_the_cpu_takes(name: str) -> None:
+    """There a wrong one is an error, here the end of the process."""
+    op, args, expected = CASES[name]
+    assert integers_to_try(op, args, ()) == expected
+
+
+def test_a_trial_draws_no_numbers_from_the_program() -> None:
+    state = torch.get_rng_state()
+    probed(torch.ops.aten.multinomial.default, (spec(torch.float32, 8, device=torch.device("cpu")), 2, True), ())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten._unique.default, torch.ops.aten._unique2.default], ids=str)
+def test_sizes_that_data_decide_are_not_tried(op: Any) -> None:
+    with pytest.raises(DataDependentOp):
+        fallback_handler(op)
