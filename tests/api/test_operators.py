@@ -289,6 +289,13 @@ def test_sizes_of_complex_numbers_are_real() -> None:
     torch.testing.assert_close(kiln.compile(sizes_of_complex, fullgraph=True)(z), sizes_of_complex(z))
 
 
+@pytest.mark.parametrize("function", [torch.tanh, torch.sigmoid, torch.abs], ids=lambda one: one.__name__)
+def test_gradients_of_complex_functions(function: Callable[[Tensor], Tensor]) -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
+    results = kiln.compile(lambda z: function(z))(z), function(z)
+    torch.testing.assert_close(*[torch.autograd.grad(one, z, torch.ones_like(one)) for one in results])
+
+
 def test_the_variance_of_complex_numbers_is_left_to_eager() -> None:
     def f(z: Tensor) -> Results:
         return *torch.var_mean(z, 1), z.std(), z.var(0)

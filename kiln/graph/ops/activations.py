@@ -8,7 +8,7 @@ from __future__ import annotations
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Number
-from kiln.graph.ops.pointwise import clamped, times
+from kiln.graph.ops.pointwise import clamped, refuse_complex, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
@@ -111,12 +111,14 @@ def silu_backward(e: Emit, grad: Node, x: Node) -> Node:
 @decompose("sigmoid_backward.default")
 @elementwise
 def sigmoid_backward(e: Emit, grad: Node, y: Node) -> Node:
+    refuse_complex("sigmoid_backward", grad)
     return e.pointwise("mul", e.pointwise("mul", grad, one_minus(e, y)), y)
 
 
 @decompose("tanh_backward.default")
 @elementwise
 def tanh_backward(e: Emit, grad: Node, y: Node) -> Node:
+    refuse_complex("tanh_backward", grad)
     return e.pointwise("mul", grad, one_minus(e, e.pointwise("mul", y, y)))
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit, Number, Operand
-from kiln.graph.ops.pointwise import abs_, copy, floated, truth
+from kiln.graph.ops.pointwise import abs_, copy, floated, refuse_complex, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
@@ -35,6 +34,8 @@ def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
 
 def reduce(e: Emit, name: str, x: Node, axes: tuple[int, ...], keepdim: bool = False) -> Node:
     """A reduction; along no axes it is a copy. An extreme is looked for among numbers: bool has no order."""
+    if name in ("amax", "amin"):
+        refuse_complex(name, x)
     if not axes:
         return copy(e, x)
     if name in ("argmax", "argmin") and x.tensor.dtype is torch.bool:
@@ -92,8 +93,7 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
 
 def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
     """Variance and mean along `axes`, with the reduced dimensions kept, and the distance from the mean; two passes."""
-    if x.tensor.dtype.is_complex:
-        raise UnsupportedOp(op="var", reason="the variance of complex numbers has no rule")
+    refuse_complex("var", x)
     middle = mean_over(e, x, axes, True)
     away = e.pointwise("sub", x, middle)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)

@@ -202,19 +202,16 @@ def _trial(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
     given = _thawed(str(op), args, integer)
     named = {key: _thawed(str(op), value, integer) for key, value in kwargs}
     made = op(*given, **named)
-    places = [_memory_of(value) for value in (*given, *named.values(), made)]
-    if len(set().union(*places)) < sum(map(len, places)):
-        raise UnsupportedOp(op=str(op), reason="it has no rule, and its result shares memory with an argument")
+    if not _tensors(made).isdisjoint(_tensors((*given, *named.values()))):
+        raise UnsupportedOp(op=str(op), reason="it has no rule, and its result is an argument")
     return made
 
 
-def _memory_of(value: Any) -> list[int]:
-    """Where the tensors of an argument, or of all results, lie."""
+def _tensors(value: Any) -> set[int]:
+    """The tensors of arguments, or of all results, by identity."""
     if isinstance(value, list | tuple):
-        return [place for one in value for place in _memory_of(one)]
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
-        return []
-    return [value.untyped_storage().data_ptr()]
+        return set().union(*map(_tensors, value))
+    return {id(value)} if isinstance(value, torch.Tensor) else set()
 
 
 def _spec_of_real(op: str, x: torch.Tensor) -> TensorSpec:
