@@ -291,7 +291,7 @@ def spread(found: list[Any], count: int) -> list[tuple[int, Any]]:
     """At most `count` of a list, from its beginning to its end, with their places."""
     if len(found) <= count:
         return list(enumerate(found))
-    return [(n, found[n]) for n in sorted({round(i * (len(found) - 1) / (count - 1)) for i in range(count)})]
+    return [(n, found[n]) for n in sorted({round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)})]
 
 
 def elements(sample: Any) -> int:

@@ -51,6 +51,7 @@ def test_copies_keep_strides_and_own_their_memory():
 
 def test_samples_are_spread_and_shards_are_disjoint():
     assert [n for n, _ in spread(list(range(10)), 4)] == [0, 3, 6, 9]
+    assert [n for n, _ in spread(list(range(10)), 1)] == [0]
     ops = [SimpleNamespace(name=f"op{n}", variant_test_name="") for n in range(10)]
     parts = [[op.name for op in shard_of(ops, f"{n}/3", "")] for n in range(3)]
     assert sorted(itertools.chain(*parts)) == sorted(op.name for op in ops)
