@@ -249,7 +249,7 @@ def test_out_of_memory_in_a_backward() -> None:
     torch.cuda.empty_cache()
     filler = torch.empty(torch.cuda.mem_get_info()[0] - (24 << 20), dtype=torch.uint8, device=CUDA)
     with pytest.raises(torch.OutOfMemoryError):
-        torch.autograd.grad(loss, x)
+        torch.autograd.grad(loss, x, retain_graph=True)
     del loss, filler
     gc.collect()
     assert torch.cuda.memory_allocated() <= before + 4096

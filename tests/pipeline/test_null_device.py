@@ -133,10 +133,12 @@ def test_kernels_do_not_grow_without_end(tree: bool, tmp_path: Path, null_device
 
 ADDED_AT = """
 graph(%0: f32[50, 8 @cuda:0] "x", %1: i64[100 @cuda:0] "i", %2: f32[100, 8 @cuda:0] "y", %3: i64[100, 8 @cuda:0] "j"):
-    %4: f32[50, 8 @cuda:0] = index_put(%0, %1, %2, axes=(0,), accumulate=True)
-    %5: f32[50, 8 @cuda:0] = scatter(%4, %3, %2, axis=0, reduce="sum")
-    %6: f32[50, 8 @cuda:0] = scatter(%5, %3, %2, axis=0, reduce="amax")
-    return %6
+    %4: f32[100, 8 @cuda:0] = exp(%2)
+    %5: f32[50, 8 @cuda:0] = index_put(%0, %1, %4, axes=(0,), accumulate=True)
+    %6: f32[100, 8 @cuda:0] = sin(%2)
+    %7: f32[50, 8 @cuda:0] = scatter(%5, %3, %6, axis=0, reduce="sum")
+    %8: f32[50, 8 @cuda:0] = scatter(%7, %3, %2, axis=0, reduce="amax")
+    return %8
 """
 
 

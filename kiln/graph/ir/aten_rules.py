@@ -317,6 +317,8 @@ def as_strided_scatter(call: Call, x: Any, y: Any, *, sizes: Any, strides: Any, 
 def scatter(call: Call, x: Any, index: Any, src: Any, *, axis: int, reduce: str | None) -> Any:
     if reduce is None:
         return call("scatter.src", x, axis, index, src)
+    if reduce == "sum":
+        return call("scatter_add.default", x, axis, index, src)
     return call("scatter_reduce.two", x, axis, index, src, reduce, include_self=True)
 
 

@@ -19,6 +19,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.support.target import Target
 
 ELEMENT = PRIMS.column("element", required=frozenset({Kind.POINTWISE, Kind.VIEW}))
 STATEMENT = PRIMS.column(
@@ -34,13 +35,22 @@ NO_LOOPS = frozenset({Kind.VIEW, Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind
 """Kinds of op that are no loops whatever the dtype."""
 
 
-def without_loops(nodes: Iterable[Node]) -> frozenset[Node]:
-    """The nodes that are left to ATen because of a dtype."""
+def without_loops(nodes: Iterable[Node], target: Target) -> frozenset[Node]:
+    """The nodes that are left to ATen because of a dtype, or because their sums need one order."""
     return frozenset([
         node
         for node in nodes
-        if node.op.kind not in NO_LOOPS and not all(map(_has_loops, (node, *node.inputs)))
+        if (node.op.kind not in NO_LOOPS and not all(map(_has_loops, (node, *node.inputs))))
+        or _adds_in_any_order(node, target)
     ])  # fmt: skip
+
+
+def _adds_in_any_order(node: Node, target: Target) -> bool:
+    """Would atomic additions round differently in each call, though the program asks for one order?"""
+    if not (target.is_gpu and target.deterministic and node.op.kind is Kind.SCATTER):
+        return False
+    adds = node.attrs["accumulate"] if node.op.name == "index_put" else node.attrs["reduce"] == "sum"
+    return bool(adds) and node.tensor.dtype.is_floating_point
 
 
 def _has_loops(node: Node) -> bool:

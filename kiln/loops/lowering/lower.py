@@ -59,7 +59,7 @@ class Lowering:
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(place, node) for place, node in enumerate(self.graph.inputs)])
         nodes = list(reachable(self.graph))
-        outside = without_loops(nodes)
+        outside = without_loops(nodes, self.target)
         realised = choose_realised(self.graph, nodes, outside)
         for node in nodes:
             if node in outside:

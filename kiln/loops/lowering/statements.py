@@ -18,7 +18,6 @@ from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.nodes import Axis, Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
-from kiln.loops.lowering.library import by_library, call
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.lowering.moves import indexed, picked_sizes
 from kiln.symbolic import Int
@@ -110,20 +109,10 @@ def _begun(lowering: Lowering, node: Node) -> Buffer:
     return lowering.store(node.tensor, x) if written or readers > 1 else buffer
 
 
-def _adds_in_any_order(lowering: Lowering, node: Node, combine: ReduceOp | None) -> bool:
-    """Would atomic additions round differently in each call, though the program asks for one order?"""
-    target = lowering.target
-    return target.is_gpu and target.deterministic and combine is ReduceOp.SUM and node.tensor.dtype.is_floating_point
-
-
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     combine = SCATTER_OPS[node.attrs["reduce"]]
-    if _adds_in_any_order(lowering, node, combine):
-        table, picked, added = (lowering.argument(one) for one in node.inputs)
-        call(lowering, node, "aten.scatter_add.default", (table, node.attrs["axis"], picked, added))
-        return
     out = lowering.buffers[node] = _begun(lowering, node)
     if 0 in indices.tensor.sizes:
         return
@@ -144,9 +133,6 @@ def scatter(lowering: Lowering, node: Node) -> None:
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
-    if _adds_in_any_order(lowering, node, combine):
-        by_library(lowering, node)
-        return
     out = lowering.buffers[node] = _begun(lowering, node)
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"])
     if 0 in sizes:
