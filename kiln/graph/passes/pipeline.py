@@ -11,6 +11,7 @@ from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import Checks, GraphPass, Numerics, apply_passes, before, check_order
+from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
@@ -35,6 +36,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
+    OneHotSums(),
     AddEmbedding(),
     UnfuseBias(),
     AlignProducts(),
@@ -50,6 +52,8 @@ check_order(
     GRAPH_PASSES,
     before("constant-fold", "simplify",         because="rules look for numbers"),
     before("simplify",      "cse",              because="two chains of views may become one"),
+    before("cse",           "one-hot-sums",     because="it looks for one index and one condition"),
+    before("one-hot-sums",  "dead-code",        because="the rows have no reader"),
     before("cse",           "add-embedding",    because="it looks at all readers of a table"),
     before("add-embedding", "dead-code",        because="the replaced table has no reader"),
     before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
