@@ -193,3 +193,33 @@ def test_rows_without_elements(op: str, runner: Runner) -> None:
     """
     tensors = {"x": torch.empty(4, 0), "y": torch.ones(4), "out": torch.zeros(4)}
     check_kernel(runner, text, tensors, {})
+
+
+ODD_COLUMNS = """
+    kernel k(x: bf16[512, {0} | {1}, 1] -> y: bf16[512, {0} | {1}, 1], out: f32[{0}]) units (i0: {0})
+        local total: f32
+        phase (i1: 512):
+            v0 = mul(load x[i1, i0], bf16(2.0))
+            y[i1, i0] = v0
+            total[] = sum over (i1): convert(v0, f32)
+        phase ():
+            out[i0] = load total[]
+"""
+
+
+def test_all_blocks_of_columns_but_the_last_have_no_mask() -> None:
+    """A mask that ends at 30522 leaves accesses of two elements."""
+    source = write_triton(parse_kernel(ODD_COLUMNS.format(30522, 30528)), GPU).kernel.source
+    assert "if tl.program_id(0) < 476:" in source
+    even = write_triton(parse_kernel(ODD_COLUMNS.format(30520, 30520)), GPU).kernel.source
+    assert "if " not in even and "has_i0" in even
+
+
+def test_odd_columns_have_the_same_values(runner: Runner) -> None:
+    tensors = {
+        "x": torch.randint(-8, 8, (512, 131)).bfloat16(),
+        "y": torch.zeros(512, 131).bfloat16(),
+        "out": torch.zeros(131),
+    }
+    check_kernel(runner, ODD_COLUMNS.format(131, 131), tensors, {})
+    assert "if tl.program_id" in runner.used[-1].kernel.source

@@ -30,8 +30,8 @@ from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
-from kiln.loops.codegen.triton.statements import Frame
-from kiln.loops.codegen.triton.tiles import Tiling, block_layers, loop_stages, plan_tiles
+from kiln.loops.codegen.triton.statements import Frame, mask_name
+from kiln.loops.codegen.triton.tiles import Dim, Tiling, block_layers, loop_stages, plan_tiles
 from kiln.loops.ir.analyses import accesses, phase_writes
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
@@ -39,7 +39,7 @@ from kiln.loops.ir.rename import canonical
 from kiln.loops.ir.text import kernel_text
 from kiln.runtime.plan import Kernel
 from kiln.support.target import Target
-from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product
 
 
 def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = ()) -> PrintedKernel:
@@ -118,6 +118,7 @@ class _KernelWriter:
         counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
         self.counts = counts
         self.grid = (product(count for _, count in counts),)
+        self._numbers: dict[Symbol, str] = {}
 
     def _ranges(self) -> dict[Symbol, Range]:
         """Those of the kernel, and of the flattened axes."""
@@ -130,7 +131,27 @@ class _KernelWriter:
     # ------------------------------------------------------------------------------------------ the program's place
 
     def lines(self) -> list[str]:
-        return [*self._program(), *self._whole(), *self._phases()] or ["pass"]
+        head, body = [*self._program(), *self._whole()], self._phases()
+        odd = self._odd_columns()
+        if odd is None:
+            return [*head, *body] or ["pass"]
+        place, dim = odd
+        whole = f"{mask_name(dim.symbol)} = tl.full({self.frame.block_shape(frozenset({place}))}, True, tl.int1)"
+        is_full = f"if {self._numbers[dim.symbol]} < {self.ints.text(dim.size // dim.block)}:"
+        return [*head, is_full, *indented([whole, *body], 2), "else:", *indented(body, 2)]
+
+    def _odd_columns(self) -> tuple[int, Dim] | None:
+        """The dimension of neighbours in memory that ends amid an access of 16 bytes, where a loop goes through rows.
+
+        Its mask would make all accesses as narrow as the last: all blocks but the last do without.
+        """
+        along = Facts(self.kernel).contiguous()
+        widest = 16 // Facts(self.kernel).narrowest_bytes()
+        for place, dim in enumerate(self.tiling.dims):
+            several = is_static(dim.size) and dim.size > dim.block and dim.size % widest
+            if dim.unit and dim.symbol is along and several and any(one.looped for one in self.tiling.dims):
+                return place, dim
+        return None
 
     def _program(self) -> list[str]:
         """Indices of the units of this program: its number taken apart, the last block fastest."""
@@ -150,6 +171,7 @@ class _KernelWriter:
         return lines
 
     def _unit(self, symbol: Symbol, number: str) -> list[str]:
+        self._numbers[symbol] = number
         for place, dim in enumerate(self.tiling.dims):
             if dim.unit and dim.symbol is symbol:
                 start = f"{number} * {dim.name}" if number != "0" else ""
