@@ -48,6 +48,15 @@ def test_left_alone(old: str, new: str) -> None:
     assert with_looped_rows(kernel, GPU) is kernel
 
 
+@pytest.mark.parametrize(("size", "alone"), [("4096", False), ("1024", False), ("768", True), ("1536", True)])
+def test_even_rows_with_numbers_of_their_own(size: str, alone: bool) -> None:
+    """Long ones, unless their block would be half empty."""
+    text = CENTRED.replace("50257 | 50264, 1", size).replace("50257", size)
+    kernel, without = parse_kernel(text), parse_kernel(text.replace("load top[i0]", "f32(2.0)"))
+    assert (with_looped_rows(kernel, GPU) is kernel) is alone
+    assert with_looped_rows(without, GPU) is without
+
+
 def test_they_are_read_and_written_16_bytes_at_a_time() -> None:
     ptx = ptx_of(write_triton(parse_kernel(CENTRED), GPU, (True, True, True)))
     assert re.search(r"cp\.async\.c[ag]\.shared\.global .*, 0x10|ld\.global\.v4", ptx)
