@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -53,9 +54,10 @@ def test_a_model_on_the_other_device(mode: str, current: int) -> None:
     model, fast = pair(mode, device)
     with torch.no_grad(), torch.cuda.device(current):
         inputs = [torch.randn(32, 64, device=device) for _ in range(6)]
+        gc.collect()
         before = torch.cuda.memory_allocated(current)
         held = [fast(x) for x in inputs]
-        assert torch.cuda.current_device() == current and torch.cuda.memory_allocated(current) == before
+        assert torch.cuda.current_device() == current and torch.cuda.memory_allocated(current) <= before
         for x, y in zip(inputs, held, strict=True):
             assert y.device == device
             torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-4)
