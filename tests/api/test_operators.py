@@ -196,6 +196,16 @@ def parts_changed(z: Tensor) -> Results:
     return (z * 2,)
 
 
+def test_rules_of_real_numbers_are_not_taken_for_complex_ones() -> None:
+    """Eager computes these another way, so they break the graph."""
+    z = torch.randn(6, dtype=torch.complex64)
+    for function in (
+        lambda z: torch.logaddexp(z, z.conj()),
+        lambda z: torch.nn.functional.normalize(z, p=1.0, dim=0),
+    ):
+        torch.testing.assert_close(kiln.compile(function)(z), function(z))
+
+
 def test_parts_of_a_complex_input_are_written() -> None:
     assert_as_eager(parts_changed, torch.randn(3, dtype=torch.complex64))
 

@@ -17,6 +17,7 @@ import torch
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
@@ -29,6 +30,11 @@ Operand = Node | Number
 _REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
     name: name for name in ("add", "sub", "mul", "pow", "neg", "sqrt")
 }
+REAL_ONLY = frozenset({
+    "maximum", "minimum", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod", "remainder", "atan2",
+    "erf", "erfc", "erfinv", "lgamma", "digamma", "signbit", "sign",
+})  # fmt: skip
+"""They order numbers or cut them, which complex ones do not let be done."""
 _ITEM = PRIMS["item"]
 _ROWS = PRIMS.rows
 
@@ -72,10 +78,12 @@ class Emit(Builder):
         return parts[0] if value.op == "float" else self.pointwise(_REAL_PRIMS[value.op], *parts)
 
     def pointwise(self, name: str, *operands: Operand) -> Node:
-        """A pointwise op on tensors of one dtype and numbers."""
+        """A pointwise op on tensors of one dtype and numbers. A rule that orders complex numbers is not for them."""
         op = _ROWS[name]
         nodes = operands if all(type(one) is Node for one in operands) else self._lift(operands)
         specs = [one.spec for one in nodes]  # type: ignore[union-attr]
+        if name in REAL_ONLY and specs[-1].dtype.is_complex:  # type: ignore[union-attr]
+            raise UnsupportedOp(op=name, reason="it has no rule for complex numbers")
         result = torch.bool if op.result == "bool" else specs[-1].dtype  # type: ignore[union-attr]
         return self.add(op, nodes, {}, pointwise_spec(self.oracle, specs, result))  # type: ignore[arg-type]
 

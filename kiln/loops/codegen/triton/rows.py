@@ -26,6 +26,7 @@ from kiln.support.target import Target
 from kiln.symbolic import product
 
 VECTOR_BYTES = 16
+"""The widest access."""
 LONG_ROW = 1024
 """Elements that keep a program busy."""
 

@@ -28,7 +28,7 @@ from kiln.loops.codegen.triton.narrow import with_narrow_functions
 from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
-from kiln.loops.codegen.triton.rows import with_looped_rows
+from kiln.loops.codegen.triton.rows import VECTOR_BYTES, with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
 from kiln.loops.codegen.triton.tiles import Dim, Tiling, block_layers, loop_stages, plan_tiles
@@ -145,8 +145,8 @@ class _KernelWriter:
 
         Its mask would make all accesses as narrow as the last: all blocks but the last do without.
         """
-        along = Facts(self.kernel).contiguous()
-        widest = 16 // Facts(self.kernel).narrowest_bytes()
+        facts = Facts(self.kernel)
+        along, widest = facts.contiguous(), VECTOR_BYTES // facts.narrowest_bytes()
         for place, dim in enumerate(self.tiling.dims):
             several = is_static(dim.size) and dim.size > dim.block and dim.size % widest
             if dim.unit and dim.symbol is along and several and any(one.looped for one in self.tiling.dims):
