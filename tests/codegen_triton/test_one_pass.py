@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from kiln.loops.codegen.triton import tiles, write_triton
 from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
@@ -18,6 +17,7 @@ from kiln.loops.ir.text import kernel_text
 from kiln.loops.ir.verify import InvalidLoops, verify_kernel
 from kiln.runtime.triton_compile import compile_source
 from tests.codegen_triton.check import GPU, Runner, check_kernel
+from tests.codegen_triton.special_rows import special_rows
 from tests.schedule.check import scheduled
 from tests.schedule.programs import PROGRAMS
 
@@ -44,7 +44,6 @@ LOG_SUM_EXP = """
         phase ():
             out[i0] = add(load top[], log(load total[]))
 """
-INF = float("inf")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -62,22 +61,6 @@ def one_pass(text: str) -> KernelIR:
 
 def unchanged(text: str) -> bool:
     return one_pass(text) == parse_kernel(text)
-
-
-def rows_of(dtype: torch.dtype, columns: int) -> Tensor:
-    """Ordinary numbers, large ones, and every kind of row that has no finite sum."""
-    torch.manual_seed(0)
-    x = torch.randn(10, columns)
-    x[1] *= 60
-    x[2] = torch.linspace(-80, 80, columns)  # the maximum grows in each turn
-    x[3] = torch.linspace(80, -80, columns)
-    x[4] = -INF
-    x[5, :-1] = -INF
-    x[6, 11] = INF
-    x[7, columns // 2] = float("nan")
-    x[8, : columns - 7] = -INF
-    x[9, 3], x[9, 5] = -INF, torch.finfo(dtype).max
-    return x.to(dtype)
 
 
 # Kernels.
@@ -144,7 +127,7 @@ def test_the_interpreter_of_loops(dtype: str) -> None:
     text = filled(LOG_SOFTMAX, dtype, 10, 40000)
     two, one = parse_kernel(text), one_pass(text)
     assert one != two
-    x = rows_of(DTYPES[dtype], 40000)
+    x = special_rows(DTYPES[dtype], 40000)
     found = []
     for kernel in (two, one):
         memory = Memory({"x": x, "out": torch.zeros_like(x)})
@@ -163,7 +146,7 @@ def registers_hold(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two turns of 2048, in which the maximum grows."""
     registers_hold(2048, monkeypatch)
-    x, out = rows_of(torch.float32, 2900)[[2]], torch.zeros(1, 2900)
+    x, out = special_rows(torch.float32, 2900)[[2]], torch.zeros(1, 2900)
     check_kernel(runner, filled(LOG_SOFTMAX, "f32", 1, 2900), {"x": x, "out": out}, {})
     assert "with_exp_sum(" in runner.used[-1].kernel.source
 
@@ -173,7 +156,7 @@ def test_values(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_more_values(dtype: str, columns: int, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     registers_hold(4096, monkeypatch)
-    x = rows_of(DTYPES[dtype], columns)
+    x = special_rows(DTYPES[dtype], columns)
     for text, out in ((LOG_SOFTMAX, torch.zeros_like(x)), (LOG_SUM_EXP, torch.zeros(10))):
         tolerance = 2e-6 if out.dtype == torch.float32 else 2**-8
         check_kernel(runner, filled(text, dtype, 10, columns), {"x": x, "out": out}, {}, tolerance)

@@ -8,32 +8,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kiln
+from tests.codegen_triton.special_rows import SPECIAL, special_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 DEVICE = "cuda"
 WORDS = 50257
-INF = float("inf")
-
-
-def rows(dtype: torch.dtype) -> Tensor:
-    """Ordinary numbers, large ones, and rows that have no finite sum."""
-    torch.manual_seed(0)
-    x = torch.randn(300, WORDS)
-    x[1] *= 60
-    x[2] = torch.linspace(-80, 80, WORDS)
-    x[3] = torch.linspace(80, -80, WORDS)
-    x[4] = -INF
-    x[5, :-1] = -INF
-    x[6, 11] = INF
-    x[7, WORDS // 2] = float("nan")
-    x[8, : WORDS - 7] = -INF
-    return x.to(dtype).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_softmax(dtype: torch.dtype) -> None:
-    x = rows(dtype)
+    x = special_rows(dtype, WORDS, 300).to(DEVICE)
     rounding = 1e-5 if dtype == torch.float32 else 2**-7
     for function in (torch.softmax, torch.log_softmax):
         got, expected = kiln.compile(lambda x, f=function: f(x, 1), fullgraph=True)(x), function(x.float(), 1)
@@ -42,7 +27,8 @@ def test_softmax(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cross_entropy(dtype: torch.dtype) -> None:
-    x, target = rows(dtype)[9:].requires_grad_(), torch.randint(0, WORDS, (291,), device=DEVICE)
+    x = special_rows(dtype, WORDS, 300)[SPECIAL:].to(DEVICE).requires_grad_()
+    target = torch.randint(0, WORDS, (len(x),), device=DEVICE)
     target[3] = -100
     found = []
     for function in (F.cross_entropy, kiln.compile(F.cross_entropy, fullgraph=True)):

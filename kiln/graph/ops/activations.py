@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
-from kiln.graph.ops.emit import Emit, Number
-from kiln.graph.ops.pointwise import clamped, refuse_complex, times
+from kiln.graph.ops.emit import Emit, Number, refuse_complex
+from kiln.graph.ops.pointwise import clamped, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of

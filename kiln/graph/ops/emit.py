@@ -39,6 +39,12 @@ _ITEM = PRIMS["item"]
 _ROWS = PRIMS.rows
 
 
+def refuse_complex(op: str, *operands: Node) -> None:
+    """For rules that are true of real numbers alone."""
+    if any(one.tensor.dtype.is_complex for one in operands):
+        raise UnsupportedOp(op=op, reason="it has no rule for complex numbers")
+
+
 @final
 class Emit(Builder):
     """A growing list of nodes. `numerics` is "fast", "rounded" or "strict" (see the design)."""
@@ -82,8 +88,8 @@ class Emit(Builder):
         op = _ROWS[name]
         nodes = operands if all(type(one) is Node for one in operands) else self._lift(operands)
         specs = [one.spec for one in nodes]  # type: ignore[union-attr]
-        if name in REAL_ONLY and specs[-1].dtype.is_complex:  # type: ignore[union-attr]
-            raise UnsupportedOp(op=name, reason="it has no rule for complex numbers")
+        if name in REAL_ONLY:
+            refuse_complex(name, nodes[-1])  # type: ignore[arg-type]
         result = torch.bool if op.result == "bool" else specs[-1].dtype  # type: ignore[union-attr]
         return self.add(op, nodes, {}, pointwise_spec(self.oracle, specs, result))  # type: ignore[arg-type]
 

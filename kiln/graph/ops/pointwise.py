@@ -272,12 +272,6 @@ def conj(e: Emit, x: Node) -> Node:
     return made
 
 
-def refuse_complex(op: str, *operands: Node) -> None:
-    """For rules that are true of real numbers alone."""
-    if any(one.tensor.dtype.is_complex for one in operands):
-        raise UnsupportedOp(op=op, reason="it has no rule for complex numbers")
-
-
 @decompose("sign.default", "sgn.default")
 def sign(e: Emit, x: Node) -> Node:
     if x.tensor.dtype.is_complex:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit, Number, Operand
-from kiln.graph.ops.pointwise import abs_, copy, floated, refuse_complex, truth
+from kiln.graph.ops.emit import Emit, Number, Operand, refuse_complex
+from kiln.graph.ops.pointwise import abs_, copy, floated, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of

@@ -45,10 +45,10 @@ class OneHotSums:
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         uniform = Uniform()
-        found = {node: row for node in graph.nodes if (row := one_hot_row(node, uniform)) is not None}
+        found = {node for node in graph.nodes if one_hot_row(node, uniform) is not None}
         if not found:
             return graph, 0
-        return rewrite(graph, lambda builder, node: number_of(builder, node, uniform), context.oracle, only=set(found))
+        return rewrite(graph, lambda builder, node: number_of(builder, node, uniform), context.oracle, only=found)
 
 
 def one_hot_row(node: Node, uniform: Uniform) -> OneHot | None:
@@ -101,7 +101,7 @@ def _is_of_a_row(node: Node, rank: int) -> bool:
 
 
 def number_of(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
-    """The number in place of the sum."""
+    """The number in place of the sum; `node` has new inputs where those were rewritten, so it is looked at again."""
     row = one_hot_row(node, uniform)
     length = node.inputs[0].tensor.sizes[-1]
     if row is None or not isinstance(length, int):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.codegen.triton.tiles import WHOLE_BLOCK
+from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, WHOLE_BLOCK
 from kiln.loops.ir.analyses import accesses
 from kiln.loops.ir.indexing import symbols_of
 from kiln.loops.ir.kernel import KernelIR, Phase, Store
@@ -25,8 +25,6 @@ from kiln.loops.schedule.parallel import wanted_pieces
 from kiln.support.target import Target
 from kiln.symbolic import product
 
-VECTOR_BYTES = 16
-"""The widest access."""
 LONG_ROW = 1024
 """Elements that keep a program busy."""
 

@@ -28,6 +28,8 @@ from kiln.loops.schedule.parallel import floor_power, wanted_pieces
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 
+VECTOR_BYTES = 16
+"""The widest access."""
 SECTOR_BYTES = 32
 """The least that memory hands over."""
 LARGEST_BLOCK = 1 << 15
@@ -140,7 +142,7 @@ def block_layers(kernel: KernelIR, tiling: Tiling) -> int:
     """By how many of the widest accesses a thread takes its part of the largest block."""
     facts = Facts(kernel)
     bytes_ = _most_points(facts, list(tiling.dims)) * facts.narrowest_bytes()
-    return max(bytes_ // (16 * WARP * tiling.warps), 1)
+    return max(bytes_ // (VECTOR_BYTES * WARP * tiling.warps), 1)
 
 
 def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
@@ -194,7 +196,7 @@ def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
 
 def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
     """So many elements per thread that enough bytes are on their way, but all processors have work."""
-    widest = 16 // facts.narrowest_bytes()
+    widest = VECTOR_BYTES // facts.narrowest_bytes()
     each = max(widest, min(16, floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
     block = WARP * warps * each
     if is_static(size):

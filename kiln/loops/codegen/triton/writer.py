@@ -28,10 +28,10 @@ from kiln.loops.codegen.triton.narrow import with_narrow_functions
 from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
-from kiln.loops.codegen.triton.rows import VECTOR_BYTES, with_looped_rows
+from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
-from kiln.loops.codegen.triton.tiles import Dim, Tiling, block_layers, loop_stages, plan_tiles
+from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, Dim, Tiling, block_layers, loop_stages, plan_tiles
 from kiln.loops.ir.analyses import accesses, phase_writes
 from kiln.loops.ir.kernel import KernelIR, Phase
 from kiln.loops.ir.nodes import Axis
@@ -145,12 +145,13 @@ class _KernelWriter:
 
         Its mask would make all accesses as narrow as the last: all blocks but the last do without.
         """
-        facts = Facts(self.kernel)
-        along, widest = facts.contiguous(), VECTOR_BYTES // facts.narrowest_bytes()
+        if not any(one.looped for one in self.tiling.dims):
+            return None
         for place, dim in enumerate(self.tiling.dims):
-            several = is_static(dim.size) and dim.size > dim.block and dim.size % widest
-            if dim.unit and dim.symbol is along and several and any(one.looped for one in self.tiling.dims):
-                return place, dim
+            if dim.unit and not dim.exact and is_static(dim.size) and dim.size > dim.block:
+                facts = Facts(self.kernel)
+                widest = VECTOR_BYTES // facts.narrowest_bytes()
+                return (place, dim) if dim.size % widest and facts.contiguous() is dim.symbol else None
         return None
 
     def _program(self) -> list[str]:
