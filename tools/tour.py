@@ -64,12 +64,12 @@ STAGES = {
     ),
     "schedule": (
         "Schedule: kernels",
-        "Fusion (`kiln/loops/schedule`): the three loops become one kernel. A unit is a row; the row of `gelu` stays on chip in\n"
+        "Fusion (`kiln/loops/fusion`): the three loops become one kernel. A unit is a row; the row of `gelu` stays on chip in\n"
         "`row0`, the sum of squares in `sum1`. Sizes that the code does not need are arguments (`n0`), so kernels are shared.",
     ),
     "plan": (
         "Plan",
-        "What the region does, as data (`kiln/runtime/plan.py`): the native executor (`csrc/executor`) runs it, the cache stores it.",
+        "What the region does, as data (`kiln/plan/plan.py`): the native executor (`csrc/executor`) runs it, the cache stores it.",
     ),
     "kernels": (
         "Kernel",

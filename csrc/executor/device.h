@@ -17,7 +17,7 @@ namespace kiln {
 struct Program;
 struct Step;
 
-// How a parameter of a device kernel is stored; letters of kiln/runtime/cubins.py.
+// How a parameter of a device kernel is stored; letters of kiln/build/cubins.py.
 enum class ParameterType : char {
   kPointer = 'p',
   kInt8 = 'b',

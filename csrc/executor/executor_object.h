@@ -17,7 +17,7 @@ std::shared_ptr<const Executor> executor_of(PyObject* object);
 // Borrowed; of an Executor.
 PyObject* explain_of(PyObject* object);
 
-// Kernels of a device from Python's dict of `kiln.runtime.cubins.Cubin.image()`; false: a Python
+// Kernels of a device from Python's dict of `kiln.build.cubins.Cubin.image()`; false: a Python
 // error is set.
 bool read_images(PyObject* given, KernelImages& images);
 

@@ -17,7 +17,7 @@ constexpr int64_t kFormat = 2;
   throw PlanError(ErrorKind::kProgram, 0, problem);
 }
 
-// Reads words in the order in which program.py wrote them.
+// Reads words in the order in which kiln/plan/encode.py wrote them.
 class Reader {
  public:
   Reader(const int64_t* at, const int64_t* end, const std::vector<std::string>& strings)

@@ -1,4 +1,4 @@
-// A plan as the executor holds it: decoded once from the words that kiln/runtime/program.py writes.
+// A plan as the executor holds it: decoded once from the words that kiln/plan/encode.py writes.
 //
 // Sizes are registers: `ints[r]`, filled by operations at the entry of a call. A vector (sizes of a
 // layout, integers of a launch) is a run of neighbouring registers, so a step reads it in place.
@@ -23,11 +23,11 @@ using Slot = int32_t;
 using Register = int32_t;
 inline constexpr int32_t kNone = -1;
 
-// What a C++ kernel is; see kiln.runtime.plan.Kernel.
+// What a C++ kernel is; see kiln.plan.plan.Kernel.
 using KernelFunction = void (*)(void* const* tensors, const int64_t* ints, const double* floats,
                                 int64_t begin, int64_t end, void* scratch, int64_t* status);
 
-// Numbers of program.py, in its order.
+// Numbers of kiln/plan/encode.py, in its order.
 enum class StepKind : uint8_t {
   kAllocate,
   kAllocateReuse,

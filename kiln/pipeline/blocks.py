@@ -25,8 +25,8 @@ from functools import partial
 from typing import final
 
 from kiln.graph.passes.blocks import HEAD, Blocks, ShortGraph
-from kiln.runtime.plan import Branch, HostRead, Plan, PlanInput, PlanOutput, Slot, Step, SymbolBinding
-from kiln.runtime.rename_slots import with_slots
+from kiln.plan.plan import Branch, HostRead, Plan, PlanInput, PlanOutput, Slot, Step, SymbolBinding
+from kiln.plan.rename import with_slots
 
 Own = tuple[int, int]
 """A block of the short graph, and which of its own inputs."""

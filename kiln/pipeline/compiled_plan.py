@@ -13,15 +13,15 @@ from typing import final
 
 import torch
 
+from kiln.build.cpp_compile import Compilation, Libraries, start_compile
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
+from kiln.plan.encode import encode_program
+from kiln.plan.plan import Plan
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Compilation, Libraries, start_compile
-from kiln.runtime.plan import Plan
-from kiln.runtime.plan_file import load_bundle, save_bundle
-from kiln.runtime.program import encode_program
+from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 
 NAME = "main"

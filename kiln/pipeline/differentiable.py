@@ -19,6 +19,7 @@ from typing import final
 
 import torch
 
+from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_wholes
 from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_tangents
@@ -35,16 +36,16 @@ from kiln.pipeline.replay_writer import ReplayData, write_replay
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.pipeline.targets import region_target
-from kiln.runtime.autograd import RegionSpec, Saved, make_region, saved_extra
+from kiln.plan.arena import with_donations
+from kiln.plan.plan import Plan, PlanOutput, SymbolBinding
+from kiln.plan.region import RegionSpec, Saved
+from kiln.plan.serialize import decode_plan, encode_plan
+from kiln.plan.signature import SavedTensor, Signature
+from kiln.runtime.autograd import make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.store import content_key
-from kiln.runtime.cubins import compiles_elsewhere
-from kiln.runtime.memory import with_donations
-from kiln.runtime.plan import Plan, PlanOutput, SymbolBinding
-from kiln.runtime.plan_file import decode_tensor, encode_tensor
-from kiln.runtime.replay import Replay
-from kiln.runtime.serialize import decode_plan, encode_plan
-from kiln.runtime.signature import SavedTensor, Signature
+from kiln.runtime.eager_replay import Replay
+from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.runtime.variant import UNREADABLE
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from kiln.build.cpp_compile import machine_name
 from kiln.pipeline.targets import gpu_names
+from kiln.runtime.bytecode_file import MAGIC
 from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import content_key
-from kiln.runtime.code_file import MAGIC
-from kiln.runtime.libraries import machine_name
 from kiln.support.options import Options
 from kiln.support.target import Target
 

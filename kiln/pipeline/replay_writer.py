@@ -24,9 +24,9 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.recorder import changes_state
+from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import path_of
-from kiln.runtime.replay import SET_STATE
 from kiln.symbolic import Expr, Symbol
 
 NUMBERS = (torch.SymInt, torch.SymFloat)
@@ -40,7 +40,7 @@ class NotReplayable(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class ReplayData:
-    """What `kiln.runtime.replay.Replay` takes; `data` is empty where there is a reason not to."""
+    """What `kiln.runtime.eager_replay.Replay` takes; `data` is empty where there is a reason not to."""
 
     data: bytes
     constants: tuple[torch.Tensor, ...] = ()

@@ -25,7 +25,7 @@ from kiln.graph.passes.misaligned import misaligned_product
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.pipeline.context import CompileContext
-from kiln.runtime.signature import SavedTensor
+from kiln.plan.signature import SavedTensor
 
 
 def saved_as_made(halves: Partition, context: CompileContext, passes: tuple[GraphPass, ...] = CUT_PASSES) -> Partition:

@@ -21,14 +21,14 @@ from weakref import WeakSet
 
 import torch
 
+from kiln.build.cubins import prepare_compiling
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend, run_backend
-from kiln.pipeline.check import compile_check
-from kiln.pipeline.collection import WITHOUT_COLLECTION
 from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.gc_pause import WITHOUT_COLLECTION
 from kiln.pipeline.keys import compile_key, compiler_contents
 from kiln.pipeline.modes import (
     UnknownMode,
@@ -37,15 +37,15 @@ from kiln.pipeline.modes import (
     watch_current_device,
     without_autograd_observers,
 )
-from kiln.pipeline.parts import load_part, part_writer
 from kiln.pipeline.raising import ExpectedToRaise
 from kiln.pipeline.region import compile_region
-from kiln.pipeline.sizes import SizeHistory
+from kiln.pipeline.seen_inputs import SizeHistory
+from kiln.pipeline.speculation_plan import compile_check
 from kiln.pipeline.stages import Executable
+from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key import KeyBuilder
 from kiln.runtime.cache.store import Store, default_folder
-from kiln.runtime.cubins import prepare_compiling
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Fact, Makers, Variant

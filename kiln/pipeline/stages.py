@@ -18,20 +18,20 @@ from kiln.graph.passes import run_passes
 from kiln.graph.passes.blocks import short_graph
 from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
-from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton.writer import write_triton
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
-from kiln.loops.ir.scheduled import ScheduledProgram
-from kiln.loops.ir.text import program_text, scheduled_text
-from kiln.loops.ir.verify import verify_program, verify_scheduled
+from kiln.loops.fusion.schedule import schedule, traffic
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
+from kiln.loops.kernel.scheduled import ScheduledProgram
+from kiln.loops.kernel.text import program_text, scheduled_text
+from kiln.loops.kernel.verify import verify_program, verify_scheduled
 from kiln.loops.lowering import lower
-from kiln.loops.schedule.schedule import schedule, traffic
 from kiln.pipeline.blocks import Repeated, with_all_blocks
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.targets import kernel_gpu, region_target
-from kiln.runtime.plan import CallAten, Launch, Plan
-from kiln.runtime.plan_text import plan_text
+from kiln.plan.plan import CallAten, Launch, Plan
+from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 
 Executable = Callable[..., tuple[Any, ...]]

@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.prims.spec import Spec, TensorSpec
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.kernel.kernel import KernelIR
 from kiln.support.target import Target, cuda_gpu
+from kiln.tensor.spec import Spec, TensorSpec
 
 
 def region_target(graph: Graph, host: Target) -> Target:

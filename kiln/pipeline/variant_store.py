@@ -20,9 +20,9 @@ from torch import nn
 
 from kiln.native import _frames
 from kiln.native._frames import Entry
+from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store, content_key
-from kiln.runtime.code_file import PartWriter
 from kiln.runtime.guards.reference import code_key
 from kiln.runtime.guards.tree import TreeRows
 from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, write_variant

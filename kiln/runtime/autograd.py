@@ -22,18 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 
 from kiln.native._executor import Region
-from kiln.runtime.plan import Plan, PlanOutput, Slot, View
-from kiln.support.errors import KilnError, require
+from kiln.plan.plan import Plan, Slot, View
+from kiln.plan.region import RegionSpec, Saved, result_row
+from kiln.support.errors import KilnError
 
 Function = Callable[..., Sequence[Any]]
 Mask = tuple[bool, ...]
-INPUT, OUTPUT, EXTRA = range(3)
-NO_BASE, INPUT_BASE, OUTPUT_BASE = range(3)
 
 
 class NoSecondDerivative(KilnError, RuntimeError):
@@ -55,65 +54,6 @@ class WrappedTangents(KilnError, NotImplementedError):
     what = "{name} got tangents of a transform (vmap) or of a tensor subclass"
     why = "its backward was compiled for plain tensors, and the region cannot be run again by eager: {reason}"
     try_ = ("call the function that is transformed outside kiln.compile",)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A value that backward gets: input number `index`, result number `index`, or number `index` of all that forward
-    returns. An extra that is a view of an input or a result names it, so that it shares its version.
-    """
-
-    kind: Literal["input", "output", "extra"]
-    index: int
-    view_of_input: int | None = None
-    view_of_output: int | None = None
-
-    def row(self) -> tuple[int, int, int, int]:
-        kind = {"input": INPUT, "output": OUTPUT, "extra": EXTRA}[self.kind]
-        if self.view_of_input is not None:
-            return kind, self.index, INPUT_BASE, self.view_of_input
-        if self.view_of_output is not None:
-            return kind, self.index, OUTPUT_BASE, self.view_of_output
-        return kind, self.index, NO_BASE, 0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RegionSpec:
-    """What `make_region` has to know.
-
-    `outputs`: the user's results, as the forward plan has them. `differentiable`: which of them are fresh tensors
-    with a gradient; backward gets a tangent for each of these, in order. `saved`: what backward gets before the
-    tangents. `mutated`: inputs that the forward plan writes to (they need no gradient). `written`: (input, result)
-    pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
-    result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
-    `enables_grad`: the region is called where gradients are off, and turns them on.
-    """
-
-    num_inputs: int
-    outputs: tuple[PlanOutput, ...]
-    differentiable: tuple[bool, ...]
-    saved: tuple[Saved, ...]
-    mutated: tuple[int, ...] = ()
-    written: tuple[tuple[int, int], ...] = ()
-    name: str = "CompiledBackward"
-    optional_tangents: bool = False
-    enables_grad: bool = False
-
-    def __post_init__(self) -> None:
-        require(len(self.outputs) == len(self.differentiable), "one flag per result")
-        changed = {*self.mutated, *(one for one, _ in self.written)}
-        for one in self.saved:
-            require(
-                one.kind != "input" or one.index not in changed,
-                f"input {one.index} is changed by forward: backward must save a copy of its old value",
-            )
-        for output, differentiable in zip(self.outputs, self.differentiable, strict=True):
-            require(
-                not differentiable or result_row(output, differentiable, self.num_inputs)[1] == NO_BASE,
-                "a result that is an input or a view is rebuilt outside the node: it is not differentiable by itself",
-            )
 
 
 def make_region(
@@ -145,17 +85,6 @@ def make_region(
         str(NoForwardDerivative(name=spec.name)),
         spec.optional_tangents,
     )
-
-
-def result_row(output: PlanOutput, differentiable: bool, num_inputs: int) -> tuple[int, int, int, int]:
-    """Differentiable, kind and number of the base, is it a view of the base."""
-    if output.alias_input is not None:
-        return 0, INPUT_BASE, output.alias_input, int(output.view is not None)
-    if output.alias_output is not None:
-        return 0, OUTPUT_BASE, output.alias_output, int(output.view is not None)
-    if output.slot is not None and output.slot < num_inputs:
-        return 0, INPUT_BASE, output.slot, 0
-    return int(differentiable), NO_BASE, 0, 0
 
 
 def saved_extra(plan: Plan, place: int) -> Saved:

@@ -14,8 +14,10 @@ from typing import Any, final
 
 import torch
 
+from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Executor
-from kiln.runtime.errors import (
+from kiln.plan.encode import encode_program
+from kiln.plan.errors import (
     DEVICE_ERRORS,
     CheckFailed,
     InputMismatch,
@@ -24,9 +26,7 @@ from kiln.runtime.errors import (
     UnknownOperator,
     status_error,
 )
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import Plan
-from kiln.runtime.program import encode_program
+from kiln.plan.plan import BufferSpec, Kernel, Launch, Plan, PlanInput
 from kiln.support.errors import KilnError
 
 # ErrorKind of csrc/executor/program.h
@@ -100,3 +100,28 @@ class Explain:
             kernel, _, reason = detail.partition(": ")
             return DEVICE_ERRORS[value](kernel=kernel, reason=reason)
         return InvalidProgram(plan=self.plan, problem=detail)
+
+
+def launch_kernel(
+    libraries: Libraries,
+    kernel: Kernel,
+    tensors: Sequence[torch.Tensor],
+    ints: Sequence[int],
+    floats: Sequence[float],
+    grid: Sequence[int],
+) -> None:
+    """One launch of a GPU kernel as a plan of its own, on the current stream of the device of `tensors`."""
+    layouts = [BufferSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
+    slots = tuple(range(len(tensors)))
+    plan = Plan(
+        name=kernel.symbol,
+        inputs=tuple(PlanInput(f"tensor {n}", spec) for n, spec in enumerate(layouts)),
+        symbols=(),
+        steps=(Launch(kernel.symbol, slots, tuple(ints), tuple(floats), 1, grid=tuple(grid)),),
+        outputs=(),
+        kernels=(kernel,),
+        num_slots=len(tensors),
+        mutated=tuple(n for n, param in enumerate(kernel.params) if param.access != "read"),
+    )
+    names = [one.name for one in plan.inputs]
+    load_executor(encode_program(plan), libraries, (), Explain(plan.name, names, libraries))(*tensors)

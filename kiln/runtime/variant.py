@@ -21,8 +21,8 @@ from types import FunctionType
 from typing import Any, final
 
 from kiln.native._frames import BoundCall, Entry
+from kiln.runtime.bytecode_file import CodeFile, CodeReader, NotWritable, PartWriter
 from kiln.runtime.cache.bundle import pack, unpack
-from kiln.runtime.code_file import CodeFile, CodeReader, NotWritable, PartWriter
 from kiln.runtime.guards.constant import Json, NotSerialisable
 from kiln.runtime.guards.guard import Guard, guards_from_json, guards_to_json
 from kiln.runtime.guards.reference import resolve

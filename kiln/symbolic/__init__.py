@@ -42,7 +42,7 @@ from kiln.symbolic.relation import (
     rel_lt,
     rel_ne,
 )
-from kiln.symbolic.simplify import simplify_in_ranges
+from kiln.symbolic.simplify_in_ranges import simplify_in_ranges
 
 __all__ = [
     "Atom",

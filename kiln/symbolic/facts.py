@@ -18,7 +18,7 @@ import kiln.symbolic.terms as poly
 from kiln.symbolic.expr import Atom, Expr, Extremum, FloorDiv, Int, Min, Symbol, from_terms, map_atoms, terms_of
 from kiln.symbolic.ranges import BoundAnalysis, Interval, Range
 from kiln.symbolic.relation import Relation, relate
-from kiln.symbolic.simplify import simplify_in_ranges, without_remainders
+from kiln.symbolic.simplify_in_ranges import simplify_in_ranges, without_remainders
 
 MAX_STEPS = 3
 """How many facts one proof may use."""

@@ -12,9 +12,9 @@ import pytest
 
 from kiln.capture.bytecode.decode import TABLES, decode
 from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.interpreter.break_codegen import POPS
 from kiln.capture.interpreter.capture import REGISTERED
 from kiln.capture.interpreter.codegen import EMITTERS
-from kiln.capture.interpreter.cut import POPS
 from kiln.capture.interpreter.frame import OPCODES
 from kiln.runtime.guards.source import SOURCES
 

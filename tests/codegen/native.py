@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
+from kiln.build.cpp_compile import Libraries, compile_kernels
 from kiln.loops.codegen.cpp import write_cpp
-from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_units
-from kiln.loops.ir.interpret import Memory, run_kernel
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.verify import verify_kernel
+from kiln.loops.kernel.interpret import Memory, run_kernel
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
+from kiln.loops.kernel.verify import verify_kernel
 from kiln.runtime.cache.store import Store
-from kiln.runtime.libraries import Libraries, compile_kernels
 from kiln.support.events import EventSink
 from kiln.support.target import Target, host_cpu
 from kiln.symbolic import Symbol, evaluate

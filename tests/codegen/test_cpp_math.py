@@ -12,10 +12,10 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.loops.body.reference import apply
 from kiln.loops.codegen.cpp.dialect import CPP
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.reference import apply
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
 from kiln.support.target import Target, host_cpu
 from tests.codegen.native import call, compiled
 

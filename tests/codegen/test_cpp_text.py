@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kiln.loops.codegen.cpp import write_cpp
-from kiln.loops.ir.parse import parse_kernel
+from kiln.loops.kernel.parse import parse_kernel
 from kiln.support.target import Target
 
 TARGET = Target(vector_bytes=64)

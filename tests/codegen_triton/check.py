@@ -8,18 +8,18 @@ from typing import Any, final
 
 import torch
 
-from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.ir.interpret import Memory, number, run_extern, run_kernel, run_program
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.nodes import LoopProgram
-from kiln.loops.ir.parse import parse_kernel, parse_program
-from kiln.loops.ir.scheduled import Launch, ScheduledProgram
-from kiln.loops.ir.verify import verify_kernel
+from kiln.loops.kernel.interpret import Memory, number, run_extern, run_kernel, run_program
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel, parse_program
+from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
+from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.program.nodes import LoopProgram
 from kiln.support.target import cuda_gpu
 from kiln.symbolic import Symbol, evaluate
 from tests.codegen_triton.interpreter import Interpreter, Job
-from tests.schedule.check import arguments, random_tensor, scheduled
+from tests.fusion.check import arguments, random_tensor, scheduled
 
 GPU = cuda_gpu((9, 0), 4)
 """A small one, so that small problems fill it."""

@@ -24,7 +24,7 @@ import numpy
 import pytest
 import torch
 
-from kiln.runtime.plan import Kernel, KernelParam
+from kiln.plan.plan import Kernel, KernelParam
 
 _LOOP = re.compile(r"\brange\((?:0, )?(?!\d+[,)])")
 """A loop whose bound is no number: not `tl.arange`, whose name goes on before it."""

@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from kiln.loops.codegen.printed import PrintedKernel
+from kiln.build.triton_compile import compile_source, jit_function
+from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.ir.scheduled import Launch
-from kiln.runtime.triton_compile import compile_source, jit_function
+from kiln.loops.kernel.scheduled import Launch
 from kiln.support.target import cuda_gpu
 from tests.codegen_triton.check import GPU
 from tests.codegen_triton.test_kernels import BACKWARDS, CASES
-from tests.schedule.check import scheduled
-from tests.schedule.programs import PROGRAMS
-from tests.schedule.test_single import PROGRAMS as SINGLE
+from tests.fusion.check import scheduled
+from tests.fusion.programs import PROGRAMS
+from tests.fusion.test_single import PROGRAMS as SINGLE
 
 H100 = cuda_gpu((9, 0), 132)
 FEW = ("softmax", "norm_backward", "transposed", "looked_up")

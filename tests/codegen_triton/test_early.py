@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen_triton.check import GPU, Runner
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.build.triton_compile import compile_source
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind, Prim
+from kiln.loops.body.reference import apply
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.dialect import Dialect, UnsupportedInKernel
 from kiln.loops.codegen.triton import write_triton
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.prelude import sections
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.reference import apply
-from kiln.runtime.triton_compile import compile_source
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen.test_cpp_math import FLOAT_OPS, INT_OPS, INTS, NAMES, close, special_pairs
 from tests.codegen_triton.check import GPU, Runner
 

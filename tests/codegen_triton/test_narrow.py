@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kiln.loops.body.body import Compute
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.codegen.triton.narrow import with_narrow_functions
-from kiln.loops.ir.body import Compute
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
+from kiln.loops.codegen.triton.fast_math import with_narrow_functions
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen_triton.check import GPU, Runner
 
 

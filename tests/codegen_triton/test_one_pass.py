@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kiln.build.triton_compile import compile_source
 from kiln.loops.codegen.triton import tiles, write_triton
-from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
+from kiln.loops.codegen.triton.online_softmax import with_one_pass_sums
 from kiln.loops.codegen.triton.tiles import block_layers, plan_tiles
-from kiln.loops.ir.interpret import Memory, run_kernel
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.text import kernel_text
-from kiln.loops.ir.verify import InvalidLoops, verify_kernel
-from kiln.runtime.triton_compile import compile_source
+from kiln.loops.kernel.interpret import Memory, run_kernel
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.verify import InvalidLoops, verify_kernel
 from tests.codegen_triton.check import GPU, Runner, check_kernel
 from tests.codegen_triton.special_rows import special_rows
-from tests.schedule.check import scheduled
-from tests.schedule.programs import PROGRAMS
+from tests.fusion.check import scheduled
+from tests.fusion.programs import PROGRAMS
 
 LOG_SOFTMAX = """
     kernel log_softmax(x: {dtype}[{rows}, {columns}] -> out: {dtype}[{rows}, {columns}]) units (i0: {rows})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.codegen_triton.check import GPU, Runner, assert_same_values
-from tests.schedule.check import kernels, scheduled
-from tests.schedule.programs import PROGRAMS
-from tests.schedule.random_loops import random_program
-from tests.schedule.test_single import PROGRAMS as SINGLE
+from tests.fusion.check import kernels, scheduled
+from tests.fusion.programs import PROGRAMS
+from tests.fusion.random_loops import random_program
+from tests.fusion.test_single import PROGRAMS as SINGLE
 
 
 @pytest.mark.parametrize("name", SINGLE)

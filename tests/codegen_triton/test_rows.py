@@ -9,9 +9,9 @@ import torch
 
 from kiln.loops.codegen.triton import rows, tiles, write_triton
 from kiln.loops.codegen.triton.rows import with_looped_rows
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.text import kernel_text
-from kiln.loops.ir.verify import verify_kernel
+from kiln.loops.kernel.parse import parse_kernel
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.verify import verify_kernel
 from tests.codegen_triton.check import GPU, Runner, check_kernel
 from tests.codegen_triton.test_compile import ptx_of
 

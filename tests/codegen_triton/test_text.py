@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel, parse_program
-from kiln.loops.ir.scheduled import Launch
-from kiln.loops.schedule.schedule import schedule
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel, parse_program
+from kiln.loops.kernel.scheduled import Launch
 from kiln.support.events import EventSink
 from kiln.support.target import cuda_gpu
 from tests.codegen.test_cpp_text import KERNELS
-from tests.schedule.programs import PROGRAMS
-from tests.schedule.test_single import PROGRAMS as SINGLE
+from tests.fusion.programs import PROGRAMS
+from tests.fusion.test_single import PROGRAMS as SINGLE
 
 H100 = cuda_gpu((9, 0), 132)
 FAR = """

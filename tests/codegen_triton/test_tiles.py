@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kiln.loops.codegen.triton import tiles, write_triton
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.scheduled import Launch
+from kiln.loops.kernel.parse import parse_kernel
+from kiln.loops.kernel.scheduled import Launch
 from tests.codegen_triton.check import GPU, Runner, assert_same_values, check_kernel
 from tests.codegen_triton.test_compile import ptx_of
 

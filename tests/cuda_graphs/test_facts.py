@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
-from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
-from kiln.runtime.cuda_graphs.seeds import SeedRows
-from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import (
+from kiln.plan.plan import (
     BufferSpec,
     CallAten,
     Check,
@@ -25,6 +22,9 @@ from kiln.runtime.plan import (
     Step,
     SymbolBinding,
 )
+from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
+from kiln.runtime.cuda_graphs.seeds import SeedRows
+from kiln.runtime.executor import make_executor
 from tests.runtime.samples import spec
 
 CUDA = torch.device("cuda", 0)

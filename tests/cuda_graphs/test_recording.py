@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from kiln.native._executor import is_lent
+from kiln.plan.errors import IndexOutOfRange
 from kiln.runtime.cuda_graphs.device import RecordingFailed
 from kiln.runtime.cuda_graphs.exports import move_storage, moved_first
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import ATTEMPTS, KEPT, LAYOUTS, POOL_SHARE, GraphedPlan
 from kiln.runtime.cuda_graphs.recording import Recordable
-from kiln.runtime.errors import IndexOutOfRange
 from tests.cuda_graphs.null_device import CPU, NullDevice
 from tests.cuda_graphs.plans import random_holds
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from kiln.build.cpp_compile import Libraries
+from kiln.plan.plan import BufferSpec, CallAten, Plan, PlanOutput, RandomSeed, Ref
+from kiln.plan.reference import PythonExecutor
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import GraphedPlan
 from kiln.runtime.cuda_graphs.graphs import gpu
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import BufferSpec, CallAten, Plan, PlanOutput, RandomSeed, Ref
-from kiln.runtime.python_executor import PythonExecutor
 from tests.cuda_graphs.plans import random_holds
 from tests.cuda_graphs.scenarios import SCENARIOS, Setup, random_order
 

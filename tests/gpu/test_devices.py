@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import kiln
 from kiln.api import report_of
-from kiln.runtime.errors import IndexOutOfRange
+from kiln.plan.errors import IndexOutOfRange
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -12,20 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kiln.build.cpp_compile import Libraries, compile_kernels
 from kiln.native import _executor
+from kiln.plan.errors import IndexOutOfRange
+from kiln.plan.plan import Allocate, Free, Launch, Plan, PlanInput, Step
+from kiln.plan.reference import PythonExecutor
 from kiln.runtime.cache.store import Store
-from kiln.runtime.errors import IndexOutOfRange
-from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries, compile_kernels
-from kiln.runtime.plan import Allocate, Free, Launch, Plan, PlanInput, Step
-from kiln.runtime.plan_file import load_bundle, save_bundle
-from kiln.runtime.python_executor import PythonExecutor
+from kiln.runtime.executor import launch_kernel, make_executor
+from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 from kiln.support.optional import load
 from tests.runtime.samples import spec
@@ -79,7 +80,10 @@ def test_a_plan_runs(libraries: Libraries) -> None:
 
 def test_the_python_executor_agrees(libraries: Libraries) -> None:
     x, w = torch.randn(40, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
-    native, python = make_executor(scaled_product(), libraries), PythonExecutor(scaled_product(), libraries)
+    native, python = (
+        make_executor(scaled_product(), libraries),
+        PythonExecutor(scaled_product(), libraries, (), partial(launch_kernel, libraries)),
+    )
     assert torch.equal(native(x, w)[0], python(x, w)[0])
 
 
@@ -225,7 +229,7 @@ def test_in_a_cuda_graph(libraries: Libraries) -> None:
 
 BUNDLE_SCRIPT = """
 import sys, torch
-from kiln.runtime.plan_file import load_bundle
+from kiln.runtime.loader import load_bundle
 run = load_bundle(open(sys.argv[1], "rb").read()).executor("main")
 x, w = torch.randn(40, 64, device="cuda"), torch.randn(64, 32, device="cuda")
 torch.testing.assert_close(run(x, w)[0], (x * 0.5) @ w * 0.5)

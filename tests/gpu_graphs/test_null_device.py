@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kiln.native import _executor
+from kiln.plan.plan import Launch, Plan
 from kiln.runtime.executor import make_executor
-from kiln.runtime.plan import Launch, Plan
 from kiln.symbolic import evaluate
 from tests.gpu_graphs.test_recorded import NAMES, plan_of
 from tests.runtime.test_null_device import fake_libraries, null_device  # noqa: F401  a fixture

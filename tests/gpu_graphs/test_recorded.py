@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from kiln.build.triton_compile import compile_source
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import run_passes
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.parse import parse_kernel
-from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
-from kiln.loops.ir.text import distinct_kernels, kernel_text
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_kernel
+from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
+from kiln.loops.kernel.text import distinct_kernels, kernel_text
 from kiln.loops.lowering import lower
-from kiln.loops.schedule.schedule import schedule
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
+from kiln.plan.plan import Launch, Plan
+from kiln.plan.verify import verify_plan
 from kiln.runtime.cache.store import Store
-from kiln.runtime.plan import Launch, Plan
-from kiln.runtime.triton_compile import compile_source
-from kiln.runtime.verify_plan import verify_plan
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options

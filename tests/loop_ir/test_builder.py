@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.ir.body import Const
-from kiln.loops.ir.builder import BodyBuilder, Inline
-from kiln.loops.ir.reference import REFERENCE
-from kiln.loops.ir.text import body_text
+from kiln.loops.body.body import Const
+from kiln.loops.body.builder import BodyBuilder, Inline
+from kiln.loops.body.reference import REFERENCE
+from kiln.loops.kernel.text import body_text
 from kiln.symbolic import rel_lt, symbol
 
 F32, I64 = torch.float32, torch.int64

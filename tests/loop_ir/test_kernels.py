@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import (
+from kiln.loops.kernel.analyses import (
     accesses,
     axis_bounds,
     flops,
@@ -14,11 +13,12 @@ from kiln.loops.ir.analyses import (
     kernel_symbols,
     stride_along,
 )
-from kiln.loops.ir.parse import parse_kernel, parse_program
-from kiln.loops.ir.rename import canonical
-from kiln.loops.ir.text import kernel_text
-from kiln.loops.ir.verify import InvalidLoops, verify_kernel, verify_program
+from kiln.loops.kernel.parse import parse_kernel, parse_program
+from kiln.loops.kernel.rename import canonical
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.verify import InvalidLoops, verify_kernel, verify_program
 from kiln.symbolic import symbol
+from kiln.tensor.spec import TensorSpec
 
 i0, i1, s0 = symbol("i0"), symbol("i1"), symbol("s0")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.loops.ir.interpret import Memory, run_kernel, run_program
-from kiln.loops.ir.parse import parse_kernel, parse_program, parse_spec
-from kiln.loops.ir.text import kernel_text, program_text
+from kiln.loops.kernel.interpret import Memory, run_kernel, run_program
+from kiln.loops.kernel.parse import parse_kernel, parse_program, parse_spec
+from kiln.loops.kernel.text import kernel_text, program_text
 from kiln.symbolic import symbol
 
 LAYER_NORM = """\

@@ -13,8 +13,8 @@ import torch
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import CPU, TensorSpec
 from kiln.symbolic import Int, ShapeEnv
+from kiln.tensor.spec import CPU, TensorSpec
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
 Made = tuple[Graph, list[Any]]

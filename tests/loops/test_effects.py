@@ -10,11 +10,11 @@ import torch
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import CPU, ScalarSpec, TensorSpec
-from kiln.loops.ir.interpret import run_program, run_scheduled
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.interpret import run_program, run_scheduled
 from kiln.loops.lowering.errors import NoLowering
-from kiln.loops.schedule.schedule import schedule
 from kiln.support.events import EventSink
+from kiln.tensor.spec import CPU, ScalarSpec, TensorSpec
 from tests.loops.checks import TARGET, lowered
 from tests.loops.programs import Env
 

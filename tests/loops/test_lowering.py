@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.loops.ir.text import program_text
+from kiln.loops.kernel.text import program_text
 from kiln.loops.lowering import ELEMENT, STATEMENT, lower
 from kiln.support.events import EventSink
 from tests.loops.checks import TARGET, assert_same, expected, lowered, results_of_program

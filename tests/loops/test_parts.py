@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
-from kiln.loops.schedule.schedule import schedule
-from kiln.runtime.plan import Allocate, View
+from kiln.loops.fusion.schedule import schedule
+from kiln.plan.plan import Allocate, View
 from kiln.support.events import EventSink
 from tests.loops.checks import TARGET, lowered
 from tests.loops.programs import PROGRAMS

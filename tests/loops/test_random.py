@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kiln.graph.ir.graph import Graph
-from kiln.loops.ir.interpret import run_scheduled
-from kiln.loops.schedule.schedule import schedule
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.interpret import run_scheduled
 from kiln.support.events import EventSink
 from tests.graph.ir.samples import SAMPLES, sample_graph
 from tests.loops.checks import TARGET, assert_same, copies, expected, lowered, results_of_program

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import CPU
-from kiln.loops.ir.interpret import run_program, run_scheduled
-from kiln.loops.schedule.schedule import schedule
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.interpret import run_program, run_scheduled
 from kiln.support.events import EventSink
+from kiln.tensor.spec import CPU
 from tests.loops.checks import TARGET, lowered
 from tests.loops.programs import Env
 

@@ -13,8 +13,8 @@ from kiln.graph.passes.blocks import find_blocks, short_graph
 from kiln.pipeline import differentiable, region
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import blocks_to_plan, graph_to_plan, run_stages
-from kiln.runtime.plan import CallAten, Launch, Plan
-from kiln.runtime.plan_text import plan_text
+from kiln.plan.plan import CallAten, Launch, Plan
+from kiln.plan.text import plan_text
 
 Compiled = tuple[Graph, CompileContext]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import kiln
+from kiln.build.cubins import NoTriton, TritonRefused
 from kiln.pipeline.session import KilnWarning
-from kiln.runtime.cubins import NoTriton, TritonRefused
-from kiln.runtime.errors import KernelDoesNotFit, KernelTooLarge, NoDeviceMemory, NoDeviceRuntime
+from kiln.plan.errors import KernelDoesNotFit, KernelTooLarge, NoDeviceMemory, NoDeviceRuntime
 from kiln.support.errors import KilnError
 
 FAULTS: dict[str, KilnError] = {

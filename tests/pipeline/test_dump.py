@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import kiln
-from kiln.loops.ir.nodes import LoopProgram
 from kiln.loops.lowering import lower
+from kiln.loops.program.nodes import LoopProgram
 from kiln.pipeline import stages
 from kiln.pipeline.session import KilnWarning
 from kiln.support.dump import Dump

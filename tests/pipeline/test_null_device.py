@@ -17,9 +17,9 @@ from kiln.native import _executor
 from kiln.pipeline import targets
 from kiln.pipeline.context import CompileContext, Dump
 from kiln.pipeline.stages import graph_to_plan
+from kiln.plan.plan import CallAten, Plan
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import make_executor
-from kiln.runtime.plan import CallAten, Plan
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target, cuda_gpu

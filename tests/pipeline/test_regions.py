@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import kiln
+from kiln.build import cpp_compile as libraries
+from kiln.build.cpp_compile import Toolchain, start_compile
 from kiln.pipeline import compiled_region
 from kiln.pipeline.compiled_region import CompiledRegion, put_in
 from kiln.pipeline.session import KilnWarning
-from kiln.runtime import libraries
+from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store
-from kiln.runtime.libraries import Toolchain, start_compile
-from kiln.runtime.plan import Kernel
 from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 

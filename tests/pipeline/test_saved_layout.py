@@ -15,8 +15,8 @@ from kiln.graph.ir.verify import verify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.saved_layout import saved_as_made
+from kiln.plan.signature import SavedTensor
 from kiln.runtime.cache.store import Store
-from kiln.runtime.signature import SavedTensor
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options

@@ -14,7 +14,7 @@ sys.path.insert(0, sys.argv[1])
 
 import torch
 
-from kiln.runtime.plan_file import load_bundle
+from kiln.runtime.loader import load_bundle
 from kiln.support.errors import KilnError
 from tests.plans.records import bits, restore
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kiln.build.cpp_compile import Libraries, compile_kernels
 from kiln.runtime.cache.store import Store
-from kiln.runtime.libraries import Libraries, compile_kernels
 from kiln.support.events import EventSink
 from tests.runtime.samples import KERNELS
 

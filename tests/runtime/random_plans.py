@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kiln.runtime.plan import (
+from kiln.plan.plan import (
     Allocate,
     BufferSpec,
     CallAten,

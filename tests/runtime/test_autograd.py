@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Region
-from kiln.runtime.autograd import Mask, RegionSpec, Saved, make_region, saved_extra
+from kiln.plan.plan import Allocate, CallAten, Free, Launch, Plan, PlanInput, PlanOutput, Ref, View
+from kiln.plan.region import RegionSpec, Saved
+from kiln.runtime.autograd import Mask, make_region, saved_extra
 from kiln.runtime.executor import make_executor
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import Allocate, CallAten, Free, Launch, Plan, PlanInput, PlanOutput, Ref, View
 from tests.runtime.samples import SCALE, spec
 
 

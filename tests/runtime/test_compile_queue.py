@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.runtime.compile_queue import CompileQueue
+from kiln.build.triton_queue import CompileQueue
 
 
 def test_calls_are_made_in_order_by_few_threads() -> None:
@@ -62,7 +62,7 @@ def test_what_fails_is_told_to_who_asks() -> None:
 
 LEAVES = """
 import time
-from kiln.runtime.compile_queue import shared_queue
+from kiln.build.triton_queue import shared_queue
 for number in range(3):
     shared_queue().submit(str(number), lambda: time.sleep(30), 1)
 """

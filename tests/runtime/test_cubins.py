@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.runtime import cubins, triton_compile, triton_worker, triton_workers
+from kiln.build import cubins, triton_compile, triton_worker, triton_workers
+from kiln.build.cubins import Cubin, NoTriton, TritonRefused, start_cubins
+from kiln.build.triton_workers import WorkerError, Workers
+from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store
-from kiln.runtime.cubins import Cubin, NoTriton, TritonRefused, start_cubins
-from kiln.runtime.plan import Kernel
-from kiln.runtime.triton_workers import WorkerError, Workers
 from kiln.support import optional
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
@@ -63,7 +63,7 @@ def test_kernels_of_one_code_share_a_cubin(tmp_path: Path) -> None:
 WARM = """
 import sys
 from kiln.runtime.cache.store import Store
-from kiln.runtime.cubins import start_cubins
+from kiln.build.cubins import start_cubins
 from kiln.support.events import EventSink
 from tests.runtime.triton_samples import SCALE
 work = start_cubins([SCALE], Store(sys.argv[1]), EventSink())

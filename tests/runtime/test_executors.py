@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Executor
-from kiln.runtime.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
-from kiln.runtime.executor import Explain, make_executor
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import (
+from kiln.plan.encode import encode_program
+from kiln.plan.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
+from kiln.plan.plan import (
     Allocate,
     Branch,
     BufferSpec,
@@ -30,9 +30,9 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
-from kiln.runtime.plan_file import load_bundle, save_bundle
-from kiln.runtime.program import encode_program
-from kiln.runtime.python_executor import PythonExecutor
+from kiln.plan.reference import PythonExecutor
+from kiln.runtime.executor import Explain, make_executor
+from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.symbolic import symbol
 from tests.runtime.samples import SCALE, add_norm, gather, spec
 from tests.runtime.test_plan_text import everything

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import kiln
-from kiln.runtime.memory import plan_memory, with_donations
-from kiln.runtime.plan import Allocate, CallAten, Launch, Plan, PlanInput, PlanOutput, Ref, View
-from kiln.runtime.plan_text import plan_text
-from kiln.runtime.verify_plan import verify_plan
+from kiln.plan.arena import plan_memory, with_donations
+from kiln.plan.plan import Allocate, CallAten, Launch, Plan, PlanInput, PlanOutput, Ref, View
+from kiln.plan.text import plan_text
+from kiln.plan.verify import verify_plan
 from tests.runtime.samples import SCALE, spec
 
 

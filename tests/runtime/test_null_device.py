@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from kiln.build.cpp_compile import Libraries
+from kiln.build.cubins import Cubin, parameter_letters
 from kiln.native import _executor
-from kiln.runtime.cubins import Cubin, parameter_letters
-from kiln.runtime.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
-from kiln.runtime.executor import DEVICE, Explain, make_executor
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import (
+from kiln.plan.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
+from kiln.plan.plan import (
     Allocate,
     CallAten,
     Copy,
@@ -28,7 +27,8 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
-from kiln.runtime.verify_plan import InvalidPlan
+from kiln.plan.verify import InvalidPlan
+from kiln.runtime.executor import DEVICE, Explain, make_executor
 from kiln.symbolic import symbol
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.runtime import plan_file
+from kiln.build.cpp_compile import Libraries
+from kiln.plan.serialize import UnreadablePlan, decode_plan, encode_plan
+from kiln.plan.text import plan_text
+from kiln.runtime import loader as plan_file
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan_file import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
-from kiln.runtime.plan_text import plan_text
-from kiln.runtime.serialize import UnreadablePlan, decode_plan, encode_plan
+from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
 from tests.runtime.samples import add_norm, gather
 from tests.runtime.test_autograd import SPEC
 from tests.runtime.test_plan_text import everything
 
 SCRIPT = """
 import sys, torch
-from kiln.runtime.plan_file import load_bundle
+from kiln.runtime.loader import load_bundle
 loaded = load_bundle(open(sys.argv[1], "rb").read())
 torch.manual_seed(0)
 x, y, w = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, 4)

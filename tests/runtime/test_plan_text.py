@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.runtime.libraries import Libraries
-from kiln.runtime.plan import (
+from kiln.build.cpp_compile import Libraries
+from kiln.plan.plan import (
     Allocate,
     Branch,
     BufferSpec,
@@ -26,9 +26,9 @@ from kiln.runtime.plan import (
     SymbolBinding,
     View,
 )
-from kiln.runtime.plan_python import plan_python
-from kiln.runtime.plan_text import plan_text, spec_text
-from kiln.runtime.verify_plan import InvalidPlan, verify_plan
+from kiln.plan.python_view import plan_python
+from kiln.plan.text import plan_text, spec_text
+from kiln.plan.verify import InvalidPlan, verify_plan
 from kiln.symbolic import rel_lt, symbol
 from tests.runtime.samples import SCALE, add_norm, gather, spec
 

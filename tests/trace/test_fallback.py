@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kiln.graph.ops.breaks import DataDependentOp
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.fallback import fallback_handler, integers_to_try, probed
+from kiln.tensor.spec import TensorSpec
 
 GPU = torch.device("cuda", 0)
 

@@ -19,6 +19,7 @@ import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.interpreter.blocks.repeat import call_module
+from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
     Raised,
@@ -40,7 +41,6 @@ from kiln.capture.interpreter.builtins import (
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
 from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
-from kiln.capture.interpreter.cut import write_break
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state

@@ -23,7 +23,6 @@ from kiln.capture.interpreter.core import Session, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.prims.spec import ScalarSpec
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
@@ -50,6 +49,7 @@ from kiln.runtime.guards.source import (
 )
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.values import REAL_OPS, Given, Real
+from kiln.tensor.spec import ScalarSpec
 
 BINDINGS = "_kiln_bindings"
 """The extra argument: objects at the sources `collect`, found while the guards were checked."""

@@ -24,11 +24,11 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import live_nodes
 from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
 
 
 @final

@@ -17,17 +17,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from kiln.graph.autograd.cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.autograd.errors import UntoldSymbol
 from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
-from kiln.runtime.plan import BufferSpec, SymbolBinding
-from kiln.runtime.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.plan.plan import BufferSpec, SymbolBinding
+from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.symbolic import Expr, ShapeEnv, Symbol
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 SavedValue = SavedTensor | SymbolBinding
 

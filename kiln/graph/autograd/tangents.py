@@ -22,8 +22,8 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozenset[int]]:

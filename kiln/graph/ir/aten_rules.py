@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-from kiln.graph.prims.extremes import extremes
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.tensor.extremes import extremes
+from kiln.tensor.spec import TensorSpec
 
 
 class Call(Protocol):

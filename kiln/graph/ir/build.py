@@ -19,8 +19,8 @@ from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Arg, Node, Origin
 from kiln.graph.prims.meta import META
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 from kiln.graph.prims.table import Prim
+from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 
 Number = int | float | bool | complex
 

@@ -24,9 +24,9 @@ from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import ScalarSpec, TensorSpec
-from kiln.runtime.overloads import find_overload
+from kiln.plan.overloads import find_overload
 from kiln.symbolic import Symbol
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -> torch.fx.GraphModule:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 
 @final

@@ -20,10 +20,10 @@ from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import WrongPrediction
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Node
-from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.runtime.overloads import find_overload
+from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, Symbol, evaluate
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Symbols = dict[Symbol, int]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from kiln.graph.prims.spec import Spec, TensorSpec
 from kiln.graph.prims.table import Kind, Prim
 from kiln.support.location import Location
+from kiln.tensor.spec import Spec, TensorSpec
 
 
 @final

@@ -20,10 +20,10 @@ from kiln.graph.ir.errors import GraphSyntaxError
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Arg, Node, Origin
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import CPU, DTYPES_BY_NAME, ScalarSpec, Spec, TensorSpec, contiguous_strides
 from kiln.support.location import Location
 from kiln.symbolic import parse_int
 from kiln.symbolic.parse import read_int
+from kiln.tensor.spec import CPU, DTYPES_BY_NAME, ScalarSpec, Spec, TensorSpec, contiguous_strides
 
 HEAD = re.compile(r"(?:@\d+ = )?graph ?(?P<name>\w*)\((?P<inputs>.*)\):$")
 INPUT = re.compile(r'%(?P<value>\d+): (?P<spec>.+?) (?P<name>"(?:[^"\\]|\\.)*")(?:, |$)')

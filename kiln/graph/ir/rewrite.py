@@ -15,8 +15,8 @@ from dataclasses import replace
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import SizeOracle
 from kiln.graph.prims.table import Kind
+from kiln.tensor.spec import SizeOracle
 
 Users = dict[Node, list[Node]]
 NodeRule = Callable[[Builder, Node], Node | None]

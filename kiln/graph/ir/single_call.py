@@ -14,8 +14,8 @@ from typing import Any, final
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Prim
+from kiln.tensor.spec import TensorSpec
 
 
 @final

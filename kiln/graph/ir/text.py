@@ -23,8 +23,8 @@ import torch
 
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Arg, Node, Origin
-from kiln.graph.prims.spec import DTYPE_NAMES, Spec
 from kiln.symbolic import Expr
+from kiln.tensor.spec import DTYPE_NAMES, Spec
 
 INDENT = "    "
 

@@ -16,10 +16,10 @@ from kiln.graph.ir.known import KnownSizes, OpenQuestion
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.text import graph_text
 from kiln.graph.prims.meta import META, SUPPLIED
-from kiln.graph.prims.spec import DTYPE_NAMES, ScalarSpec, Spec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, ShapeEnv
+from kiln.tensor.spec import DTYPE_NAMES, ScalarSpec, Spec, TensorSpec
 
 Problem = tuple[Node | None, str]
 GraphRule = Callable[[Graph, ShapeEnv | None], Iterator[Problem]]

@@ -8,7 +8,6 @@ from kiln.graph.ops import (
     library,
     linear,
     losses,
-    moves,
     norms,
     pointwise,
     random,
@@ -17,6 +16,7 @@ from kiln.graph.ops import (
     softmax,
     views,
 )
+from kiln.graph.ops import data_movement as moves
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, Step
 

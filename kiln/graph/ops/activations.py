@@ -12,7 +12,7 @@ from kiln.graph.ops.pointwise import clamped, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
-from kiln.graph.prims.spec import contiguous_strides
+from kiln.tensor.spec import contiguous_strides
 
 ROOT_HALF = 0.7071067811865476  # sqrt(1/2)
 ROOT_TWO_OVER_PI = 0.7978845608028654

@@ -18,8 +18,8 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.library import Pair, fresh
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.registry import decompose, library
-from kiln.graph.prims.spec import CPU, TensorSpec
 from kiln.symbolic import Int, ceil_div
+from kiln.tensor.spec import CPU, TensorSpec
 
 Results = tuple[Any, ...]
 

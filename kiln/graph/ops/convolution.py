@@ -16,8 +16,8 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import library
 from kiln.graph.prims.meta import format_strides, suggested_format
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int, ceil_div, sym_min
+from kiln.tensor.spec import TensorSpec
 
 Sizes = Sequence[Int]
 

@@ -18,8 +18,8 @@ from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.promotion import number_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose
 from kiln.graph.prims.meta import format_strides
-from kiln.graph.prims.spec import TensorSpec, contiguous_strides
 from kiln.symbolic import Expr, Int, ceil_div
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 Device = torch.device | None
 Dtype = torch.dtype | None

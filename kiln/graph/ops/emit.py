@@ -20,9 +20,9 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.values import Given, Real
+from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
 
 Number = int | float | bool | complex
 Operand = Node | Number

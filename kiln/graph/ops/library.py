@@ -14,8 +14,8 @@ from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
-from kiln.graph.prims.spec import TensorSpec, contiguous_strides
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 Pair = tuple[TensorSpec, TensorSpec]
 

@@ -7,8 +7,8 @@ from kiln.graph.ops.emit import Emit, Number
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.prims.meta import broadcast, equal
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 
 def _matrix(x: Node, op: str, rank: int) -> TensorSpec:

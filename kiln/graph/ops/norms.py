@@ -21,8 +21,8 @@ from kiln.graph.ops.reductions import count, divided, mean_over, reduce, varianc
 from kiln.graph.ops.registry import Effects, decompose, mutation
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.meta import format_strides, suggested_format
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Expr, Int, product
+from kiln.tensor.spec import TensorSpec
 
 Maybe = Node | None
 Mask = Sequence[bool]

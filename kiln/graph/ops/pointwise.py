@@ -20,7 +20,7 @@ from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Number, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
-from kiln.graph.prims.spec import contiguous_strides
+from kiln.tensor.spec import contiguous_strides
 
 # fmt: off
 FLOAT_UNARY = (  # integers become floating point

@@ -19,8 +19,8 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.prims.meta import pointwise_spec
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic.values import Real
+from kiln.tensor.spec import TensorSpec
 
 R = TypeVar("R", bound=Callable[..., Any])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -20,8 +20,8 @@ from kiln.graph.ops.creation import place, place_like, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 Sizes = Sequence[Int]
 

@@ -18,8 +18,8 @@ from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Expr, Int, product, sym_max
+from kiln.tensor.spec import TensorSpec
 
 Dims = Sequence[int] | int | None
 

@@ -13,8 +13,8 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.convolution import Sizes, at, format_of, laid_out, pooled
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 # Resampling.
 

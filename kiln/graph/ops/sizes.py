@@ -11,8 +11,8 @@ from functools import partial
 
 from kiln.graph.ops.emit import Emit
 from kiln.graph.prims.meta import equal, less
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int, product
+from kiln.tensor.spec import TensorSpec
 
 FAR = 2**62
 """Slices that end beyond every size end at the size."""

@@ -16,8 +16,8 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Step, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.meta import equal
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 Steps = tuple[Step, ...]
 

@@ -12,7 +12,7 @@ from math import frexp, isinf, isnan
 import torch
 
 from kiln.graph.passes.patterns import Condition, Match, Rule, RuleSet, attr, computed, const, op, var
-from kiln.graph.prims.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 x, y, c = var("x"), var("y"), var("c")
 k = const("k")

@@ -45,9 +45,9 @@ from kiln.graph.ops.registry import LIBRARY
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import format_strides
-from kiln.graph.prims.spec import Spec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Int, evaluate, product
+from kiln.tensor.spec import Spec, TensorSpec
 
 CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 

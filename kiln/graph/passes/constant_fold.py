@@ -27,8 +27,8 @@ from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import same_place
 from kiln.graph.passes.uniform import Number, Uniform
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.tensor.spec import TensorSpec
 
 EVERY_FLOPS = 1 << 30
 EXACT_FLOPS = 6

@@ -23,7 +23,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
-from kiln.runtime.overloads import find_overload
+from kiln.plan.overloads import find_overload
 
 
 @final

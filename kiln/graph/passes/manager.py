@@ -18,9 +18,9 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.verify import RULES, STRUCTURE, verify
-from kiln.graph.prims.spec import TensorSpec
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
 
 Checks = Literal["none", "structure", "full"]
 Numerics = Literal["strict", "rounded", "fast"]

@@ -26,9 +26,9 @@ from typing import Any, final
 import torch
 
 from kiln.graph.ir.node import Arg, Node
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Int
+from kiln.tensor.spec import TensorSpec
 
 PRODUCTS: Mapping[str, int] = {
     "aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1,

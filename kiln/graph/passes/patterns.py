@@ -22,7 +22,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 
 class Pattern:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from kiln.graph.passes.patterns import Match, Rule, RuleSet, attr, computed, op, var
-from kiln.graph.prims.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 x, y, z = var("x"), var("y"), var("z")
 p, q = attr("p"), attr("q")

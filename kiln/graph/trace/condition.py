@@ -20,11 +20,11 @@ import torch
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
 from kiln.symbolic import Expr, Symbol
+from kiln.tensor.spec import TensorSpec
 
 PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER, Kind.CREATE})
 LARGEST = 1 << 22

@@ -13,9 +13,9 @@ import torch
 
 from kiln.graph.ops import Emit
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.place import Place, fresh_place
+from kiln.graph.trace.storage_view import Place, fresh_place
+from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 20
 """Bytes of the largest tensor that is baked into a graph."""

@@ -17,7 +17,7 @@ import torch
 
 from kiln.graph.prims.meta import is_contiguous, is_dense, is_in_format
 from kiln.graph.trace.breaks import FakeEscaped
-from kiln.graph.trace.place import Place
+from kiln.graph.trace.storage_view import Place
 from kiln.graph.trace.symbols import Symbols
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass

@@ -18,9 +18,9 @@ from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
-from kiln.graph.prims.spec import CPU, ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import Expr
+from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
 LARGEST = {"cpu": 1 << 22}
 LARGEST_ELSEWHERE = 1 << 28

@@ -15,14 +15,14 @@ from typing import Any
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.place import Place, root_of
+from kiln.graph.trace.storage_view import Place, root_of
 from kiln.symbolic import Expr, Int, Symbol
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 _KEPT = (Kind.EFFECT,)
 

@@ -18,8 +18,8 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import Emit, Step
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.prims.meta import META, equal, view_strides
-from kiln.graph.prims.spec import TensorSpec
-from kiln.graph.trace.place import Place, parent_of, reaches_outside, root_of
+from kiln.graph.trace.storage_view import Place, parent_of, reaches_outside, root_of
+from kiln.tensor.spec import TensorSpec
 
 Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
 """The new value of the parent from its old value and the new value of the view."""

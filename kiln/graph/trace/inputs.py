@@ -17,17 +17,17 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec, Spec, TensorSpec
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.place import Place, Storage, extent, fresh_place, root_of
+from kiln.graph.trace.storage_view import Place, Storage, extent, fresh_place, root_of
 from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.policy import DimChoice, DimKind
 from kiln.symbolic.values import Given, Real
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
 COPIED = "CloneBackward0"

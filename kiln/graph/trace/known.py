@@ -15,9 +15,9 @@ import torch
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr
+from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 16
 """Elements of the largest tensor that is computed at compile time."""

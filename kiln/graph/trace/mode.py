@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import Emit
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
-from kiln.graph.trace.place import Place, fresh_place
+from kiln.graph.trace.storage_view import Place, fresh_place
 from kiln.graph.trace.symbols import Symbols, is_symbolic
 from kiln.symbolic import Expr
 from kiln.symbolic.node import from_sym
+from kiln.tensor.spec import TensorSpec
 
 Handler = Callable[["RecordingMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 Resolver = Callable[[OpOverload], Handler]

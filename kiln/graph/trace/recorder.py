@@ -19,7 +19,6 @@ import torch
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import COMPOSITES, has_symbols
@@ -31,19 +30,20 @@ from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.place import fresh_place
 from kiln.graph.trace.repeat import Copies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
+from kiln.graph.trace.storage_view import fresh_place
 from kiln.graph.trace.symbols import Symbols
 from kiln.graph.trace.trace import Trace
+from kiln.runtime.eager_replay import ambient_state
 from kiln.runtime.guards.source import Source
-from kiln.runtime.replay import ambient_state
 from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.values import Given
+from kiln.tensor.spec import TensorSpec
 
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward

@@ -14,7 +14,7 @@ import torch
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
-from kiln.runtime.replay import SETTERS
+from kiln.runtime.eager_replay import SETTERS
 
 
 @final

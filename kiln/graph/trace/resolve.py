@@ -13,14 +13,14 @@ from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
 from kiln.graph.ops.sizes import same_sizes
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import QUESTIONS
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Handler, RecordingMode
-from kiln.graph.trace.place import Place
 from kiln.graph.trace.special import SPECIAL
+from kiln.graph.trace.storage_view import Place
+from kiln.tensor.spec import TensorSpec
 
 
 def resolve(op: OpOverload) -> Handler:

@@ -14,11 +14,11 @@ from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
 from kiln.graph.ops.pointwise import truth
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import rel_le
+from kiln.tensor.spec import ScalarSpec
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -23,7 +23,7 @@ from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
-from kiln.runtime.replay import SETTERS
+from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.values import Given, Real
 

@@ -12,8 +12,8 @@ import torch
 
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Nest, Value
-from kiln.loops.ir.kernel import Accumulate, Store
-from kiln.loops.ir.nodes import ReduceOp
+from kiln.loops.kernel.kernel import Accumulate, Store
+from kiln.loops.program.nodes import ReduceOp
 
 _COMBINE: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "{0} + {1}",

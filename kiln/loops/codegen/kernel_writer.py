@@ -22,14 +22,14 @@ from typing import final
 
 import torch
 
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Prim
+from kiln.loops.body.body import Index, LoopHandler
+from kiln.loops.body.indexing import substituted, symbols_of
 from kiln.loops.codegen.dialect import Dialect, is_infix
-from kiln.loops.ir.analyses import linear_index, stride_of
-from kiln.loops.ir.body import Index, LoopHandler
-from kiln.loops.ir.indexing import substituted, symbols_of
-from kiln.loops.ir.nodes import Axis
+from kiln.loops.kernel.analyses import linear_index, stride_of
+from kiln.loops.program.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
+from kiln.tensor.spec import TensorSpec
 
 Dims = frozenset[int]
 NUMBER: Dims = frozenset()

@@ -16,14 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.codegen.printed import PrintedKernel
+from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_grain, launch_units
-from kiln.loops.ir.kernel import KernelIR
-from kiln.loops.ir.nodes import Buffer, BufferArg, Extern, LoopOutput
-from kiln.loops.ir.scheduled import Allocation, ScheduledProgram
-from kiln.loops.ir.scheduled import Launch as ScheduledLaunch
-from kiln.runtime.plan import (
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.scheduled import Allocation, ScheduledProgram
+from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
+from kiln.plan.plan import (
     Allocate,
     BufferSpec,
     CallAten,
@@ -45,6 +44,7 @@ from kiln.runtime.plan import (
 )
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Symbol, is_static, product
+from kiln.tensor.spec import TensorSpec
 
 KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
 """Prints a kernel; the flags say which of its parameters always start at a multiple of `ALIGNMENT` bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.kernel.kernel import KernelIR
 from kiln.symbolic import Int, ceil_div, product
 
 

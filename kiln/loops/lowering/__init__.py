@@ -1,6 +1,7 @@
 """Lowering: graph to loop IR. `lower(graph, target, events) -> LoopProgram`."""
 
-from kiln.loops.lowering import elements, library, moves, random, statements, views
+from kiln.loops.lowering import data_movement as moves
+from kiln.loops.lowering import elements, library, random, statements, views
 from kiln.loops.lowering.column import ELEMENT, STATEMENT
 from kiln.loops.lowering.lower import lower
 

@@ -16,12 +16,12 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.body import Index, LoopBody
-from kiln.loops.ir.builder import BodyBuilder
-from kiln.loops.ir.nodes import Axis, Buffer
+from kiln.loops.body.body import Index, LoopBody
+from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.lowering.indexing import IndexRanges
+from kiln.loops.program.nodes import Axis, Buffer
 from kiln.symbolic import Int, Relation, ShapeEnv, Symbol, negate, rel_le, rel_lt
+from kiln.tensor.spec import TensorSpec
 
 AND, WHERE = PRIMS["bitwise_and"], PRIMS["where"]
 

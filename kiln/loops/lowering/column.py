@@ -17,9 +17,9 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.support.target import Target
+from kiln.tensor.spec import TensorSpec
 
 ELEMENT = PRIMS.column("element", required=frozenset({Kind.POINTWISE, Kind.VIEW}))
 STATEMENT = PRIMS.column(

@@ -11,13 +11,13 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import ScalarSpec
 from kiln.graph.prims.table import Kind
-from kiln.loops.ir.body import Index
+from kiln.loops.body.body import Index
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.symbolic import Int
+from kiln.tensor.spec import ScalarSpec
 
 
 def pointwise(body: Body, node: Node, index: Index, mask: int | None) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import final
 
-from kiln.loops.ir.body import Index
-from kiln.loops.ir.nodes import Axis
+from kiln.loops.body.body import Index
+from kiln.loops.program.nodes import Axis
 from kiln.symbolic import (
     BoundAnalysis,
     Expr,

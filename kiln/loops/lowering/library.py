@@ -14,12 +14,12 @@ from typing import Any
 
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.single_call import AtenCall, single_call
-from kiln.graph.prims.spec import ScalarSpec, TensorSpec
 from kiln.graph.prims.table import Kind
-from kiln.loops.ir.nodes import Buffer, BufferArg, Extern
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 BY_LIBRARY = ("as_strided_scatter",)
 """Primitives that have no loops: their indices are not those of the tensor."""

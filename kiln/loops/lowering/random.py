@@ -16,7 +16,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.ir.body import Index
+from kiln.loops.body.body import Index
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.errors import NoLowering

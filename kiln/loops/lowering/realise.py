@@ -18,10 +18,10 @@ from typing import final
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
 from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import ELEMENT
 from kiln.symbolic import Int, is_static
+from kiln.tensor.spec import TensorSpec
 
 EXPENSIVE = 4
 """Arithmetic cost per element from which computing a value once more costs more than a load."""

@@ -12,9 +12,9 @@ from typing import final
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.nodes import Buffer, Extern
+from kiln.loops.program.nodes import Buffer, Extern
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 
 @final

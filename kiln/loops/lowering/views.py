@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kiln.graph.ir.node import Node
-from kiln.loops.ir.body import Index
+from kiln.loops.body.body import Index
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.indexing import view_index

@@ -20,7 +20,7 @@ from typing import Any, Protocol, final
 import torch
 
 from kiln.native._executor import take_status
-from kiln.runtime.errors import STATUS_ERRORS, UnknownStatus, status_error
+from kiln.plan.errors import STATUS_ERRORS, UnknownStatus, status_error
 from kiln.support.errors import KilnError
 
 Results = Sequence[Any]

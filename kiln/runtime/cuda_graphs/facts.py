@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.runtime.plan import (
+from kiln.plan.plan import (
     Branch,
     BufferSpec,
     CallAten,
@@ -32,7 +32,7 @@ from kiln.runtime.plan import (
     Ref,
     Step,
 )
-from kiln.runtime.verify_plan import refs_in, slot_specs
+from kiln.plan.verify import refs_in, slot_specs
 
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
 """Namespaces of operators that talk to other processes."""

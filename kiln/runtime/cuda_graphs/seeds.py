@@ -4,7 +4,7 @@
     rows.tensors                    two int64[2], the constants of the recorded plan
     rows.refresh((4096, 1024))      generator at offset 40: rows (seed, 40), (seed, 4136); the generator moves to 5160
 
-The numbers are those that a plain run of the plan would draw (`kiln.runtime.random`), and cost one small kernel: the
+The numbers are those that a plain run of the plan would draw (`kiln.plan.random`), and cost one small kernel: the
 seed is written when it changed, the offsets by one addition.
 """
 
@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from kiln.runtime.random import draw_seed, rounded, signed_word
+from kiln.plan.random import draw_seed, rounded, signed_word
 
 
 @final

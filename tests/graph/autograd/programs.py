@@ -15,8 +15,8 @@ from kiln.graph.ir.verify import verify
 from kiln.graph.passes import GRAPH_PASSES, JOINT_PASSES, run_passes
 from kiln.graph.passes.manager import GraphPass
 from kiln.graph.trace import Recorder
+from kiln.plan.signature import SavedTensor
 from kiln.runtime.guards.source import LocalSource
-from kiln.runtime.signature import SavedTensor
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv, symbol
 

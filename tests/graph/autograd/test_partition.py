@@ -12,8 +12,8 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
-from kiln.runtime.plan import SymbolBinding
-from kiln.runtime.signature import Carried
+from kiln.plan.plan import SymbolBinding
+from kiln.plan.signature import Carried
 from tests.graph.autograd.programs import check, joint_of
 
 

@@ -20,22 +20,22 @@ from kiln.graph.passes.align_costs import Rates
 from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.text import scheduled_text
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.text import scheduled_text
 from kiln.loops.lowering import lower
-from kiln.loops.schedule.schedule import schedule
 from kiln.native import _executor
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import blocks_to_plan, graph_to_plan, run_stages
+from kiln.plan.plan import Launch, Plan
+from kiln.plan.text import plan_text
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import make_executor
-from kiln.runtime.plan import Launch, Plan
-from kiln.runtime.plan_text import plan_text
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv, Symbol, evaluate
+from kiln.tensor.spec import TensorSpec
 from tests.codegen_triton.check import GPU
 from tests.gpu_graphs.test_null_device import cpu_attention, inputs_of
 from tests.gpu_graphs.test_recorded import graph_of as recorded

@@ -21,7 +21,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import Apply, Attr, Const, Literal, Pattern, Rule, RuleSet, Var
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.view_rules import VIEWS
-from kiln.graph.prims.spec import TensorSpec, contiguous_strides
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 CONTEXT = PassContext(KnownSizes())
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)

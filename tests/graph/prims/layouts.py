@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kiln.graph.prims.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 
 class StaticOracle:

@@ -11,8 +11,8 @@ import torch
 
 from kiln.graph.prims.errors import ImpossibleView
 from kiln.graph.prims.meta import META
-from kiln.graph.prims.spec import TensorSpec
 from kiln.symbolic import Int, ShapeEnv, Symbol, evaluate, product
+from kiln.tensor.spec import TensorSpec
 from tests.graph.prims.layouts import STATIC
 
 Layout = tuple[tuple[Int, ...], tuple[int, ...]]

@@ -24,7 +24,7 @@ from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value
 from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.module import Module, interpret_call
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.place import Place
+from kiln.graph.trace.storage_view import Place
 from kiln.runtime.guards.source import FIELDS, Source
 
 KEPT = 4

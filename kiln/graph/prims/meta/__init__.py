@@ -1,7 +1,9 @@
 """Specs of primitive ops before they run: the column `META`, filled by the modules of this folder."""
 
-from kiln.graph.prims.meta import create, moves, pointwise, reduce, views
+from kiln.graph.prims.meta import create, pointwise, reduce, views
+from kiln.graph.prims.meta import data_movement as moves
 from kiln.graph.prims.meta.column import META, SUPPLIED, MetaRule
+from kiln.graph.prims.meta.data_movement import preserved
 from kiln.graph.prims.meta.layout import (
     MemoryFormat,
     broadcast,
@@ -16,7 +18,6 @@ from kiln.graph.prims.meta.layout import (
     preserved_strides,
     suggested_format,
 )
-from kiln.graph.prims.meta.moves import preserved
 from kiln.graph.prims.meta.pointwise import joint_device, pointwise_spec
 from kiln.graph.prims.meta.views import view_strides
 

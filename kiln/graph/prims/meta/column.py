@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import Spec
 from kiln.graph.prims.table import Kind
+from kiln.tensor.spec import Spec
 
 MetaRule = Callable[..., Spec]
 

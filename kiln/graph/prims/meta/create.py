@@ -14,8 +14,8 @@ import torch
 
 from kiln.graph.prims.meta.column import META
 from kiln.graph.prims.meta.layout import Sizes
-from kiln.graph.prims.spec import ScalarSpec, SizeOracle, Spec, TensorSpec, contiguous_strides
 from kiln.symbolic import Int
+from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec, contiguous_strides
 
 
 class HasOutputs(Protocol):

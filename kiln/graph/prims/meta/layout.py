@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Literal
 
 from kiln.graph.prims.errors import ShapeMismatch
-from kiln.graph.prims.spec import SizeOracle, contiguous_strides
 from kiln.symbolic import Expr, Int, Relation, rel_eq, rel_lt
+from kiln.tensor.spec import SizeOracle, contiguous_strides
 
 MemoryFormat = Literal["contiguous", "channels_last", "channels_last_3d"]
 Sizes = tuple[Int, ...]

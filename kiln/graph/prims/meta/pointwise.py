@@ -15,8 +15,8 @@ from kiln.graph.prims.errors import DeviceMismatch
 from kiln.graph.prims.meta.column import META, MetaRule
 from kiln.graph.prims.meta.layout import is_canonical, iterator_layout, layout_by_text, preserved_strides
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.spec import SizeOracle, TensorSpec
 from kiln.graph.prims.table import Kind
+from kiln.tensor.spec import SizeOracle, TensorSpec
 
 
 def pointwise_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch.dtype) -> TensorSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.meta.column import META
-from kiln.graph.prims.spec import SizeOracle, TensorSpec, contiguous_strides
+from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
 
 
 def reduced(x: TensorSpec, axes: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:

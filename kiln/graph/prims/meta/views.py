@@ -12,8 +12,8 @@ import torch
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta.column import META
 from kiln.graph.prims.meta.layout import Sizes, equal, is_canonical, less
-from kiln.graph.prims.spec import SizeOracle, TensorSpec, contiguous_strides
 from kiln.symbolic import Int, ceil_div, product, sym_max, sym_min
+from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
 
 
 @META("expand")

@@ -17,11 +17,11 @@ from dataclasses import replace
 import torch
 
 from kiln.graph.prims.table import Kind, Prim
+from kiln.loops.body.body import BodyOp, Compute, Const, LoopBody
+from kiln.loops.body.builder import dtype_of, operands_of, without_dead
+from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP
-from kiln.loops.ir.body import BodyOp, Compute, Const, LoopBody
-from kiln.loops.ir.builder import dtype_of, operands_of, without_dead
-from kiln.loops.ir.indexing import symbols_of
-from kiln.loops.ir.kernel import KernelIR, Phase, Store
+from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 
 ERF_PLUS_ONE = Prim("erf_plus_one", 1, "1 + erf(x)", Kind.POINTWISE, floating=True, flops=16)
 

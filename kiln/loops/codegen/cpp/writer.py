@@ -20,8 +20,8 @@ from typing import final
 
 import torch
 
-from kiln.graph.prims.spec import TensorSpec, contiguous_strides
-from kiln.loops.codegen.cpp.chains import chained_loop, takes_chains
+from kiln.loops.body.indexing import symbols_of
+from kiln.loops.codegen.cpp.blocked_sums import chained_loop, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import PhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
@@ -30,16 +30,16 @@ from kiln.loops.codegen.cpp.reductions import accumulated_in
 from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
-from kiln.loops.codegen.printed import PrintedKernel, kernel_params, kernel_symbol
-from kiln.loops.ir.analyses import phase_writes, result_dtypes
-from kiln.loops.ir.indexing import symbols_of
-from kiln.loops.ir.kernel import Accumulate, KernelIR, Local, Phase
-from kiln.loops.ir.nodes import Axis
-from kiln.loops.ir.rename import canonical
-from kiln.loops.ir.text import kernel_text
-from kiln.runtime.plan import Kernel
+from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
+from kiln.loops.kernel.analyses import phase_writes, result_dtypes
+from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase
+from kiln.loops.kernel.rename import canonical
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.nodes import Axis
+from kiln.plan.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product, symbol
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 STACK_BYTES = 32 * 1024
 """Rows up to so many bytes together live on the stack, larger ones in `scratch`."""

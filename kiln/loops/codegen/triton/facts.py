@@ -8,15 +8,15 @@ from functools import cached_property
 from math import prod
 from typing import final
 
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import accesses, phase_stores, stride_along
-from kiln.loops.ir.atomics import runs_in_order
-from kiln.loops.ir.body import Index, Load
-from kiln.loops.ir.indexing import symbols_of
-from kiln.loops.ir.kernel import Accumulate, KernelIR
-from kiln.loops.ir.nodes import Axis
-from kiln.loops.schedule.affine import guess
+from kiln.loops.body.affine import guess
+from kiln.loops.body.body import Index, Load
+from kiln.loops.body.indexing import symbols_of
+from kiln.loops.kernel.analyses import accesses, phase_stores, stride_along
+from kiln.loops.kernel.atomics import runs_in_order
+from kiln.loops.kernel.kernel import Accumulate, KernelIR
+from kiln.loops.program.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Range, Symbol
+from kiln.tensor.spec import TensorSpec
 
 LINE_BYTES = 128
 """What memory hands over at once."""

@@ -24,8 +24,8 @@ from kiln.loops.codegen.kernel_writer import Nest, indented
 from kiln.loops.codegen.triton.effects import TritonEffects
 from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
 from kiln.loops.codegen.triton.tiles import Dim
-from kiln.loops.ir.analyses import phase_stores, phase_writes
-from kiln.loops.ir.kernel import Local, Phase
+from kiln.loops.kernel.analyses import phase_stores, phase_writes
+from kiln.loops.kernel.kernel import Local, Phase
 from kiln.symbolic import Int
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kiln.loops.body.affine import guess_large
+from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, WHOLE_BLOCK
-from kiln.loops.ir.analyses import accesses
-from kiln.loops.ir.indexing import symbols_of
-from kiln.loops.ir.kernel import KernelIR, Phase, Store
-from kiln.loops.ir.nodes import Axis
-from kiln.loops.schedule.affine import guess_large
-from kiln.loops.schedule.parallel import wanted_pieces
+from kiln.loops.fusion.parallel import wanted_pieces
+from kiln.loops.kernel.analyses import accesses
+from kiln.loops.kernel.kernel import KernelIR, Phase, Store
+from kiln.loops.program.nodes import Axis
 from kiln.support.target import Target
 from kiln.symbolic import product
 

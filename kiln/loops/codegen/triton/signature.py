@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from kiln.graph.prims.spec import TensorSpec
-from kiln.loops.ir.analyses import phase_stores
-from kiln.loops.ir.body import BodyOp, IndexValue, Indirect, Load, Random, Test
-from kiln.loops.ir.kernel import KernelIR
+from kiln.loops.body.body import BodyOp, IndexValue, Indirect, Load, Random, Test
+from kiln.loops.kernel.analyses import phase_stores
+from kiln.loops.kernel.kernel import KernelIR
 from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
 from kiln.symbolic.expr import Extremum, Quotient
+from kiln.tensor.spec import TensorSpec
 
 _TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",

@@ -20,14 +20,14 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
+from kiln.loops.body.body import Index
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Dims, Nest, Place, StatementWriter, Storage, Value
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
 from kiln.loops.codegen.triton.tiles import Tiling
-from kiln.loops.ir.body import Index
-from kiln.loops.ir.kernel import Local
+from kiln.loops.kernel.kernel import Local
 from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.body.affine import guess_large
+from kiln.loops.body.body import Index
+from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts, is_read_again
-from kiln.loops.ir.analyses import accesses, phase_stores
-from kiln.loops.ir.body import Index
-from kiln.loops.ir.indexing import symbols_of
-from kiln.loops.ir.kernel import KernelIR, Phase
-from kiln.loops.ir.nodes import Axis
-from kiln.loops.schedule.affine import guess_large
-from kiln.loops.schedule.parallel import floor_power, wanted_pieces
+from kiln.loops.fusion.parallel import floor_power, wanted_pieces
+from kiln.loops.kernel.analyses import accesses, phase_stores
+from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.program.nodes import Axis
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 

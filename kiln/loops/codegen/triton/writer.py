@@ -8,7 +8,7 @@
         ...                                               one paragraph per phase
 
 Equal kernels have equal sources and symbols: names are those of the canonical form. The source imports nothing but
-Triton. `meta` holds what compiling and launching it takes; see `runtime/plan.py`.
+Triton. `meta` holds what compiling and launching it takes; see `plan/plan.py`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, final
 
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
-from kiln.loops.codegen.printed import PrintedKernel, kernel_params, kernel_symbol
+from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
-from kiln.loops.codegen.triton.early import with_early_loads
 from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.codegen.triton.narrow import with_narrow_functions
-from kiln.loops.codegen.triton.one_pass import with_one_pass_sums
+from kiln.loops.codegen.triton.fast_math import with_narrow_functions
+from kiln.loops.codegen.triton.hoisted_loads import with_early_loads
+from kiln.loops.codegen.triton.online_softmax import with_one_pass_sums
 from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
 from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, Dim, Tiling, block_layers, loop_stages, plan_tiles
-from kiln.loops.ir.analyses import accesses, phase_writes
-from kiln.loops.ir.kernel import KernelIR, Phase
-from kiln.loops.ir.nodes import Axis
-from kiln.loops.ir.rename import canonical
-from kiln.loops.ir.text import kernel_text
-from kiln.runtime.plan import Kernel
+from kiln.loops.kernel.analyses import accesses, phase_writes
+from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.rename import canonical
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.nodes import Axis
+from kiln.plan.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product
 

@@ -1,0 +1,343 @@
+"""Kernels: C++ from source to functions in this process; Triton's, see `cubins.py`, are compiled meanwhile.
+
+    started = start_compile(kernels, store, events)      # g++ runs meanwhile
+    libraries = started.wait()
+    libraries.function("k_ab12")                         # a ctypes function
+
+Kernels that the store does not have are spread over as many translation units as there are workers, balanced by the
+length of their sources, and compiled by parallel g++ processes, one per unit: starting g++ costs more than compiling
+a small kernel. The store maps each kernel to the library that contains it, so programs share kernels. The options
+below and the compiler's version are part of every key.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+from kiln.runtime.cache.store import Store, content_key
+from kiln.build.cubins import Cubin, CubinCompilation, start_cubins
+from kiln.plan.plan import Kernel
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+from kiln.support.target import cpu_flags
+
+CXX_OPTIONS = (
+    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden", "-w", "-shared", "-fPIC", "-pipe", "-nostdlib", "-fno-use-linker-plugin",
+)  # fmt: skip
+"""Contraction is explicit in the source; nothing else that changes values is allowed to the compiler. Kernels need
+libc and libm, which every process has: not naming them to the linker saves most of its time."""
+LINKED = ("-lgcc",)
+"""After the source: conversions that the CPU has no instruction for."""
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(
+    None,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.POINTER(ctypes.c_double),
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_int64),
+)
+INSTRUCTION_SETS = (
+    "abm", "adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "pclmulqdq", "popcnt", "sha", "sse",
+    "ssse", "vaes", "vpclmulqdq",
+)  # fmt: skip
+"""Beginnings of the CPU flags that name instructions which a compiler may use."""
+SMALL_UNIT = 2000
+"""Characters of source below which a further unit is not worth its start."""
+
+
+class NoCompiler(KilnError):
+    code = "KILN4101"
+    what = "there is no C++ compiler to compile {count} kernels with"
+    why = "neither `g++` nor `c++` is on the PATH, and the cache does not have the kernels"
+    try_ = ("install g++", "ship a bundle that was compiled on another machine of this kind")
+
+
+class KernelsDoNotCompile(KilnError):
+    code = "KILN4102"
+    what = "the C++ compiler refused kernels {symbols}"
+    why = "{message}"
+    try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
+
+
+class MissingKernel(KilnError):
+    code = "KILN4103"
+    what = "no library has kernel {symbol}"
+    why = "the plan and its libraries do not belong together"
+    try_ = ("compile the plan again, or load the bundle that it was saved in",)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler and all that decides what it makes of a source."""
+
+    path: str
+    version: str
+    options: tuple[str, ...]
+
+    def key(self) -> str:
+        return content_key(self.version, *self.options, machine_name())
+
+
+@final
+class Library:
+    """A shared library; unloaded when nothing refers to it (a `ctypes.CDLL` never is)."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = _ctypes.dlopen(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
+        weakref.finalize(self, _ctypes.dlclose, self._handle).atexit = False
+
+    def address(self, symbol: str) -> int:
+        """Raises OSError where the library has no such symbol."""
+        address: int = _ctypes.dlsym(self._handle, symbol)
+        return address
+
+
+class Libraries:
+    """Loaded libraries: kernel symbol to function; and the kernels of a GPU, which executors load.
+
+    Libraries stay loaded while this object or a function of it lives, GPU kernels while the process runs.
+    """
+
+    def __init__(
+        self, paths: dict[str, Path], kernels: Iterable[Kernel], cubins: Mapping[str, Cubin] | None = None
+    ) -> None:
+        self.paths = paths
+        self.cubins: Mapping[str, Cubin] = cubins or {}
+        self._scratch = {kernel.symbol: kernel.scratch_bytes for kernel in kernels}
+        opened = {path: Library(path) for path in dict.fromkeys(paths.values())}
+        self._libraries = {symbol: opened[path] for symbol, path in paths.items()}
+        self._addresses: dict[str, int] = {}
+        for symbol, library in self._libraries.items():
+            try:
+                self._addresses[symbol] = library.address(symbol)
+            except OSError as error:
+                raise MissingKernel(symbol=symbol) from error
+
+    def function(self, symbol: str) -> Any:
+        """A ctypes function. Raises MissingKernel."""
+        function = KERNEL_FUNCTION(self.address(symbol))
+        function.library = self._libraries[symbol]  # type: ignore[attr-defined]
+        return function
+
+    def address(self, symbol: str) -> int:
+        """Where the function is, for the native executor. Raises MissingKernel."""
+        if symbol not in self._addresses:
+            raise MissingKernel(symbol=symbol)
+        return self._addresses[symbol]
+
+    def addresses(self) -> dict[str, int]:
+        return dict(self._addresses)
+
+    def images(self) -> dict[str, tuple[str, str, bool, int, int, int, int, int, bytes]]:
+        """Kernels of a GPU, for the native executor."""
+        return {symbol: cubin.image() for symbol, cubin in self.cubins.items()}
+
+    def scratch_bytes(self, symbol: str) -> int:
+        """Static part of the scratch memory of a call."""
+        return self._scratch.get(symbol, 0)
+
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(self.paths.values()))
+
+
+@final
+@dataclass
+class Unit:
+    """One translation unit and its g++ process."""
+
+    kernels: list[Kernel]
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "kernels.so"
+
+
+@dataclass
+class Compilation:
+    """g++ at work. One that nobody waits for is stopped."""
+
+    kernels: Sequence[Kernel]
+    store: Store
+    events: EventSink
+    toolchain: Toolchain | None
+    known: dict[str, Path]
+    cubins: CubinCompilation
+    units: list[Unit] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+    made: Libraries | KilnError | None = None
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, end_units, self.units)
+
+    @property
+    def waited(self) -> bool:
+        return self.made is not None
+
+    def wait(self) -> Libraries:
+        """Raises KernelsDoNotCompile with the compiler's message, TritonRefused, NoTriton."""
+        if self.made is None:
+            try:
+                self.made = self._libraries()
+            except KilnError as problem:
+                self.made = problem
+        if isinstance(self.made, KilnError):
+            raise self.made
+        return self.made
+
+    def _libraries(self) -> Libraries:
+        paths = dict(self.known)
+        kept: list[Path] = []
+        counted = {"compiled": sum(len(unit.kernels) for unit in self.units), "units": len(self.units)}
+        try:
+            for unit in self.units:
+                path = self.finish(unit)
+                paths.update((kernel.symbol, path) for kernel in unit.kernels)
+                kept += [unit.folder] if path == unit.output else []
+            cubins = self.cubins.wait()
+        finally:
+            self.stop(kept)
+        seconds = time.perf_counter() - self.started
+        self.events.emit("compiled_kernels", **counted, cached=len(self.known), seconds=seconds)
+        libraries = Libraries(paths, self.kernels, cubins)
+        for folder in kept:
+            weakref.finalize(libraries, shutil.rmtree, folder, ignore_errors=True)
+        return libraries
+
+    def finish(self, unit: Unit) -> Path:
+        """Wait for g++ and put the library into the store; a store that cannot be written leaves it where it is."""
+        _, message = unit.process.communicate()
+        symbols = [kernel.symbol for kernel in unit.kernels]
+        if unit.process.returncode:
+            raise KernelsDoNotCompile(symbols=", ".join(symbols), message=message.decode(errors="replace").strip())
+        assert self.toolchain is not None
+        body = unit.output.read_bytes()
+        try:
+            path = self.store.put_file("library", body)
+        except OSError:
+            return unit.output
+        for kernel in unit.kernels:
+            self.store.put("kernel", kernel_key(kernel, self.toolchain), path.name.encode())
+        return path
+
+    def stop(self, kept: Sequence[Path] = ()) -> None:
+        """End what still runs and remove the working folders but `kept`."""
+        self.cubins.stop()
+        end_units(self.units, kept)
+        self.units.clear()
+
+
+def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
+    for unit in units:
+        if unit.process.poll() is None:
+            unit.process.kill()
+            unit.process.communicate()
+        if unit.folder not in kept:
+            shutil.rmtree(unit.folder, ignore_errors=True)
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel],
+    store: Store,
+    events: EventSink,
+    workers: int = 0,
+) -> Libraries:
+    """All kernels of a plan as loaded functions and cubins; compiles those that the store does not have."""
+    return start_compile(kernels, store, events, workers).wait()
+
+
+def start_compile(
+    kernels: Sequence[Kernel],
+    store: Store,
+    events: EventSink,
+    workers: int = 0,
+) -> Compilation:
+    """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
+
+    Raises NoCompiler.
+    """
+    cubins = start_cubins(kernels, store, events, workers)
+    distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
+    if not distinct:
+        return Compilation(distinct, store, events, None, {}, cubins)
+    compiler = toolchain()
+    if compiler is None:
+        raise NoCompiler(count=len(distinct))
+    known: dict[str, Path] = {}
+    for kernel in distinct:
+        name = store.get("kernel", kernel_key(kernel, compiler))
+        path = store.file("library", name.decode()) if name is not None else None
+        if path is not None:
+            known[kernel.symbol] = path
+    missing = [kernel for kernel in distinct if kernel.symbol not in known]
+    work = Compilation(distinct, store, events, compiler, known, cubins)
+    for group in balanced_groups(missing, workers or os.cpu_count() or 1):
+        work.units.append(start_unit(group, compiler))
+    return work
+
+
+def kernel_key(kernel: Kernel, compiler: Toolchain) -> str:
+    return content_key(kernel.symbol, kernel.source, compiler.key())
+
+
+def balanced_groups(kernels: Sequence[Kernel], workers: int) -> list[list[Kernel]]:
+    """At most `workers` groups of about equal source length, longest kernels placed first."""
+    total = sum(len(kernel.source) for kernel in kernels)
+    count = max(1, min(workers, len(kernels), total // SMALL_UNIT))
+    groups: list[list[Kernel]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for kernel in sorted(kernels, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
+        place = lengths.index(min(lengths))
+        groups[place].append(kernel)
+        lengths[place] += len(kernel.source)
+    return [group for group in groups if group]
+
+
+def start_unit(kernels: list[Kernel], compiler: Toolchain) -> Unit:
+    folder = Path(tempfile.mkdtemp(prefix="kiln-kernels-"))
+    source = folder / "kernels.cpp"
+    source.write_text("\n".join(kernel.source for kernel in kernels))
+    output = folder / "kernels.so"
+    command = [compiler.path, *compiler.options, str(source), *LINKED, "-o", str(output)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return Unit(kernels, folder, process)
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> Toolchain | None:
+    """The C++ compiler on the PATH, asked for its version once."""
+    path = shutil.which("g++") or shutil.which("c++")
+    if path is None:
+        return None
+    answer = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False)
+    return Toolchain(path, answer.stdout.strip(), CXX_OPTIONS)
+
+
+@lru_cache(maxsize=1)
+def machine_name() -> str:
+    """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
+    return content_key(os.uname().machine, *sorted(cpu_flags()))
+
+
+@lru_cache(maxsize=1)
+def instruction_sets() -> frozenset[str]:
+    """The instructions that code compiled here may contain."""
+    return frozenset(flag for flag in cpu_flags() if flag.startswith(INSTRUCTION_SETS))

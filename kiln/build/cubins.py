@@ -1,0 +1,225 @@
+"""Triton kernels: from source to cubins that the native executor loads.
+
+    started = start_cubins(kernels, store, events)     # processes compile meanwhile
+    cubins = started.wait()                            # symbol -> Cubin
+    cubins["k_ab12"].image()                           # what the executor is given
+
+The store keeps each cubin with what a launch needs to know of it, so a warm start imports no Triton. The key is made
+of the code, `meta` (which names the compute capability of the devices) and Triton's version. Kernels of one code share
+a cubin, in which the function has the name of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
+from importlib import metadata
+from typing import Any, final
+
+import torch
+
+from kiln.runtime.cache.store import Store, content_key
+from kiln.build.triton_queue import shared_queue
+from kiln.plan.plan import Kernel
+from kiln.build.triton_compile import compile_source
+from kiln.build.triton_workers import can_start_workers, shared_workers
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+from kiln.support.optional import MissingPackage
+from kiln.support.target import WARP
+
+Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
+"""`compile_source`, here or elsewhere."""
+KIND = "cubin"
+MOST_WORKERS = 16
+FIRST_WORKERS = 8
+"""A worker takes 150 MB and half a second to start; a small model has that many kernels."""
+LETTERS: Mapping[str, str] = {
+    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "bf16": "g", "fp32": "f", "fp64": "d",
+}  # fmt: skip
+"""Triton's types of parameters as `ParameterType` of csrc/executor/device.h; pointers are "p"."""
+
+
+class NoTriton(KilnError):
+    code = "KILN4104"
+    what = "there is no Triton to compile {count} kernels with"
+    why = "the package `triton` cannot be imported, and the cache does not have the kernels"
+    try_ = ("install the triton that belongs to this torch", "ship a bundle that was compiled for this kind of GPU")
+
+
+class TritonRefused(KilnError):
+    code = "KILN4105"
+    what = "Triton did not compile kernel {symbol}"
+    why = "{message}"
+    try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A compiled kernel. `letters`: types of its parameters; `trailing`: pointers that Triton appends to them;
+    `capability`: 10 * major + minor of the devices that it was compiled for.
+    """
+
+    entry: str
+    letters: str
+    status: bool
+    trailing: int
+    num_warps: int
+    shared_bytes: int
+    scratch_bytes: int
+    capability: int
+    code: bytes
+
+    def image(self) -> tuple[str, str, bool, int, int, int, int, int, bytes]:
+        """As `kiln.native._executor.Executor` takes it."""
+        threads = self.num_warps * WARP
+        sizes = (self.shared_bytes, self.scratch_bytes)
+        return (self.entry, self.letters, self.status, self.trailing, threads, *sizes, self.capability, self.code)
+
+    def encode(self) -> bytes:
+        head = {name: value for name, value in asdict(self).items() if name != "code"}
+        text = json.dumps(head, sort_keys=True).encode()
+        return len(text).to_bytes(4, "little") + text + self.code
+
+    @staticmethod
+    def decode(data: bytes) -> Cubin:
+        length = int.from_bytes(data[:4], "little")
+        return Cubin(**json.loads(data[4 : 4 + length]), code=data[4 + length :])
+
+
+@dataclass
+class CubinCompilation:
+    """Triton at work, a thread waiting for each worker. `wait` may be called more than once; what nobody has waited for
+    when it is stopped is not compiled any more.
+    """
+
+    events: EventSink
+    cubins: dict[str, Cubin]
+    running: dict[str, Future[Cubin]] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, drop_all, self.running)
+
+    def wait(self) -> dict[str, Cubin]:
+        """All cubins by symbol. Raises NoTriton, TritonRefused."""
+        cached, compiled = len(self.cubins), len(self.running)
+        try:
+            for symbol, future in list(self.running.items()):
+                self.cubins[symbol] = self.result(symbol, future)
+        finally:
+            self.stop()
+        if compiled:
+            seconds = time.perf_counter() - self.started
+            self.events.emit("compiled_cubins", compiled=compiled, cached=cached, seconds=seconds)
+        return self.cubins
+
+    def result(self, symbol: str, future: Future[Cubin]) -> Cubin:
+        try:
+            return future.result()
+        except MissingPackage as error:
+            raise NoTriton(count=len(self.running)) from error
+        except KilnError:
+            raise
+        except Exception as error:  # whatever Triton, LLVM or ptxas raise
+            raise TritonRefused(symbol=symbol, message=f"{type(error).__name__}: {error}") from error
+
+    def stop(self) -> None:
+        drop_all(self.running)
+
+
+def drop_all(running: dict[str, Future[Cubin]]) -> None:
+    """Nobody waits for these any more."""
+    while running:
+        shared_queue().drop(running.popitem()[1])
+
+
+def start_cubins(
+    kernels: Sequence[Kernel],
+    store: Store,
+    events: EventSink,
+    workers: int = 0,
+) -> CubinCompilation:
+    """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
+    distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
+    keys = {symbol: cubin_key(kernel) for symbol, kernel in distinct.items()}
+    stored = {symbol: store.get(KIND, key) for symbol, key in keys.items()}
+    known = {symbol: Cubin.decode(data) for symbol, data in stored.items() if data is not None}
+    work = CubinCompilation(events, known)
+    missing = [kernel for symbol, kernel in distinct.items() if symbol not in known]
+    if missing:
+        count = min(len(missing), workers or os.cpu_count() or 1, MOST_WORKERS)
+        compiler = compile_source if workers == 1 or not can_start_workers() else shared_workers().compile
+        for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
+            key = keys[kernel.symbol]
+            call = partial(compile_and_keep, kernel, store, key, compiler)
+            work.running[kernel.symbol] = shared_queue().submit(f"{store.folder} {key}", call, count)
+    return work
+
+
+def compiles_elsewhere(workers: int = 0) -> bool:
+    """Are cubins made by other processes, so that this one goes on meanwhile? `workers` as in `start_cubins`."""
+    return workers != 1 and can_start_workers() and bool(triton_version())
+
+
+def prepare_compiling(workers: int = 0) -> None:
+    """Where this process uses a GPU, start workers while the program is still being captured; returns at once."""
+    if not torch.cuda.is_initialized() or not compiles_elsewhere(workers):
+        return
+    count = min(workers or (os.cpu_count() or 1), FIRST_WORKERS)
+    threading.Thread(target=shared_workers().start, args=(count,), daemon=True).start()
+
+
+def compile_and_keep(kernel: Kernel, store: Store, key: str, compiler: Compiler) -> Cubin:
+    cubin = compile_cubin(kernel, compiler)
+    store.put(KIND, key, cubin.encode())
+    return cubin
+
+
+def compile_cubin(kernel: Kernel, compiler: Compiler) -> Cubin:
+    meta = dict(kernel.meta)
+    made = compiler(kernel.source, kernel.symbol, meta)
+    code = made.pop("cubin")
+    facts = {"letters": parameter_letters(kernel), "status": meta["status"], "capability": meta["capability"]}
+    return Cubin(**made, **facts, code=code)
+
+
+def parameter_letters(kernel: Kernel) -> str:
+    """One letter per parameter. Raises TritonRefused for a type that cannot be passed."""
+    letters = []
+    for one in dict(kernel.meta)["signature"]:
+        letter = "p" if one.startswith("*") else LETTERS.get(one)
+        if letter is None:
+            raise TritonRefused(symbol=kernel.symbol, message=f"no parameter can have the type {one}")
+        letters.append(letter)
+    return "".join(letters)
+
+
+def cubin_key(kernel: Kernel) -> str:
+    """Of the code alone: kernels whose code does not need the sizes in which they differ are compiled once."""
+    meta: Any = json.dumps(kernel.meta, sort_keys=True)
+    return content_key(code_of(kernel), meta, triton_version())
+
+
+def code_of(kernel: Kernel) -> str:
+    """The source without the comment at its head, the kernel that it was made from, and without the kernel's name."""
+    lines = [line for line in kernel.source.splitlines() if not line.startswith("#")]
+    return re.sub(rf"\b{re.escape(kernel.symbol)}\b", "kernel", "\n".join(lines))
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> str:
+    """The installed version, found without importing it; empty where there is none."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""

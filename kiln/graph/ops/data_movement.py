@@ -1,0 +1,479 @@
+"""Copies, joins, indexing, scatters and padding.
+
+aten.stack([x, y], 0)              =>     cat(unsqueeze(x), unsqueeze(y))
+aten.index.Tensor(x, [None, i])    =>     index(x, i, axes=(1,))
+aten.slice_backward(g, ...)        =>     pad(g, 0, low=..., high=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import DataDependentOp
+from kiln.graph.ops.creation import iota, place, relaid, strides_for
+from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.pointwise import copy
+from kiln.graph.ops.promotion import result_dtype
+from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
+from kiln.graph.prims.meta import broadcast, equal, view_strides
+from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec, contiguous_strides
+
+Sizes = Sequence[Int]
+
+
+# Copies.
+
+
+@decompose("clone.default")
+def clone(e: Emit, x: Node, *, memory_format: torch.memory_format | None = None) -> Node:
+    return e.node("clone", x, strides=strides_for(e, x.tensor, memory_format))
+
+
+@decompose("contiguous.default")
+def contiguous(e: Emit, x: Node, *, memory_format: torch.memory_format = torch.contiguous_format) -> Node:
+    return clone(e, x, memory_format=memory_format)
+
+
+@decompose("_unsafe_view.default")
+def unsafe_view(e: Emit, x: Node, size: Sizes) -> Node:
+    return reshaped(e, x, filled(e, x.tensor, size))
+
+
+def reshaped(e: Emit, x: Node, sizes: tuple[Int, ...]) -> Node:
+    """A view where there is one, else a copy."""
+    if x.tensor.sizes == sizes:
+        return x
+    return e.node("reshape" if view_strides(e.oracle, x.tensor, sizes) is None else "view", x, sizes=sizes)
+
+
+@decompose("_to_copy.default")
+def to_copy(
+    e: Emit, x: Node, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
+    pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
+) -> Node:  # fmt: skip
+    spec = x.tensor
+    if device is not None and place(device) != spec.device:
+        kwargs = {"device": place(device), "dtype": dtype, "non_blocking": non_blocking}
+        moved = spec.with_view(spec.sizes, strides_for(e, spec, memory_format), 0)
+        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, place(device))
+        made: Node = e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
+        return made
+    same = dtype is None or dtype is spec.dtype
+    return relaid(e, copy(e, x) if same else e.convert(x, dtype or spec.dtype), strides_for(e, spec, memory_format))
+
+
+@decompose("copy.default")
+def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
+    value = e.convert(source, x.tensor.dtype)
+    return value if value.tensor.sizes == x.tensor.sizes else e.node("expand", value, sizes=x.tensor.sizes)
+
+
+# Joins and repetitions.
+
+
+@decompose("cat.default")
+def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Tensors of sizes (0,) fit beside any other: a legacy of eager."""
+    rank = max(one.tensor.rank for one in tensors)
+    kept = [one for one in tensors if not _is_legacy_empty(e, one, rank)] or list(tensors[:1])
+    dtype = result_dtype(list(tensors))
+    parts = [e.convert(one, dtype) for one in kept]
+    return e.node("cat", *parts, axis=axis_of(dim, parts[0].tensor.rank))
+
+
+def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
+    return x.tensor.rank == 1 and (x.tensor.sizes == (0,) or (rank > 1 and equal(e.oracle, x.tensor.sizes[0], 0)))
+
+
+@decompose("stack.default")
+def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Joined, then split: so the result has the memory format that eager's has."""
+    for one in tensors:
+        if not same_sizes(e, one.tensor.sizes, tensors[0].tensor.sizes):
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
+                f"{list(one.tensor.sizes)}"
+            )
+    rank = tensors[0].tensor.rank
+    axis = axis_of(dim, rank + 1)
+    dtype = result_dtype(list(tensors))
+    parts = [e.convert(one, dtype) for one in tensors]
+    if axis == rank:
+        return e.node("cat", *[e.node("unsqueeze", one, axis=axis) for one in parts], axis=axis)
+    sizes = tensors[0].tensor.sizes
+    joined = e.node("cat", *parts, axis=axis)
+    return e.node("view", joined, sizes=(*sizes[:axis], len(parts), *sizes[axis:]))
+
+
+@decompose("repeat.default")
+def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
+    spec = x.tensor
+    missing = len(repeats) - spec.rank
+    if missing < 0:
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    sizes = (1,) * missing + spec.sizes
+    spread = x
+    for axis in range(missing):
+        spread = e.node("unsqueeze", spread, axis=axis)
+    pairs: list[Int] = []
+    for axis, (times, size) in enumerate(zip(repeats, sizes, strict=True)):
+        spread = e.node("unsqueeze", spread, axis=2 * axis)
+        pairs += [times, size]
+    whole = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
+    return e.node("reshape", e.node("expand", spread, sizes=tuple(pairs)), sizes=whole)
+
+
+@decompose("flip.default")
+def flip(e: Emit, x: Node, dims: Sequence[int]) -> Node:
+    axes = axes_of(tuple(dims), x.tensor.rank)
+    return e.node("flip", x, axes=axes) if axes else copy(e, x)
+
+
+@decompose("roll.default")
+def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
+    if not dims:
+        flat = roll(e, reshaped(e, x, (x.tensor.numel(),)), shifts, (0,))
+        return e.node("view", flat, sizes=x.tensor.sizes)
+    y = x
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = axis_of(dim, x.tensor.rank)
+        size = x.tensor.sizes[axis]
+        if equal(e.oracle, size, 0):
+            continue
+        start = (size - shift) % size
+        back = e.node("slice", y, axis=axis, start=start, stop=size, step=1)
+        y = e.node("cat", back, e.node("slice", y, axis=axis, start=0, stop=start, step=1), axis=axis)
+    if y is x:
+        return copy(e, x)
+    # One turn is a kernel of its own on a GPU, and two slices that are joined on the CPU.
+    return y if x.tensor.device.type == "cpu" else relaid(e, y, contiguous_strides(y.tensor.sizes))
+
+
+@decompose("rot90.default")
+def rot90(e: Emit, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    first, second = (axis_of(dim, x.tensor.rank) for dim in dims)
+    turns = k % 4
+    order = list(range(x.tensor.rank))
+    order[first], order[second] = second, first
+    flips = {0: (), 1: (second,), 2: tuple(sorted((first, second))), 3: (first,)}[turns]
+    y = e.node("flip", x, axes=flips) if flips else copy(e, x)
+    if turns % 2 == 0:
+        return y
+    turned = e.node("permute", y, dims=tuple(order))
+    return relaid(e, turned, e.preserved_strides(turned.tensor))
+
+
+@decompose("diag_embed.default")
+def diag_embed(e: Emit, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    rank = x.tensor.rank + 1
+    first, second = axis_of(dim1, rank), axis_of(dim2, rank)
+    size = x.tensor.sizes[-1] + abs(offset)
+    sizes = list(x.tensor.sizes[:-1])
+    for axis in sorted((first, second)):
+        sizes.insert(axis, size)
+    return diagonal_scatter(e, _zeros(e, x, sizes), x, offset, first, second)
+
+
+@decompose("take.default")
+def take(e: Emit, x: Node, index: Node) -> Node:
+    flat = reshaped(e, x, (x.tensor.numel(),))
+    return like_rank(e, e.node("index", flat, with_dims(e, index), axes=(0,)), index.tensor.rank)
+
+
+def _triangle(e: Emit, x: Node, diagonal: int, lower: bool) -> Node:
+    spec = x.tensor
+    rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)
+    columns = iota(e, spec.sizes[-1], torch.int64, spec.device)
+    right = e.pointwise("sub", columns, rows)
+    kept = e.pointwise("le" if lower else "ge", right, diagonal)
+    made = e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device))
+    return relaid(e, made, spec.with_sizes(spec.sizes).strides)
+
+
+@decompose("tril.default")
+def tril(e: Emit, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(e, x, diagonal, True)
+
+
+@decompose("triu.default")
+def triu(e: Emit, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(e, x, diagonal, False)
+
+
+# Padding.
+
+
+@decompose("constant_pad_nd.default")
+def constant_pad(e: Emit, x: Node, pad: Sizes, value: Number = 0) -> Node:
+    rank = x.tensor.rank
+    low: list[Int] = [0] * rank
+    high: list[Int] = [0] * rank
+    for i in range(len(pad) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    return padded(e, x, tuple(low), tuple(high), value)
+
+
+def padded(e: Emit, x: Node, low: tuple[Int, ...], high: tuple[Int, ...], value: Number = 0) -> Node:
+    return e.node("pad", x, e.number(value, x.tensor.dtype, x.tensor.device), low=low, high=high)
+
+
+# Gathering.
+
+
+def with_dims(e: Emit, x: Node) -> Node:
+    """`x`, of rank 1 where it had none: as eager's kernels that take a dimension see it."""
+    return x if x.tensor.rank else e.node("unsqueeze", x, axis=0)
+
+
+def like_rank(e: Emit, x: Node, rank: int) -> Node:
+    """`x` of rank 1 without its dimension, where `rank` is 0."""
+    return x if rank else e.node("squeeze", x, axes=(0,))
+
+
+@decompose("gather.default")
+def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    if 0 in index.tensor.sizes:  # of any rank and dtype
+        return e.full(0, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
+    source, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
+    made = e.node("gather", source, at, axis=axis_of(dim, source.tensor.rank))
+    return like_rank(e, made, index.tensor.rank)
+
+
+@decompose("index_select.default")
+def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
+    if not x.tensor.rank:
+        return copy(e, x)
+    made = e.node("index", x, with_dims(e, index), axes=(axis_of(dim, x.tensor.rank),))
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
+    """The axes that are indexed, and by what."""
+    axes = tuple([axis for axis, one in enumerate(indices) if one is not None])
+    nodes = [one for one in indices if one is not None]
+    for one in nodes:
+        if one.tensor.dtype in (torch.bool, torch.uint8):
+            raise DataDependentOp(op=op)
+    return axes, nodes
+
+
+@decompose("index.Tensor", "_unsafe_index.Tensor")
+def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
+    axes, nodes = indices_at("aten.index", indices)
+    return e.node("index", x, *nodes, axes=axes) if axes else copy(e, x)
+
+
+@decompose("index_put.default", "_unsafe_index_put.default")
+def index_put(
+    e: Emit, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, unsafe: bool = False
+) -> Node:
+    """A mask puts one value at each true element: a choice, not a scatter."""
+    value = e.convert(values, x.tensor.dtype)
+    masks = [one for one in indices if one is not None and one.tensor.dtype is torch.bool]
+    if len(masks) == 1 and len(indices) == 1 and not value.tensor.rank and not accumulate:
+        return masked(e, x, masks[0], value)
+    axes, nodes = indices_at("aten.index_put", indices)
+    return e.node("index_put", x, *nodes, value, axes=axes, accumulate=accumulate)
+
+
+def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
+    """`value` where the mask, which covers the first dimensions, is true."""
+    for _ in range(x.tensor.rank - mask.tensor.rank):
+        mask = e.node("unsqueeze", mask, axis=mask.tensor.rank)
+    made = e.pointwise("where", mask, value, x)
+    return relaid(e, made, e.preserved_strides(x.tensor))
+
+
+@decompose("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
+    spec = x.tensor
+    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    made = e.pointwise("where", mask, one, x)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+@library("masked_scatter.default")
+def masked_scatter(e: Emit, x: Node, mask: Node, source: Node) -> TensorSpec:
+    return x.tensor.with_sizes(broadcast(e.oracle, [x.tensor.sizes, mask.tensor.sizes], "masked_scatter"))
+
+
+# Scattering.
+
+
+def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
+    if 0 in index.tensor.sizes:  # of any rank and dtype
+        return copy(e, x)
+    base, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
+    if isinstance(src, Node):
+        source = with_dims(e, src)
+        if source.tensor.sizes != at.tensor.sizes:
+            for axis, size in enumerate(at.tensor.sizes):
+                source = e.node("slice", source, axis=axis, start=0, stop=size, step=1)
+    else:
+        source = e.full(src, at.tensor.sizes, x.tensor.dtype, x.tensor.device)
+    made = e.node("scatter", base, at, source, axis=axis_of(dim, base.tensor.rank), reduce=reduce)
+    return like_rank(e, made, x.tensor.rank)
+
+
+REDUCE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "amax", "amin": "amin"}
+
+
+@decompose("scatter.src", "scatter.value")
+def scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number) -> Node:
+    return _scatter(e, x, dim, index, src, None)
+
+
+@decompose("scatter.reduce", "scatter.value_reduce")
+def scatter_reduce_name(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, *, reduce: str) -> Node:
+    return _scatter(e, x, dim, index, src, REDUCE[reduce])
+
+
+@decompose("scatter_add.default")
+def scatter_add(e: Emit, x: Node, dim: int, index: Node, src: Node) -> Node:
+    return _scatter(e, x, dim, index, src, "sum")
+
+
+@decompose("scatter_reduce.two")
+def scatter_reduce(
+    e: Emit, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    if reduce == "mean" or not include_self:
+        args = (x, dim, index, src, reduce)
+        made: Node = e.library(
+            "aten.scatter_reduce.two", args, {"include_self": include_self}, x.tensor.with_sizes(x.tensor.sizes)
+        )
+        return made
+    return _scatter(e, x, dim, index, src, REDUCE[reduce])
+
+
+@decompose("index_add.default")
+def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
+    added = source if alpha == 1 else e.pointwise("mul", source, alpha)
+    made = _put_at(e, x, dim, index, added, True)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+@decompose("index_copy.default")
+def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
+    made = _put_at(e, x, dim, index, source, False)
+    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+
+
+@decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) -> Node:
+    spec = x.tensor
+    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    return relaid(e, _put_at(e, x, dim, index, one, False), e.preserved_strides(spec))
+
+
+def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bool) -> Node:
+    """Through `index_put`, whose indexed dimension stands first among those of `value` from `axis` on."""
+    base = with_dims(e, x)
+    rank = base.tensor.rank
+    axis = axis_of(dim, rank)
+    order = (axis, *[one for one in range(rank) if one != axis])
+    front = e.node("permute", base, dims=order) if axis else base
+    if value.tensor.rank == rank and axis:
+        value = e.node("permute", value, dims=order)
+    made = e.node("index_put", front, with_dims(e, index), value, axes=(0,), accumulate=accumulate)
+    if axis:
+        made = e.node("permute", made, dims=tuple(sorted(range(rank), key=order.__getitem__)))
+    return like_rank(e, made, x.tensor.rank)
+
+
+# Views as copies, and the gradients of views.
+
+
+@decompose("select_scatter.default")
+def select_scatter(e: Emit, x: Node, src: Node, dim: int, index: Int) -> Node:
+    axis, src = axis_of(dim, x.tensor.rank), e.convert(src, x.tensor.dtype)
+    return e.node("select_scatter", x, src, axis=axis, index=wrap_index(e, index, x.tensor.sizes[axis]))
+
+
+@decompose("slice_scatter.default")
+def slice_scatter(
+    e: Emit, x: Node, src: Node, dim: int = 0, start: Int | None = None, end: Int | None = None, step: int = 1
+) -> Node:
+    axis, src = axis_of(dim, x.tensor.rank), e.convert(src, x.tensor.dtype)
+    low, high = clamp_slice(e, x.tensor.sizes[axis], start, end)
+    return e.node("slice_scatter", x, src, axis=axis, start=low, stop=high, step=step)
+
+
+@decompose("diagonal_scatter.default")
+def diagonal_scatter(e: Emit, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    rank, src = x.tensor.rank, e.convert(src, x.tensor.dtype)
+    return e.node("diagonal_scatter", x, src, offset=offset, axis1=axis_of(dim1, rank), axis2=axis_of(dim2, rank))
+
+
+@decompose("as_strided_scatter.default")
+def as_strided_scatter(
+    e: Emit, x: Node, src: Node, size: Sizes, stride: Sizes, storage_offset: Int | None = None
+) -> Node:
+    offset = x.tensor.offset if storage_offset is None else storage_offset
+    src = e.convert(src, x.tensor.dtype)
+    return e.node("as_strided_scatter", x, src, sizes=tuple(size), strides=tuple(stride), offset=offset)
+
+
+def _zeros(e: Emit, grad: Node, sizes: Sizes) -> Node:
+    return e.full(0, tuple(sizes), grad.tensor.dtype, grad.tensor.device)
+
+
+@decompose("select_backward.default")
+def select_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, index: Int) -> Node:
+    axis = axis_of(dim, len(input_sizes))
+    at = wrap_index(e, index, input_sizes[axis])
+    return _widened_by_zeros(e, e.node("unsqueeze", grad, axis=axis), input_sizes, axis, at, at + 1)
+
+
+@decompose("slice_backward.default")
+def slice_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, start: Int, end: Int, step: int) -> Node:
+    axis = axis_of(dim, len(input_sizes))
+    low, high = clamp_slice(e, input_sizes[axis], start, end)
+    if step != 1:
+        zeros = _zeros(e, grad, input_sizes)
+        return e.node("slice_scatter", zeros, grad, axis=axis, start=low, stop=high, step=step)
+    return _widened_by_zeros(e, grad, input_sizes, axis, low, high)
+
+
+def _widened_by_zeros(e: Emit, part: Node, sizes: Sizes, axis: int, start: Int, stop: Int) -> Node:
+    rank = len(sizes)
+    low = tuple([start if one == axis else 0 for one in range(rank)])
+    high = tuple([sizes[axis] - stop if one == axis else 0 for one in range(rank)])
+    made = padded(e, part, low, high)
+    return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
+
+
+@decompose("diagonal_backward.default")
+def diagonal_backward(e: Emit, grad: Node, input_sizes: Sizes, offset: int, dim1: int, dim2: int) -> Node:
+    return diagonal_scatter(e, _zeros(e, grad, input_sizes), grad, offset, dim1, dim2)
+
+
+@decompose("value_selecting_reduction_backward.default")
+def selecting_backward(e: Emit, grad: Node, dim: int, indices: Node, sizes: Sizes, keepdim: bool) -> Node:
+    """The gradient of max, min, median along a dimension: it goes to the element that was taken."""
+    if not sizes:
+        return copy(e, grad)
+    axis = axis_of(dim, len(sizes))
+    spread, at = grad, indices
+    if not keepdim:
+        spread, at = e.node("unsqueeze", grad, axis=axis), e.node("unsqueeze", indices, axis=axis)
+    return e.node("scatter", _zeros(e, grad, sizes), at, spread, axis=axis, reduce=None)
+
+
+@decompose("repeat_interleave.self_int")
+def repeat_interleave(
+    e: Emit, x: Node, repeats: Int, dim: int | None = None, *, output_size: Int | None = None
+) -> Node:
+    source = reshaped(e, x, (x.tensor.numel(),)) if dim is None else x
+    axis = axis_of(dim or 0, source.tensor.rank)
+    sizes = source.tensor.sizes
+    spread = e.node(
+        "expand", e.node("unsqueeze", source, axis=axis + 1), sizes=(*sizes[: axis + 1], repeats, *sizes[axis + 1 :])
+    )
+    return e.node("reshape", spread, sizes=(*sizes[:axis], sizes[axis] * repeats, *sizes[axis + 1 :]))

@@ -1,0 +1,1 @@
+"""The body of a loop: data, builder, reference semantics, index expressions."""

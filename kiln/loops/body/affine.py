@@ -1,0 +1,94 @@
+"""Accesses as affine forms of loop symbols, and guesses of symbolic sizes.
+
+    x[8*i0 + i1, i2]   of x: f32[64, 32]      {i0: 256, i1: 32, i2: 1} + 0
+    x[i0 // 4, i0 % 4] of x: f32[16, 4]       {i0: 1} + 0
+    x[j0, i1]          j0 bound by indirect   None
+
+Strides and offset are expressions over size symbols. Two accesses with equal forms touch the same element at the
+same point, whatever views they were written through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import final
+
+from kiln.symbolic import Expr, Int, Symbol, evaluate, is_static
+from kiln.symbolic.expr import Atom, is_polynomial_in_symbols
+from kiln.symbolic.simplify_in_ranges import fold_remainders
+
+GUESSED_SIZE, GUESSED_LARGE = 64, 4096
+"""What heuristics take a symbolic size for; and where the question is whether something could be large."""
+
+
+@final
+@dataclass(slots=True)
+class Affine:
+    """offset + sum of stride * symbol; strides are not 0."""
+
+    strides: dict[Symbol, Int]
+    offset: Int
+
+
+def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = ()) -> Affine | None:
+    """`value` as a form in `loops`; None where it is not affine in them or uses a symbol of `opaque`."""
+    if not isinstance(value, Expr):
+        return Affine({}, value)
+    if not is_polynomial_in_symbols(value):
+        value = fold_remainders(value)
+        if not isinstance(value, Expr):
+            return Affine({}, value)
+    strides: dict[Symbol, Int] = {}
+    offset: Int = 0
+    for monomial, coefficient in value.terms:
+        found: Symbol | None = None
+        rest: Int = coefficient
+        for atom in monomial:
+            if isinstance(atom, Symbol) and atom in loops:
+                if found is not None:
+                    return None
+                found = atom
+            elif _depends(atom, loops) or _depends(atom, opaque):
+                return None
+            else:
+                rest = rest * atom
+        if found is None:
+            offset = offset + rest
+        else:
+            strides[found] = strides.get(found, 0) + rest
+    return Affine(strides, offset)
+
+
+def _depends(atom: Atom, symbols: Collection[Symbol]) -> bool:
+    return any(one in symbols for one in atom.free_symbols())
+
+
+class _Guesses(dict[str, int]):
+    """Every symbol has the same size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __missing__(self, name: str) -> int:
+        return self.size
+
+
+_GUESSES, _LARGE_GUESSES = _Guesses(GUESSED_SIZE), _Guesses(GUESSED_LARGE)
+
+
+def guess(value: Int) -> int:
+    """About how large a size is."""
+    return value if is_static(value) else evaluate(value, _GUESSES)
+
+
+def guess_large(value: Int) -> int:
+    """How large a size may well be."""
+    return value if is_static(value) else evaluate(value, _LARGE_GUESSES)
+
+
+def divides(divisor: Int, value: Int) -> bool:
+    """Is `value` a multiple of `divisor` for all sizes?"""
+    rest = 1 if is_static(divisor) and divisor == 0 else value % divisor
+    return is_static(rest) and rest == 0

@@ -1,0 +1,269 @@
+"""Building loop bodies: the handler whose abstract value is a place in a new body.
+
+    builder = BodyBuilder()
+    x = builder.load("x", (i0, i1), torch.float32)
+    y = builder.load("x", (i0, i1), torch.float32)       # the same place as x
+    body = builder.finish(builder.pointwise(PRIMS["mul"], torch.float32, x, y))
+
+Equal ops are one place (all ops of a body are pure), operations on constants are folded by running them in eager,
+and `finish` drops what no result needs. `body.run(Inline(builder, {i0: j}))` copies a body with its loop symbols
+replaced; a producer is inlined by giving `Inline` a function for the loads of its buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from kiln.graph.prims.table import Prim
+from kiln.loops.body.body import (
+    BodyOp,
+    Compute,
+    Const,
+    Index,
+    IndexValue,
+    Indirect,
+    Load,
+    LoopBody,
+    LoopHandler,
+    Random,
+    Test,
+)
+from kiln.loops.body.indexing import substituted, symbols_of
+from kiln.loops.body.reference import apply
+from kiln.symbolic import Int, Relation, Symbol, is_static, symbol
+
+LoadHook = Callable[[str, Index, torch.dtype, int | None], int | None]
+"""Gives the place of a load that is replaced, or None to load."""
+
+
+@final
+class BodyBuilder(LoopHandler[int]):
+    """A body under construction. `indirect_prefix` begins the names of the symbols that `indirect` binds."""
+
+    def __init__(self, indirect_prefix: str = "j") -> None:
+        self.ops: list[BodyOp] = []
+        self.indirect_prefix = indirect_prefix
+        self._places: dict[object, int] = {}
+        self._renamed: dict[Symbol, Int] = {}
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
+        if mask is not None and isinstance(always := self.ops[mask], Const):
+            if not always.value:
+                return self.constant(0, dtype)
+            mask = None
+        return self.append(Load(buffer, tuple(substituted(at, self._renamed) for at in index), dtype, mask))
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
+        return self.append(Const(_as_held(value, dtype), dtype))
+
+    def index(self, expr: Int, dtype: torch.dtype) -> int:
+        expr = substituted(expr, self._renamed)
+        return self.constant(expr, dtype) if is_static(expr) else self.append(IndexValue(expr, dtype))
+
+    def test(self, relation: Relation | bool) -> int:
+        if not isinstance(relation, bool) and self._renamed:
+            relation = relation.substitute(self._renamed)
+        return self.constant(relation, torch.bool) if isinstance(relation, bool) else self.append(Test(relation))
+
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: int) -> int:
+        known = self._folded(op, dtype, operands)
+        return self.append(Compute(op, operands, dtype)) if known is None else known
+
+    def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
+        """Binds `symbol` for the indices that are given from now on; `bind` gives a fresh symbol instead."""
+        found, place = self.bind_at(operand, substituted(size, self._renamed), check, prefer=symbol)
+        if found != symbol:
+            self._renamed[symbol] = found
+        return place
+
+    def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
+        return self.append(Random(distribution, seed, substituted(counter, self._renamed), dtype))
+
+    def bind(self, operand: int, size: Int, check: bool = True) -> Int:
+        """A symbol for the integer at `operand`, an index into a dimension of `size`; a constant inside is itself."""
+        return self.bind_at(operand, size, check)[0]
+
+    def bind_at(self, operand: int, size: Int, check: bool = True, prefer: Symbol | None = None) -> tuple[Int, int]:
+        """The symbol of `bind` and the place of its value; called `prefer` if that name is free."""
+        value = self.ops[operand]
+        if isinstance(value, Const) and is_static(size) and -size <= value.value < size:
+            return int(value.value) % size, operand
+        bound = {op.symbol for op in self.ops if isinstance(op, Indirect)}
+        made = prefer if prefer and prefer not in bound else symbol(f"{self.indirect_prefix}{len(bound)}")
+        place = self._places.setdefault(("indirect", operand, size, check), len(self.ops))
+        if place == len(self.ops):
+            self.ops.append(Indirect(made, operand, size, check))
+        op = self.ops[place]
+        assert isinstance(op, Indirect)
+        return op.symbol, place
+
+    def dtype_of(self, place: int) -> torch.dtype:
+        return dtype_of(self.ops, place)
+
+    def finish(self, *results: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+        """The body that gives `results`, without the ops that none of them needs.
+
+        `used`: symbols of `indirect` that the index of a scatter or a store needs.
+        """
+        return without_dead(LoopBody(tuple(self.ops), results), used)
+
+    def append(self, op: BodyOp) -> int:
+        """The place of `op`, which is made only once."""
+        place = self._places.setdefault(op, len(self.ops))
+        if place == len(self.ops):
+            self.ops.append(op)
+        return place
+
+    def _folded(self, op: Prim, dtype: torch.dtype, operands: tuple[int, ...]) -> int | None:
+        """The place of a result that needs no new op."""
+        if op.name == "convert" and self.dtype_of(operands[0]) == dtype:
+            return operands[0]
+        ops = [self.ops[place] for place in operands]
+        if all(isinstance(one, Const) for one in ops):
+            return self._folded_constants(op, dtype, [one for one in ops if isinstance(one, Const)])
+        if op.name == "where":
+            return self._chosen(ops[0], *operands[1:])
+        if op.name in ("bitwise_and", "bitwise_or") and dtype == torch.bool:
+            for one, other in ((0, 1), (1, 0)):
+                if isinstance(known := ops[one], Const):
+                    return operands[other if bool(known.value) == (op.name == "bitwise_and") else one]
+            return operands[0] if operands[0] == operands[1] else None
+        return None
+
+    def _chosen(self, condition: BodyOp, if_true: int, if_false: int) -> int | None:
+        if isinstance(condition, Const):
+            return if_true if condition.value else if_false
+        return if_true if if_true == if_false else None
+
+    def _folded_constants(self, op: Prim, dtype: torch.dtype, operands: list[Const]) -> int | None:
+        if op.name in _MAY_FAIL and not dtype.is_floating_point:
+            return None
+        tensors = tuple(torch.tensor(one.value, dtype=one.dtype) for one in operands)
+        return self.constant(apply(op, dtype, tensors).item(), dtype)
+
+
+_MAY_FAIL = frozenset({"floor_div", "trunc_div", "remainder", "fmod", "pow"})
+"""Division by zero of integers is an error of the run, not of the compile."""
+
+
+@final
+class Inline(LoopHandler[int]):
+    """Copies ops into `builder`, symbols replaced by `values`, loads offered to `on_load` first.
+
+    Symbols that the copied body binds by `indirect` get fresh names.
+    """
+
+    def __init__(
+        self, builder: BodyBuilder, values: Mapping[Symbol, Int] | None = None, on_load: LoadHook | None = None
+    ) -> None:
+        self.builder, self.on_load = builder, on_load
+        self.values: dict[Symbol, Int] = dict(values or {})
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
+        at = tuple(substituted(one, self.values) for one in index)
+        place = self.on_load(buffer, at, dtype, mask) if self.on_load else None
+        return self.builder.load(buffer, at, dtype, mask) if place is None else place
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
+        return self.builder.constant(value, dtype)
+
+    def index(self, expr: Int, dtype: torch.dtype) -> int:
+        return self.builder.index(substituted(expr, self.values), dtype)
+
+    def test(self, relation: Relation) -> int:
+        return self.builder.test(relation.substitute(self.values))
+
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: int) -> int:
+        return self.builder.pointwise(op, dtype, *operands)
+
+    def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
+        size = substituted(size, self.values)
+        self.values[symbol], place = self.builder.bind_at(operand, size, check)
+        return place
+
+    def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
+        return self.builder.random(distribution, seed, substituted(counter, self.values), dtype)
+
+
+def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
+    """`value` as a number of `dtype` holds it, so that equal constants are equal data."""
+    if dtype == torch.bool:
+        return bool(value)
+    if not dtype.is_floating_point:
+        return int(value)
+    if dtype == torch.float64:
+        return float(value)
+    held: float = torch.tensor(float(value), dtype=torch.float64).to(dtype).item()
+    return held
+
+
+def dtype_of(ops: list[BodyOp] | tuple[BodyOp, ...], place: int) -> torch.dtype:
+    """Dtype of the value at `place`."""
+    op = ops[place]
+    if isinstance(op, Test):
+        return torch.bool
+    return torch.int64 if isinstance(op, Indirect) else op.dtype
+
+
+def operands_of(op: BodyOp) -> tuple[int, ...]:
+    """Places that `op` uses as values."""
+    match op:
+        case Compute(_, operands, _):
+            return operands
+        case Load(mask=int() as mask):
+            return (mask,)
+        case Indirect(operand=operand):
+            return (operand,)
+        case Random(seed=seed):
+            return (seed,)
+    return ()
+
+
+def symbols_used(op: BodyOp) -> frozenset[Symbol]:
+    """Symbols in the index expressions of `op`."""
+    match op:
+        case Load(index=index):
+            return symbols_of(*index)
+        case IndexValue(expr=expr) | Random(counter=expr) | Indirect(size=expr):
+            return symbols_of(expr)
+        case Test(relation):
+            return relation.free_symbols()
+    return frozenset()
+
+
+def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
+    """`op` with its operands at their new places."""
+    match op:
+        case Compute(prim, operands, dtype):
+            return Compute(prim, tuple(places[one] for one in operands), dtype)
+        case Load(mask=int() as mask):
+            return replace(op, mask=places[mask])
+        case Indirect(operand=operand):
+            return replace(op, operand=places[operand])
+        case Random(seed=seed):
+            return replace(op, seed=places[seed])
+    return op
+
+
+def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+    """`body` without ops that no result needs.
+
+    An `Indirect` is needed where its symbol is used, also by the indices of effects (`used`).
+    """
+    needed, symbols = set(body.results), set(used)
+    for place in range(len(body.ops) - 1, -1, -1):
+        op = body.ops[place]
+        if isinstance(op, Indirect) and op.symbol in symbols:
+            needed.add(place)
+        if place in needed:
+            needed.update(operands_of(op))
+            symbols |= symbols_used(op)
+    if len(needed) == len(body.ops):
+        return body
+    places = {old: new for new, old in enumerate(sorted(needed))}
+    ops = tuple(moved(body.ops[old], places) for old in sorted(needed))
+    return LoopBody(ops, tuple(places[one] for one in body.results))

@@ -1,0 +1,132 @@
+"""Fusion: from nodes in program order to groups in a legal order.
+
+Each node starts as a group and joins, best first, the groups whose results or data it reads, as long as a rule
+(`rules.py`) finds a common space, the order allows it and it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+from kiln.loops.fusion.graph import Dependencies
+from kiln.loops.fusion.group import Group, Symbols
+from kiln.loops.fusion.order import Order, current
+from kiln.loops.fusion.rules import Context, Proposal, is_small_sum, propose
+from kiln.loops.fusion.single_group import Singles
+from kiln.loops.fusion.split import initial_units, make_partial
+from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
+from kiln.support.target import Target
+
+CANDIDATES = 6
+"""Groups that a node is tried with."""
+NEIGHBOURS = 4
+"""Last groups in order that a short reduction is tried with besides."""
+
+
+@final
+@dataclass
+class Fused:
+    """Groups in order, and how often each rule was applied."""
+
+    groups: list[Group]
+    graph: Dependencies
+    symbols: Symbols
+    applied: dict[str, int] = field(default_factory=dict)
+
+
+def fuse(program: LoopProgram, buffers: dict[str, Buffer], target: Target) -> Fused:
+    """The groups of `program`; buffers of partial results are added to `buffers`."""
+    return _Fuser(program, buffers, target).run()
+
+
+@final
+class _Fuser:
+    def __init__(self, program: LoopProgram, buffers: dict[str, Buffer], target: Target) -> None:
+        self.program, self.buffers, self.target = program, buffers, target
+        self.graph = Dependencies(program, buffers)
+        self.order = Order()
+        self.symbols = Symbols()
+        self.context = Context(buffers, self.graph, self.symbols, target)
+        self.applied: dict[str, int] = {}
+        self.singles = Singles(buffers, self.symbols)
+
+    def run(self) -> Fused:
+        for number, node in enumerate(self.program.nodes):
+            if isinstance(node, Pointwise | Reduction | Scan):
+                self._add(node, number)
+            else:
+                group = Group(step=node, origin=node.origin)
+                self.graph.add(group, number)
+                self.order.append(group)
+        return Fused(self.order.groups, self.graph, self.symbols, self.applied)
+
+    def _add(self, node: Pointwise | Reduction | Scan, number: int) -> None:
+        group = self._single(node, number)
+        self.graph.add(group, number)
+        self.order.append(group)
+        member = group.members[0]
+        for other in list(self._candidates(group)):
+            self._try(other, group)
+        group = current(group)
+        if any(one in group.units for one in member.reduced()) and isinstance(node, Reduction):
+            self._finish_partial(group, node, number)
+
+    def _try(self, one: Group, other: Group) -> None:
+        """Fuse two groups if the order allows it and it pays."""
+        first, second = sorted((current(one), current(other)), key=lambda group: group.position)
+        if first is second or not self.order.can_fuse(first, second):
+            return
+        proposal = propose(first, second, self.context)
+        if proposal is not None:
+            self._merge(first, second, proposal)
+
+    def _single(self, node: Pointwise | Reduction | Scan, number: int) -> Group:
+        group = self.singles.group(node, number)
+        group.units = initial_units(group, group.members[0], self.target)
+        return group
+
+    def _candidates(self, group: Group) -> Iterator[Group]:
+        """Groups that write or read what the node reads, those of large buffers first."""
+        names = dict.fromkeys(access.buffer for access in group.members[0].reads)
+        found: dict[Group, int] = {}
+        for name in names:
+            size = self.context.bytes(name)
+            writer = self.graph.writer(name)
+            readers = self.graph.readers(name)[-4:]
+            for one, gain in ((writer, 2 * size), *((reader, size) for reader in readers)):
+                if one is not None and (other := current(one)) is not group and other.step is None:
+                    found[other] = found.get(other, 0) + gain
+        yield from sorted(found, key=lambda one: -found[one])[:CANDIDATES]
+        if is_small_sum(group, self.target):
+            yield from (one for one in self.order.groups[-NEIGHBOURS:] if one not in found and one is not group)
+
+    def _merge(self, first: Group, second: Group, proposal: Proposal) -> None:
+        self.order.fuse(first, second)
+        second.rename(proposal.alignment.names)
+        self.symbols.release(proposal.alignment.names)
+        first.sizes |= second.sizes
+        first.frozen |= second.frozen
+        first.whole |= second.whole
+        first.units = dict(proposal.alignment.units)
+        first.members = sorted((*first.members, *second.members), key=lambda one: one.number)
+        self.applied[proposal.rule] = self.applied.get(proposal.rule, 0) + 1
+
+    def _finish_partial(self, group: Group, node: Reduction, number: int) -> None:
+        """Parts of the sum are left: a group that combines them."""
+        member = next(one for one in group.members if one.node is node)
+        kept_in_strips = all(one in group.units for one in member.symbols_of(node.kept)) and bool(node.kept)
+        rest = make_partial(group, member, kept_in_strips, self.target)
+        assert member.partial is not None
+        part = member.partial.buffer
+        self.buffers[part.name] = part
+        combine = self._single(rest, number)
+        combine.units = {one: None for one in combine.units if one not in combine.members[0].reduced()}
+        combine.parts = group
+        self.graph.add_combine(combine, group, part.name, node.out.name)
+        self.order.append(combine)
+        for other in reversed(self.order.groups[group.position : -1]):
+            if other.parts is not None and current(other.parts) is group:
+                self._try(other, combine)
+                break

@@ -1,0 +1,217 @@
+"""Groups: loop nodes that become one kernel, over one space of loop symbols.
+
+    total[i0]   = sum over (i1: 768) of x[i0, i1]            group   units {g0: 128}
+    out[i0, i1] = x[i0, i1] - total[i0]                      members over g0, g1 and over g0, g1
+
+A group has loop symbols of its own. `units` are those that are split over threads; the others run inside a unit.
+Each axis of a member's node is a sum of multiples of group symbols (several where an axis was split to fit another
+member's). What keeps a group right: every member covers all units, and what one member reads of another was written
+by the same unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from kiln.loops.body.affine import Affine, guess
+from kiln.loops.program.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
+from kiln.symbolic import Int, Symbol, product, symbol
+
+FusableNode = Pointwise | Reduction | Scan
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Access:
+    """A load or the store of a member. `form` is over the group's symbols; None: not affine."""
+
+    buffer: str
+    form: Affine | None
+    conditional: bool = False
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Partial:
+    """A reduction over units: each block of `size` units of symbol `blocked` writes its part to `buffer`.
+
+    `dims` are the symbols that index the parts, before the node's kept axes.
+    """
+
+    buffer: Buffer
+    dims: tuple[Symbol, ...]
+    blocked: Symbol
+    size: int
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Member:
+    """A node in a group. `places`: each axis of the node as (group symbol, multiple) pairs."""
+
+    node: FusableNode
+    number: int
+    places: dict[Symbol, tuple[tuple[Symbol, Int], ...]]
+    reads: list[Access]
+    write: Access
+    partial: Partial | None = None
+
+    @property
+    def out(self) -> str:
+        return self.node.out.name
+
+    def symbols(self) -> dict[Symbol, None]:
+        """The group symbols that it runs over, in the order of its axes."""
+        return {one: None for parts in self.places.values() for one, _ in parts}
+
+    def symbols_of(self, axes: tuple[Axis, ...]) -> dict[Symbol, None]:
+        return {one: None for axis in axes for one, _ in self.places[axis.symbol]}
+
+    def reduced(self) -> dict[Symbol, None]:
+        """Group symbols that it combines over (a scan: runs along)."""
+        return self.symbols_of(combined_axes(self.node))
+
+    def value(self, own: Symbol) -> Int:
+        """An axis of the node as an expression over group symbols."""
+        total: Int = 0
+        for one, multiple in self.places[own]:
+            total = total + one * multiple
+        return total
+
+    def accesses(self) -> Iterator[Access]:
+        yield from self.reads
+        yield self.write
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Group:
+    """Members in program order. A group without members is one step that nothing fuses with (`step` is its node)."""
+
+    members: list[Member] = field(default_factory=list)
+    step: LoopNode | None = None
+    units: dict[Symbol, None] = field(default_factory=dict)
+    sizes: dict[Symbol, Int] = field(default_factory=dict)
+    frozen: dict[Symbol, int] = field(default_factory=dict)
+    """Blocked symbols and the units per block: these are not split."""
+    whole: frozenset[Symbol] = frozenset()
+    """Symbols that are not split either: a scan runs along them, an index reduction gives their value."""
+    ragged: dict[Symbol, int] = field(default_factory=dict)
+    """Largest size of symbols whose size depends on the unit."""
+    after: set[Group] = field(default_factory=set)
+    hard: set[Group] = field(default_factory=set)
+    """Groups before this one that it must not be fused with."""
+    parts: Group | None = None
+    """The group whose parts this one combines."""
+    position: int = 0
+    into: Group | None = None
+    origin: str = ""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its kernel runs."""
+        return self.members[0].node.out.spec.device if self.members else None
+
+    def writers(self) -> dict[str, Member]:
+        """Members whose whole result the group holds, by buffer."""
+        return {one.out: one for one in self.members if one.partial is None}
+
+    def inner(self, member: Member) -> dict[Symbol, None]:
+        """Symbols of a member that run inside a unit."""
+        return {one: None for one in member.symbols() if one not in self.units}
+
+    def points(self, symbols: dict[Symbol, None]) -> Int:
+        return product(self.sizes[one] for one in symbols)
+
+    def guess_points(self, symbols: dict[Symbol, None]) -> int:
+        """About how many points; blocks count as full."""
+        return guess(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
+
+    def part_symbols(self) -> set[Symbol]:
+        """Units that number the parts of split reductions."""
+        return {one for member in self.members if member.partial for one in member.partial.dims}
+
+    def can_split(self, symbol: Symbol) -> bool:
+        return symbol not in self.whole and symbol not in self.frozen and symbol not in self.part_symbols()
+
+    def has_reductions(self) -> bool:
+        return any(not isinstance(one.node, Pointwise) for one in self.members)
+
+    def split(self, old: Symbol, low: Symbol, low_size: Int, high: Symbol, high_size: Int) -> None:
+        """`old` becomes `low_size` * `high` + `low`."""
+        self.sizes.pop(old)
+        self.sizes |= {high: high_size, low: low_size}
+        if old in self.units:
+            self.units = _replaced(self.units, old, high, low)
+        for member in self.members:
+            for axis, parts in member.places.items():
+                if any(one is old for one, _ in parts):
+                    member.places[axis] = tuple(_split_parts(parts, old, low, low_size, high))
+            for access in member.accesses():
+                if access.form is not None and old in access.form.strides:
+                    step = access.form.strides.pop(old)
+                    access.form.strides |= {high: step * low_size, low: step}
+
+    def rename(self, names: dict[Symbol, Symbol]) -> None:
+        """Group symbols under new names."""
+        self.units = {names.get(one, one): None for one in self.units}
+        self.sizes = {names.get(one, one): size for one, size in self.sizes.items()}
+        self.whole = frozenset(names.get(one, one) for one in self.whole)
+        self.frozen = {names.get(one, one): size for one, size in self.frozen.items()}
+        for member in self.members:
+            for axis, parts in member.places.items():
+                member.places[axis] = tuple([(names.get(one, one), multiple) for one, multiple in parts])
+            for access in member.accesses():
+                if access.form is not None:
+                    strides = access.form.strides
+                    access.form.strides = {names.get(one, one): step for one, step in strides.items()}
+            if member.partial is not None:
+                member.partial.dims = tuple(names.get(one, one) for one in member.partial.dims)
+                member.partial.blocked = names.get(member.partial.blocked, member.partial.blocked)
+
+
+def _replaced(symbols: dict[Symbol, None], old: Symbol, *new: Symbol) -> dict[Symbol, None]:
+    found: dict[Symbol, None] = {}
+    for one in symbols:
+        found |= dict.fromkeys(new) if one is old else {one: None}
+    return found
+
+
+def _split_parts(
+    parts: tuple[tuple[Symbol, Int], ...], old: Symbol, low: Symbol, low_size: Int, high: Symbol
+) -> Iterator[tuple[Symbol, Int]]:
+    for one, multiple in parts:
+        if one is old:
+            yield high, multiple * low_size
+            yield low, multiple
+        else:
+            yield one, multiple
+
+
+@final
+class Symbols:
+    """Fresh symbols for groups: g0, g1, ...; those that a fusion made unnecessary are given out again."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._free: list[Symbol] = []
+
+    def fresh(self) -> Symbol:
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return symbol(f"g{self._count - 1}")
+
+    def release(self, unused: Iterable[Symbol]) -> None:
+        self._free.extend(unused)
+
+
+def combined_axes(node: FusableNode) -> tuple[Axis, ...]:
+    """Axes that a reduction combines over, or that a scan runs along."""
+    if isinstance(node, Reduction):
+        return node.reduced
+    return (node.axes[node.along],) if isinstance(node, Scan) else ()

@@ -1,0 +1,153 @@
+"""Loop order, vector axis, strips and grain of a group: how its loops lie on memory and threads.
+
+    units {g0: rows}, inner {g1: columns, stride 1}     rows one by one, phases vectorised along g1
+    units {g1: columns, stride 1}, inner {g0: rows}     strips of columns, each going down the rows
+
+Symbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
+vectorised. If it is a unit, units go through the phases in strips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import log2
+from typing import final
+
+from kiln.loops.body.affine import divides, guess
+from kiln.loops.body.body import Indirect, Load, LoopBody
+from kiln.loops.body.builder import without_dead
+from kiln.loops.body.indexing import symbols_of
+from kiln.loops.fusion.group import FusableNode, Group, Member, Symbols
+from kiln.loops.kernel.analyses import bound_symbols, flops, free_symbols, node_axes
+from kiln.loops.program.nodes import Buffer
+from kiln.support.target import Target
+from kiln.symbolic import Symbol, is_static, sym_min
+
+GRAIN_NANOSECONDS = 20_000
+"""Work that is worth a thread."""
+NANOSECONDS_PER_BYTE, NANOSECONDS_PER_FLOP = 0.05, 0.05
+NANOSECONDS_PER_MISS, FAR_BYTES = 5, 1 << 20
+"""What a look-up in a tensor of so many bytes costs."""
+LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
+SHORT_ROW = 12
+"""Rows that do not fill a vector."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`order`: all symbols, outermost first. `vector`: the one that is vectorised where a phase has it."""
+
+    order: list[Symbol]
+    vector: Symbol | None
+    strip: int
+    grain: int
+
+
+def block_units(group: Group, symbols: Symbols) -> None:
+    """Blocked units become units of blocks, with the units of a block inside."""
+    for old, size in list(group.frozen.items()):
+        block, within = symbols.fresh(), symbols.fresh()
+        whole = group.sizes[old]
+        group.split(old, within, size, block, (whole + size - 1) // size)
+        if not divides(size, whole):
+            group.sizes[within] = sym_min(size, whole - block * size)
+            group.ragged[within] = size
+        del group.units[within]
+        del group.frozen[old]
+        for member in group.members:
+            if member.partial is not None:
+                member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
+
+
+def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> Layout:
+    """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
+    strides = _strides(group)
+    vector = best_vector(group, group.members, stored)
+    if vector is None:
+        vector = best_vector(group, group.members)
+    units = list(group.units)
+    in_strips = vector is None or vector in group.units or _is_short(group)
+    if in_strips and vector not in group.units:
+        vector = min(units, key=lambda one: strides.get(one, 0.0), default=None)
+    if in_strips and vector in symbols_of(*group.sizes.values()):
+        # The units of a strip go through a phase together: its sizes must not differ between them.
+        in_strips, vector = False, None
+    order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
+    if target.is_gpu:
+        return Layout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
+    strip = _strip(group, target) if in_strips and units else 0
+    return Layout(order, vector if not in_strips else None, strip, _grain(group, buffers))
+
+
+def _is_short(group: Group) -> bool:
+    """Would rows leave vectors empty, where there are many of them?"""
+    longest = max(group.guess_points(group.inner(member)) for member in group.members)
+    return longest < SHORT_ROW and group.guess_points(group.units) >= 8 * SHORT_ROW
+
+
+def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] | None = None) -> Symbol | None:
+    """The symbol with neighbours in memory in most accesses, weighed by elements; None where there is none.
+
+    `stored`: which results of members reach memory; None: all.
+    """
+    private = group.writers().keys() - stored if stored is not None else frozenset()
+    votes: dict[Symbol, int] = {}
+    for member in members:
+        for access in member.accesses():
+            if access.form is None or access.buffer in private:
+                continue
+            for one, stride in access.form.strides.items():
+                if is_static(stride) and stride == 1:
+                    points = group.guess_points(dict.fromkeys(access.form.strides))
+                    votes[one] = votes.get(one, 0) + points
+    return max(votes, key=lambda one: votes[one], default=None)
+
+
+def _strides(group: Group) -> dict[Symbol, float]:
+    """The mean logarithm of the strides of each symbol, weighed by the elements of an access."""
+    total: dict[Symbol, float] = {}
+    count: dict[Symbol, int] = {}
+    for member in group.members:
+        for access in member.accesses():
+            if access.form is None:
+                continue
+            points = group.guess_points(dict.fromkeys(access.form.strides))
+            for one, stride in access.form.strides.items():
+                total[one] = total.get(one, 0.0) + points * log2(max(abs(guess(stride)), 1))
+                count[one] = count.get(one, 0) + points
+    return {one: total[one] / max(count[one], 1) for one in total}
+
+
+def _strip(group: Group, target: Target) -> int:
+    """Long strips for pointwise loops; short ones where a strip is most of the work, so that all threads have some."""
+    if not any(group.inner(member) for member in group.members):
+        return LONGEST_STRIP
+    wanted = group.guess_points(group.units) // (4 * target.threads)
+    shortest = SHORTEST_STRIP_BYTES // 4
+    return max(shortest, min(LONGEST_STRIP, 1 << max(wanted, 1).bit_length() - 1))
+
+
+def _misses(node: FusableNode, buffers: Mapping[str, Buffer]) -> int:
+    """Look-ups of neighbouring points that lie apart in a tensor beyond the cache."""
+    picked = tuple([op.operand for op in node.body.ops if isinstance(op, Indirect)])
+    longer = [axis.symbol for axis in node_axes(node) if guess(axis.size) > 1]
+    if not picked or not longer or longer[-1] not in free_symbols(without_dead(LoopBody(node.body.ops, picked))):
+        return 0
+    bound = bound_symbols(node.body)
+    loads = [op for op in node.body.ops if isinstance(op, Load) and not bound.isdisjoint(symbols_of(*op.index))]
+    specs = [buffers[load.buffer].spec for load in loads]
+    return sum(guess(spec.numel()) * spec.dtype.itemsize >= FAR_BYTES for spec in specs)
+
+
+def _grain(group: Group, buffers: Mapping[str, Buffer]) -> int:
+    """Units that take about `GRAIN_NANOSECONDS`."""
+    cost = 0.0
+    for member in group.members:
+        points = group.guess_points(group.inner(member))
+        size = sum(1 for _ in member.accesses()) * member.node.out.spec.dtype.itemsize
+        cost += points * (size * NANOSECONDS_PER_BYTE + flops(member.node.body) * NANOSECONDS_PER_FLOP)
+        cost += points * _misses(member.node, buffers) * NANOSECONDS_PER_MISS
+    units = GRAIN_NANOSECONDS / max(cost, 0.01)
+    return 1 << max(int(units).bit_length() - 1, 0)

@@ -1,0 +1,61 @@
+"""How many independent pieces of work a kernel has, and how many the machine wants.
+
+    CPU   a unit is a piece; four per thread keep all threads busy to the end
+    GPU   a program is a piece: a unit, or a strip of units that are neighbours in memory; two per multiprocessor at
+          least, four where a reduction is cut into blocks for them
+
+Numbers depend on the machine and on shapes, never on data or on how many threads happen to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from kiln.loops.body.affine import guess
+from kiln.loops.fusion.group import Group
+from kiln.loops.fusion.layout import best_vector
+from kiln.support.target import Target
+from kiln.symbolic import Symbol
+
+GPU_STRIP = 64
+"""Units next to each other in memory that one program of a GPU takes at least."""
+
+PIECE_POINTS = 1 << 14
+"""Points that one program of a GPU is through with in the time of a launch."""
+
+
+def wanted_pieces(target: Target) -> int:
+    """So many pieces of work keep the machine busy."""
+    return 2 * target.multiprocessors if target.is_gpu else 4 * target.threads
+
+
+def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
+    """About how many pieces of work there are if `units` are the units of `group`.
+
+    `blocks`: those that a program of a GPU goes through in blocks, and how many make one; by default the group's own.
+    """
+    if not target.is_gpu:
+        return guess(group.points(units))
+    together = {best_vector(group, group.members): GPU_STRIP} | (group.frozen if blocks is None else dict(blocks))
+    counts = [-(-max(guess(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
+    return prod(counts)
+
+
+def strip(group: Group, units: dict[Symbol, None]) -> int:
+    """Units that a program of a GPU takes together."""
+    vector = best_vector(group, group.members)
+    return min(guess(group.sizes[vector]), GPU_STRIP) if vector in units else 1
+
+
+def starves(points: int, count: int, target: Target) -> bool:
+    """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?
+
+    A quarter less than wanted are enough: blocks are whole, so their number is not always the best.
+    """
+    return 4 * count < 3 * wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
+
+
+def floor_power(value: int) -> int:
+    """The largest power of two up to `value`."""
+    return 1 << (max(value, 1).bit_length() - 1)

@@ -1,0 +1,179 @@
+"""Reductions that are split over units: each block of units gives a part, a second reduction combines the parts.
+
+    total = sum over (i0: 1000000) of x[i0]
+
+    part[b] = sum over (v: 8192) of x[8192*b + v]       units (b: 123)
+    total   = sum over (b: 123) of part[b]
+
+On a CPU block sizes depend on the shape of the loop, never on the number of threads: results are the same on every
+machine. On a GPU they also depend on the number of multiprocessors, which all have to get work.
+A reduction is split when too few units would be left, or when one accumulator would take so many terms that a plain
+sum loses digits. It is also split to join a group whose units it reduces: layer norm's backward computes the gradient
+of each row, and the sums of columns over all rows, in one pass.
+"""
+
+from __future__ import annotations
+
+from kiln.loops.body.affine import guess, guess_large
+from kiln.loops.body.builder import BodyBuilder
+from kiln.loops.fusion.group import Group, Member, Partial
+from kiln.loops.fusion.parallel import floor_power, pieces, starves, strip, wanted_pieces
+from kiln.loops.fusion.single import accumulator_dtype
+from kiln.loops.program.nodes import Axis, Buffer, ReduceOp, Reduction
+from kiln.support.target import Target
+from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
+from kiln.tensor.spec import TensorSpec, contiguous_strides
+
+SERIAL_POINTS = 1 << 15
+"""So many points are not worth a second thread."""
+BLOCK_POINTS = 1 << 13
+"""Points of a block: long enough to hide the second reduction, short enough to stay in the cache."""
+COLUMN_TERMS = 512
+"""Terms that one accumulator of a column takes before its error shows."""
+COLUMN_BLOCK = 128
+"""Rows of a block of a column reduction."""
+
+GPU_BLOCK_POINTS, GPU_COLUMN_BLOCK = 1 << 12, 1 << 6
+"""The shortest block of a row, and the fewest rows of a block of columns, that a program is worth."""
+
+SPLITTABLE = frozenset(set(ReduceOp) - {ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+
+
+def is_splittable(member: Member) -> bool:
+    return isinstance(member.node, Reduction) and member.node.op in SPLITTABLE
+
+
+def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, None]:
+    """The units of a node on its own; those of a reduction that is split hold reduced symbols."""
+    reduced = member.reduced()
+    kept = {one: None for one in member.symbols() if one not in reduced}
+    if target.is_gpu:
+        return _gpu_units(group, member, target, kept)
+    if not is_splittable(member) or guess_large(group.points(member.symbols())) <= SERIAL_POINTS:
+        return kept
+    along_reduced = _runs_along(member, reduced)
+    if along_reduced and guess(group.points(kept)) >= 4 * target.threads:
+        return kept
+    if not along_reduced and guess_large(group.points(reduced)) <= COLUMN_TERMS:
+        return kept
+    outer = _outer_reduced(group, member, BLOCK_POINTS if along_reduced else COLUMN_BLOCK)
+    return {one: None for one in member.symbols() if one in kept or one in outer}
+
+
+def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
+    """Split where the kept axes give too few programs and each would take long."""
+    have = pieces(group, kept, target)
+    if not is_splittable(member) or not starves(guess(group.points(member.symbols())), have, target):
+        return kept
+    reduced = member.reduced()
+    least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK
+    points = guess(group.points(reduced))
+    block = max(points * have // (2 * wanted_pieces(target)), least)
+    if 2 * block > points:
+        return kept
+    outer = _outer_reduced(group, member, block)
+    return {one: None for one in member.symbols() if one in kept or one in outer}
+
+
+def _runs_along(member: Member, symbols: dict[Symbol, None]) -> bool:
+    """Are neighbours in memory neighbours along `symbols`?"""
+    for access in member.reads:
+        if access.form is not None:
+            for one, stride in access.form.strides.items():
+                if is_static(stride) and stride == 1:
+                    return one in symbols
+    return False
+
+
+def _strides(member: Member) -> dict[Symbol, int]:
+    """The stride of each symbol in the read that has most of them."""
+    forms = [access.form.strides for access in member.reads if access.form is not None]
+    best = max(forms, key=len, default={})
+    return {one: guess(stride) for one, stride in best.items()}
+
+
+def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symbol, None]:
+    """Reduced symbols from the one on at which a block is full; all of them where none is."""
+    strides = _strides(member)
+    ascending = sorted(member.reduced(), key=lambda one: strides.get(one, 0))
+    points = 1
+    for place, one in enumerate(ascending):
+        points *= max(guess(group.sizes[one]), 1)
+        if points >= block_points or place == len(ascending) - 1:
+            return dict.fromkeys(ascending[place:])
+    return {}
+
+
+def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Target) -> Reduction:
+    """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts."""
+    node = member.node
+    assert isinstance(node, Reduction)
+    strides = _strides(member)
+    outer = sorted((one for one in member.reduced() if one in group.units), key=lambda one: -strides.get(one, 0))
+    blocked = next(iter(group.frozen), outer[-1])
+    outer.sort(key=lambda one: one is blocked)
+    if not group.frozen:
+        group.frozen[blocked] = (
+            _gpu_block_size(group, blocked, target) if target.is_gpu else _block_size(group, kept_in_strips)
+        )
+    size = group.frozen[blocked]
+    counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
+    sizes = (*counts, *node.out.spec.sizes)
+    dtype = accumulator_dtype(node.op, node.out.spec.dtype)
+    spec = TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, node.out.spec.device)
+    part = Buffer(f"{node.out.name}_part", spec)
+    member.partial = Partial(part, tuple(outer), blocked, size)
+    return _combine(node, part, counts)
+
+
+def _block_size(group: Group, kept_in_strips: bool) -> int:
+    """A power of two, so that sizes which are multiples of it leave no rest."""
+    inner = max(guess(group.points({one: None for one in group.sizes if one not in group.units})), 1)
+    if kept_in_strips:
+        return max(COLUMN_BLOCK // inner, 1)
+    wanted = max(BLOCK_POINTS // inner, 4)
+    return 1 << (wanted - 1).bit_length()
+
+
+def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
+    """Units per block: the most that leave enough programs, but enough work for each.
+
+    Without a rest if a few more or less need none.
+    """
+    others = {one: None for one in group.units if one is not blocked}
+    blocks = _blocks_for(pieces(group, others, target), target)
+    size = guess(group.sizes[blocked])
+    inner = guess(group.points({one: None for one in group.sizes if one not in group.units}))
+    least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
+    most = max(min(max(size // blocks, least), size), 1)
+    if is_static(group.sizes[blocked]):
+        whole = next((one for one in range(most + most // 16, most - most // 8, -1) if size % one == 0), None)
+        if whole is not None:
+            return whole
+        if inner > 1:
+            return -(-size // (size // most))
+    return floor_power(most)
+
+
+def _blocks_for(others: int, target: Target) -> int:
+    """Blocks that each of `others` pieces is cut into, for about as many programs as are wanted.
+
+    A few more than there is room for wait until the first are done; a few less leave some multiprocessors half idle.
+    """
+    wanted, machine = wanted_pieces(target), max(target.multiprocessors, 1)
+    fewer = max(wanted // max(others, 1), 1)
+
+    def busy(blocks: int) -> float:
+        programs = blocks * max(others, 1)
+        return programs / (machine * -(-programs // machine))
+
+    return fewer + 1 if fewer * others < wanted and busy(fewer + 1) > busy(fewer) else fewer
+
+
+def _combine(node: Reduction, part: Buffer, counts: list[Int]) -> Reduction:
+    """The reduction of the parts."""
+    axes = tuple(Axis(symbol(f"q{place}"), count) for place, count in enumerate(counts))
+    builder = BodyBuilder()
+    index = tuple(axis.symbol for axis in (*axes, *node.kept))
+    body = builder.finish(builder.load(part.name, index, part.spec.dtype))
+    return Reduction(node.out, node.kept, axes, node.op, body, node.origin)

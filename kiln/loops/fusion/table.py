@@ -1,0 +1,70 @@
+"""The kernels of a program, each once: kernels that differ only in names are launches of one.
+
+norm(x, w1 -> y)    norm(u, w2 -> v)        one kernel a0, a1 -> a2, two launches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.loops.fusion.keys import Key
+from kiln.loops.fusion.single import Call
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.rename import canonical
+from kiln.loops.kernel.scheduled import Launch
+from kiln.symbolic import Int, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The launch of a group; its buffers by number."""
+
+    kernel: KernelIR
+    args: tuple[int, ...]
+    ints: tuple[Int, ...]
+    over: tuple[tuple[int, int], ...]
+
+
+@final
+class KernelTable:
+    """Canonical kernels by key, under names that are different."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, KernelIR] = {}
+        self.by_group: dict[Key, _Known] = {}
+        self._names: dict[str, int] = {}
+
+    def launch(self, call: Call) -> Launch:
+        """The launch of a kernel on the buffers that it names."""
+        kernel = call.kernel
+        made, key = canonical(kernel)
+        if key not in self.by_key:
+            self.by_key[key] = replace(made, name=self._fresh(kernel.name))
+        args = tuple(param.name for param in kernel.params)
+        ints = tuple(call.sizes.get(one, one) if isinstance(one, Symbol) else one for one in kernel.ints)
+        return Launch(self.by_key[key], args, ints, kernel.origin)
+
+    def known(self, key: Key, names: tuple[str, ...], origin: str) -> Launch | None:
+        """The launch for a group equal to one that has been launched, on the buffers `names`."""
+        found = self.by_group.get(key)
+        if found is None:
+            return None
+        return Launch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
+
+    def remember(self, key: Key, names: tuple[str, ...], launch: Launch, over: Mapping[str, str]) -> Launch:
+        args = tuple([names.index(name) for name in launch.args])
+        pairs = tuple([(names.index(result), names.index(argument)) for result, argument in over.items()])
+        self.by_group[key] = _Known(launch.kernel, args, launch.ints, pairs)
+        return launch
+
+    def taken_over(self, key: Key, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        """Results that are written over an argument, and this argument."""
+        for result, argument in self.by_group[key].over:
+            yield names[result], names[argument]
+
+    def _fresh(self, name: str) -> str:
+        count = self._names[name] = self._names.get(name, -1) + 1
+        return f"{name}_{count}" if count else name

@@ -1,0 +1,1 @@
+"""Kernels: units of work, and the phases that each unit goes through."""

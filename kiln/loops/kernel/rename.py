@@ -1,0 +1,201 @@
+"""Renaming in bodies and kernels, and the canonical form that makes equal kernels equal data.
+
+    canonical(kernel)    the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0..,
+                         and its key
+
+Two kernels with equal keys are one kernel called with other arguments: names, origins and the order in which a body
+happens to hold independent ops are left out of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
+from kiln.loops.body.builder import BodyBuilder, moved, operands_of, symbols_used
+from kiln.loops.body.indexing import substituted
+from kiln.loops.kernel.analyses import kernel_reads
+from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.nodes import Axis, Buffer
+from kiln.symbolic import Int, Symbol, symbol
+from kiln.tensor.spec import TensorSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """New names of buffers and locals, new values of symbols; what is not named stays."""
+
+    names: Mapping[str, str]
+    symbols: Mapping[Symbol, Int]
+
+    def name(self, old: str) -> str:
+        return self.names.get(old, old)
+
+    def value(self, old: Int) -> Int:
+        return substituted(old, self.symbols)
+
+    def index(self, old: Index) -> Index:
+        return tuple(self.value(at) for at in old)
+
+    def bound(self, old: Symbol) -> Symbol:
+        """The new name of a symbol that stands where one is bound."""
+        new = self.symbols.get(old, old)
+        if not isinstance(new, Symbol):
+            raise ValueError(f"{old} is bound here and cannot become {new}")
+        return new
+
+    def axes(self, old: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(self.bound(axis.symbol), self.value(axis.size)) for axis in old)
+
+    def spec(self, old: TensorSpec) -> TensorSpec:
+        return old.with_view(self.index(old.sizes), self.index(old.strides), self.value(old.offset))
+
+    def buffer(self, old: Buffer) -> Buffer:
+        base = None if old.base is None else self.name(old.base)
+        return Buffer(self.name(old.name), self.spec(old.spec), base)
+
+
+def rename_body(body: LoopBody, by: Renaming) -> LoopBody:
+    """`body` with other names. Raises `ValueError` where a relation becomes decided: rebuild the body then."""
+    return LoopBody(tuple(_rename_op(op, by) for op in body.ops), body.results)
+
+
+def _rename_op(op: BodyOp, by: Renaming) -> BodyOp:
+    match op:
+        case Load(buffer, index, dtype, mask):
+            return Load(by.name(buffer), by.index(index), dtype, mask)
+        case IndexValue(expr, dtype):
+            return IndexValue(by.value(expr), dtype)
+        case Test(relation):
+            renamed = relation.substitute(by.symbols)
+            if isinstance(renamed, bool):
+                raise ValueError(f"{relation} becomes {renamed}")
+            return Test(renamed)
+        case Indirect(bound, operand, size, check):
+            return Indirect(by.bound(bound), operand, by.value(size), check)
+        case Random():
+            return replace(op, counter=by.value(op.counter))
+    return op
+
+
+def rename_kernel(kernel: KernelIR, by: Renaming) -> KernelIR:
+    """`kernel` with other names of buffers, locals and symbols."""
+    return replace(
+        kernel,
+        units=by.axes(kernel.units),
+        phases=tuple(_rename_phase(phase, by) for phase in kernel.phases),
+        locals=tuple(Local(by.name(one.name), one.dtype, by.axes(one.axes)) for one in kernel.locals),
+        params=tuple(by.buffer(one) for one in kernel.params),
+        writes=frozenset(map(by.name, kernel.writes)),
+        ints=by.index(kernel.ints),
+        grain=by.value(kernel.grain),
+    )
+
+
+def _rename_phase(phase: Phase, by: Renaming) -> Phase:
+    effects = tuple(_rename_effect(effect, by) for effect in phase.effects)
+    return replace(phase, axes=by.axes(phase.axes), body=rename_body(phase.body, by), effects=effects)
+
+
+def _rename_store(store: Store, by: Renaming) -> Store:
+    return replace(store, target=by.name(store.target), index=by.index(store.index))
+
+
+def _rename_effect(effect: Store | Accumulate, by: Renaming) -> Store | Accumulate:
+    if isinstance(effect, Store):
+        return _rename_store(effect, by)
+    return replace(
+        effect,
+        target=by.name(effect.target),
+        over=by.axes(effect.over),
+        index=by.index(effect.index),
+        running=None if effect.running is None else _rename_store(effect.running, by),
+        exp_sum=None if effect.exp_sum is None else by.name(effect.exp_sum),
+    )
+
+
+# --------------------------------------------------------------------------------------- canonical form
+
+
+def canonical(kernel: KernelIR) -> tuple[KernelIR, str]:
+    """The kernel under canonical names, and a key that equal kernels share (64 hexadecimal digits).
+
+    Parameter i of the kernel is parameter i of its canonical form, size argument i its size argument i.
+    """
+    ordered = replace(kernel, phases=tuple(map(_ordered_phase, kernel.phases)), name="kernel", origin="")
+    made = rename_kernel(ordered, Renaming(_canonical_names(ordered), _canonical_symbols(ordered)))
+    access = "".join("w" if one.name in made.writes else "r" for one in made.params)
+    return made, hashlib.sha256(f"{access}\n{kernel_text(made)}".encode()).hexdigest()
+
+
+def _canonical_names(kernel: KernelIR) -> dict[str, str]:
+    """Parameters in0, out1, io2 by what happens to them; locals sum0, amax1, row2 by what is kept there."""
+    reads, names = kernel_reads(kernel), {}
+    for place, param in enumerate(kernel.params):
+        kind = "in" if param.name not in kernel.writes else "io" if param.name in reads else "out"
+        names[param.name] = f"{kind}{place}"
+    effects = [effect for phase in kernel.phases for effect in phase.effects]
+    combined = {effect.target: effect.op.value for effect in effects if isinstance(effect, Accumulate)}
+    combined |= {effect.exp_sum: "sum" for effect in effects if isinstance(effect, Accumulate) and effect.exp_sum}
+    for place, local in enumerate(kernel.locals):
+        names[local.name] = f"{combined.get(local.name, 'row' if local.axes else 'number')}{place}"
+    return names
+
+
+def _canonical_symbols(kernel: KernelIR) -> dict[Symbol, Int]:
+    """Axes in order of appearance i0.., bound symbols j0.., size arguments n0.."""
+    loops: dict[Symbol, None] = {axis.symbol: None for axis in kernel.units}
+    data: dict[Symbol, None] = {}
+    for phase in kernel.phases:
+        loops.update((axis.symbol, None) for axis in phase.axes)
+        data.update((op.symbol, None) for op in phase.body.ops if isinstance(op, Indirect))
+    for local in kernel.locals:
+        loops.update((axis.symbol, None) for axis in local.axes)
+    renamed: dict[Symbol, Int] = {}
+    for prefix, group in (("i", loops), ("j", data)):
+        renamed |= {old: symbol(f"{prefix}{place}") for place, old in enumerate(group)}
+    for place, given in enumerate(kernel.ints):
+        if isinstance(given, Symbol):
+            renamed[given] = symbol(f"n{place}")
+    return renamed
+
+
+def _ordered_phase(phase: Phase) -> Phase:
+    """The ops in the order in which the effects need them, results numbered by the effects."""
+    builder = BodyBuilder()
+    places: dict[int, int] = {}
+    binders = {op.symbol: place for place, op in enumerate(phase.body.ops) if isinstance(op, Indirect)}
+
+    def need_symbols(symbols: frozenset[Symbol]) -> None:
+        for one in sorted(symbols & binders.keys(), key=lambda one: binders[one]):
+            need(binders[one])
+
+    def need(place: int) -> None:
+        if place in places:
+            return
+        op = phase.body.ops[place]
+        for operand in operands_of(op):
+            need(operand)
+        need_symbols(symbols_used(op))
+        places[place] = builder.append(moved(op, places))
+
+    results: list[int] = []
+    effects: list[Store | Accumulate] = []
+    for effect in phase.effects:
+        place = phase.body.results[effect.result]
+        need(place)
+        for at in effect.index:
+            need_symbols(at.free_symbols() if not isinstance(at, int) else frozenset())
+        if places[place] not in results:
+            results.append(places[place])
+        number = results.index(places[place])
+        changed = replace(effect, result=number)
+        if isinstance(changed, Accumulate) and changed.running is not None:
+            changed = replace(changed, running=replace(changed.running, result=number))
+        effects.append(changed)
+    return replace(phase, body=LoopBody(tuple(builder.ops), tuple(results)), effects=tuple(effects))

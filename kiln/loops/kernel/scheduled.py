@@ -1,0 +1,51 @@
+"""What the schedule hands to the plan writer: kernels and calls in order, and the life of each buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
+from kiln.symbolic import Int, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory for `buffer` just before step `before`; taken over from `reuse` (dead, at least as large) if given."""
+
+    buffer: Buffer
+    before: int
+    reuse: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run `kernel` on buffers `args` (one per parameter) with sizes `ints` (one per symbol of `kernel.ints`).
+
+    Equal kernels of a program are one object, launched with other arguments. The spec of a parameter is the view
+    under which the kernel sees the memory of its argument, from the argument's first element on: it may have merged
+    or split dimensions, and its sizes are in the kernel's own symbols.
+    """
+
+    kernel: KernelIR
+    args: tuple[str, ...]
+    ints: tuple[Int, ...] = ()
+    origin: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScheduledProgram:
+    """`steps` in order; `frees[i]` are the buffers that are dead after step i."""
+
+    name: str
+    inputs: tuple[Buffer | Symbol, ...]
+    constants: tuple[tuple[Buffer, str], ...]
+    steps: tuple[Launch | Extern, ...]
+    allocations: tuple[Allocation, ...]
+    frees: tuple[tuple[str, ...], ...]
+    outputs: tuple[LoopOutput, ...]
+    writes: tuple[tuple[str, str], ...]

@@ -1,0 +1,134 @@
+"""Elements of MOVE ops that choose between inputs, or pick by data.
+
+cat(x, y)        at (i0)       =>   where(i0 < 4, x at (i0), y at (i0 - 4)), each loaded only where it is chosen
+pad(x, value)    at (i0)       =>   where(0 <= i0 - 2 < 8, x at (i0 - 2), value)
+gather(x, n)     at (i0, i1)   =>   x at (i0, j0) with j0 = indirect(n at (i0, i1))
+"""
+
+from __future__ import annotations
+
+from kiln.graph.ir.node import Node
+from kiln.loops.body.body import Index
+from kiln.loops.lowering.body import Body
+from kiln.loops.lowering.column import ELEMENT
+from kiln.symbolic import Int, rel_eq
+
+
+@ELEMENT("cat")
+def cat(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    axis, dtype = node.attrs["axis"], node.tensor.dtype
+    pieces: list[tuple[int | None, int]] = []
+    start: Int = 0
+    for one in node.inputs:
+        size = one.tensor.sizes[axis]
+        inside = body.within(index[axis], start, start + size)
+        at = (*index[:axis], index[axis] - start, *index[axis + 1 :])
+        if size != 0:
+            pieces.append((inside, body.element(one, _simple(body, at), body.both(mask, inside))))
+        start = start + size
+    result = pieces[-1][1]
+    for inside, value in reversed(pieces[:-1]):
+        result = body.choose(dtype, inside, value, result)
+    return result
+
+
+def _simple(body: Body, index: Index) -> Index:
+    return tuple([body.ranges.simplify(at) for at in index])
+
+
+@ELEMENT("pad")
+def pad(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, value = node.inputs
+    below = tuple([at - low for at, low in zip(index, node.attrs["low"], strict=True)])
+    tests = [
+        body.within(at, 0, size)
+        for at, size, low, high in zip(below, x.tensor.sizes, node.attrs["low"], node.attrs["high"], strict=True)
+        if not (_at_most_zero(low) and _at_most_zero(high))
+    ]
+    inside = body.both(*tests)
+    if any(size == 0 for size in x.tensor.sizes):
+        return body.element(value, (), mask)
+    loaded = body.element(x, _simple(body, below), body.both(mask, inside))
+    return body.choose(node.tensor.dtype, inside, loaded, body.element(value, (), mask))
+
+
+def _at_most_zero(amount: Int) -> bool:
+    return isinstance(amount, int) and amount <= 0
+
+
+@ELEMENT("gather")
+def gather(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, indices = node.inputs
+    if not x.tensor.rank:
+        return body.element(x, (), mask)
+    axis = node.attrs["axis"]
+    picked = body.indirect(body.element(indices, index, mask), x.tensor.sizes[axis])
+    return body.element(x, (*index[:axis], picked, *index[axis + 1 :]), mask)
+
+
+@ELEMENT("index")
+def index_(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, *indices = node.inputs
+    return body.element(x, indexed(body, node, x.tensor.sizes, indices, index, mask), mask)
+
+
+def indexed(
+    body: Body, node: Node, sizes: tuple[Int, ...], indices: list[Node], index: Index, mask: int | None
+) -> Index:
+    """The index into a tensor of `sizes` of the element at `index` of the indexed result (attribute `axes`)."""
+    axes = node.attrs["axes"]
+    rank = max(one.tensor.rank for one in indices)
+    start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
+    at = index[start : start + rank]
+    picked = picked_sizes(indices)
+    rest = iter(index[:start] + index[start + rank :])
+    places: dict[int, Int] = {}
+    for axis, one in zip(axes, indices, strict=True):
+        value = body.broadcast_element(one, at, picked, mask)
+        places[axis] = body.indirect(value, sizes[axis])
+    return tuple([places[axis] if axis in places else next(rest) for axis in range(len(sizes))])
+
+
+def picked_sizes(indices: list[Node]) -> tuple[Int, ...]:
+    """The common sizes of index tensors."""
+    rank = max(one.tensor.rank for one in indices)
+    picked: list[Int] = [1] * rank
+    for one in indices:
+        for axis, size in enumerate(reversed(one.tensor.sizes)):
+            if size != 1:
+                picked[rank - 1 - axis] = size
+    return tuple(picked)
+
+
+@ELEMENT("select_scatter")
+def select_scatter(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, y = node.inputs
+    axis = node.attrs["axis"]
+    here = body.test(rel_eq(index[axis], node.attrs["index"]))
+    new = body.element(y, index[:axis] + index[axis + 1 :], body.both(mask, here))
+    return body.choose(node.tensor.dtype, here, new, body.element(x, index, mask))
+
+
+@ELEMENT("slice_scatter")
+def slice_scatter(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, y = node.inputs
+    axis, start, step = node.attrs["axis"], node.attrs["start"], node.attrs["step"]
+    if y.tensor.sizes[axis] == 0:
+        return body.element(x, index, mask)
+    offset = index[axis] - start
+    stop = start + (y.tensor.sizes[axis] - 1) * step + 1
+    here = body.both(body.within(index[axis], start, stop), body.test(rel_eq(offset % step, 0)))
+    below = body.ranges.simplify(offset if step == 1 else offset // step)
+    new = body.element(y, (*index[:axis], below, *index[axis + 1 :]), body.both(mask, here))
+    return new if here is None else body.choose(node.tensor.dtype, here, new, body.element(x, index, mask))
+
+
+@ELEMENT("diagonal_scatter")
+def diagonal_scatter(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    x, y = node.inputs
+    offset, axis1, axis2 = (node.attrs[name] for name in ("offset", "axis1", "axis2"))
+    row, column = index[axis1], index[axis2]
+    here = body.test(rel_eq(row + offset, column))
+    rest = tuple([at for axis, at in enumerate(index) if axis not in (axis1, axis2)])
+    new = body.element(y, (*rest, row if offset >= 0 else column), body.both(mask, here))
+    return body.choose(node.tensor.dtype, here, new, body.element(x, index, mask))

@@ -1,0 +1,78 @@
+"""The check in front of a region as a plan of library calls that returns numbers: nothing for it is compiled by g++.
+
+    %1: b8[1, 128] = convert(%0, dtype=b8)             %1 = aten._to_copy.default(%0, dtype=bool)
+    %2: b8[] = all(%1, axes=(0, 1))             =>     %2 = aten.all.dims(%1, (0, 1))
+    return %2                                          u0 = read bool %2
+                                                       return u0
+
+What is checked is small, so a call costs less than the kernel's compile would; an op that needs several calls stays
+a primitive and gets a kernel after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kiln.capture.interpreter.speculation import Truths
+from kiln.graph.ir.build import to_template
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.single_call import single_call
+from kiln.graph.passes import run_passes
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
+from kiln.pipeline.compiled_plan import compile_plan, load_plan
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.stages import graph_to_plan
+from kiln.symbolic import symbol
+from kiln.tensor.spec import ScalarSpec, TensorSpec
+
+CALLED = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
+
+
+def compile_check(graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext) -> Truths:
+    """Computes the outputs of `graph`, truth values of rank 0, as Python numbers."""
+    short = run_passes(graph, context.events)
+    compiled = compile_plan(graph_to_plan(with_numbers(with_calls(short)), context, "check"), constants, context)
+    return Truths(compiled.executor(), compiled.bundle)
+
+
+def load_truths(data: bytes) -> Truths:
+    """What `Truths.write` of an earlier process wrote. Raises KilnError."""
+    return Truths(load_plan(data), lambda: data)
+
+
+def with_calls(graph: Graph) -> Graph:
+    """Loops that one ATen call computes become that call."""
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple([made.get(one, one) for one in node.inputs])
+        made[node] = as_call(node, inputs) or Node(node.op, inputs, node.attrs, node.spec, node.origin)
+    outputs = tuple([Output(made.get(one.value, one.value)) for one in graph.outputs])
+    return Graph(graph.inputs, [made[node] for node in graph.nodes], outputs, (), graph.name, graph.facts)
+
+
+def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """The call that computes `node`, None where there is no single one."""
+    if node.op.kind not in CALLED or not isinstance(node.spec, TensorSpec):
+        return None
+    call = single_call(node, inputs)
+    if call is None:
+        return None
+    used: list[Node] = []
+    args = to_template(call.args, used)
+    kwargs = tuple([(name, to_template(value, used)) for name, value in call.kwargs])
+    attrs = {"target": call.target, "args": args, "kwargs": kwargs}
+    return Node(PRIMS["aten"], tuple(used), attrs, node.spec, node.origin)
+
+
+def with_numbers(graph: Graph) -> Graph:
+    """The outputs read on the host."""
+    reads = [
+        Node(PRIMS["local_scalar"], (output.value,), {"kind": "bool"}, ScalarSpec(bool, symbol(f"truth_{place}")))
+        for place, output in enumerate(graph.outputs)
+    ]
+    outputs = tuple([Output(one) for one in reads])
+    return Graph(graph.inputs, [*graph.nodes, *reads], outputs, (), graph.name, graph.facts)

@@ -1,0 +1,51 @@
+"""What the transformed code of a variant calls, as sections of its file: regions and checks of speculations.
+
+{"kind": "region", ...}     `region.py` writes and reads it
+{"kind": "check", ...}      the plan that computes the speculated truth values, and what they must be
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kiln.capture.interpreter.speculation import Check
+from kiln.pipeline.compiled_region import CompiledRegion
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.region import load_region
+from kiln.pipeline.speculation_plan import load_truths
+from kiln.runtime.bytecode_file import PartWriter
+from kiln.runtime.cache.bundle import pack, unpack
+
+REGION, CHECK = "region", "check"
+
+
+def part_writer(regions: Sequence[CompiledRegion]) -> PartWriter:
+    """Writes the objects in transformed code that only this wing knows."""
+
+    def write(value: object) -> bytes | None:
+        for region in regions:
+            if value is region:
+                return None if region.write is None else pack({REGION: region.write()})
+        return write_check(value) if isinstance(value, Check) else None
+
+    return write
+
+
+def load_part(data: bytes, context: CompileContext) -> Callable[..., Any]:
+    """Raises KilnError."""
+    sections = unpack(data)
+    if REGION in sections:
+        return load_region(bytes(sections[REGION]), context)
+    return load_check(sections)
+
+
+def write_check(check: Check) -> bytes | None:
+    if check.truths.write is None:
+        return None
+    return pack({CHECK: check.truths.write(), "expected": json.dumps(check.expected).encode()})
+
+
+def load_check(sections: dict[str, memoryview]) -> Check:
+    return Check(load_truths(bytes(sections[CHECK])), tuple(json.loads(bytes(sections["expected"]))))

@@ -1,0 +1,173 @@
+"""Which buffers of a plan need no tensor: they live in one arena per call.
+
+    %2 = allocate f32[s0, 768]        only kernels touch %2: raw, bytes at an offset of the arena
+    %3 = allocate f32[s0, 768]        an ATen step reads %3: a tensor of its own
+
+A slot is raw when every use is a kernel argument, a view that is raw itself, or `Free`. The executor places raw
+buffers by their lives (first step, last step) when sizes are known; two whose lives do not meet may share memory, so
+`reuse` between raw slots needs no step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from kiln.plan.plan import Allocate, BufferSpec, Free, Launch, Plan, Slot, Step, View
+from kiln.plan.verify import slots_read, slots_written
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RawBuffer:
+    """Life of a raw allocation: from step `first` to step `last`, both included."""
+
+    slot: Slot
+    first: int
+    last: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`buffers`: raw allocations in the order of their steps. `views`: raw views, which are only pointers."""
+
+    buffers: tuple[RawBuffer, ...]
+    views: frozenset[Slot]
+
+
+def plan_memory(plan: Plan) -> MemoryPlan:
+    allocated = {step.out: place for place, step in enumerate(plan.steps) if isinstance(step, Allocate)}
+    cpu = {step.out for step in plan.steps if isinstance(step, Allocate) and step.spec.device.type == "cpu"}
+    base_of = {step.out: step.base for step in plan.steps if isinstance(step, View)}
+    needs_tensor = _needs_tensor(plan)
+    for view, base in reversed(base_of.items()):
+        if view in needs_tensor:
+            needs_tensor.add(base)
+    last = _last_uses(plan)
+    raw = {slot for slot in allocated if slot in cpu and slot not in needs_tensor}
+    views: set[Slot] = set()
+    for view, base in base_of.items():
+        if view not in needs_tensor and (base in raw or base in views):
+            views.add(view)
+    for view in reversed(base_of):
+        if view in views:
+            base = base_of[view]
+            last[base] = max(last[base], last[view])
+    buffers = tuple(RawBuffer(slot, place, last[slot]) for slot, place in allocated.items() if slot in raw)
+    return MemoryPlan(buffers, frozenset(views))
+
+
+def _needs_tensor(plan: Plan) -> set[Slot]:
+    """Slots with a use that wants a tensor object, or that leave the plan."""
+    found = {output.slot for output in plan.outputs if output.slot is not None}
+    found.update(step.out for step in plan.steps if isinstance(step, Allocate) and step.reuse in plan.donated)
+    for step in plan.steps:
+        if not isinstance(step, Launch | View | Free | Allocate):
+            found.update(slots_read(step))
+    return found
+
+
+def _last_uses(plan: Plan) -> dict[Slot, int]:
+    """The last step that reads or defines each slot; `Free` and `reuse` are no uses of the contents."""
+    last: dict[Slot, int] = {}
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Allocate | View):
+            last[step.out] = place
+        if not isinstance(step, Free | Allocate):
+            for slot in slots_read(step):
+                last[slot] = place
+    return last
+
+
+def with_frees(plan: Plan) -> Plan:
+    """The plan with a `Free` after the last use of every slot that has none: arguments that the callee owns, too."""
+    kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
+    last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
+    gone: set[Slot | None] = set()
+    for place, step in enumerate(plan.steps):
+        last.update((slot, place) for slot in (*slots_read(step), *slots_written(step)))
+        gone.update(step.slots if isinstance(step, Free) else ())
+        gone.add(step.reuse if isinstance(step, Allocate) else None)
+    ending: defaultdict[int, list[Slot]] = defaultdict(list)
+    for slot, place in last.items():
+        if slot not in kept and slot not in gone and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
+            ending[place].append(slot)
+    steps: list[Step] = [Free(tuple(ending[-1]))] if ending[-1] else []
+    for place, step in enumerate(plan.steps):
+        steps.append(step)
+        if ending[place]:
+            steps.append(Free(tuple(ending[place])))
+    return replace(plan, steps=tuple(steps))
+
+
+SMALLEST_DONATED = 32 * 1024
+"""Bytes below which looking whether the memory is free costs more than it saves."""
+
+
+def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
+    """The plan with large buffers in the memory of inputs that are dead by then.
+
+        launch k_1(%0, %2)                            launch k_1(%0, %2)
+        %3 = allocate f32[128, 256]            =>     %3 = allocate f32[128, 256] in memory of %0
+
+    `owned`: inputs that may belong to nobody else. Whether one does is asked at each call: with retain_graph=True, or
+    where a hook keeps the tensor, the buffer gets memory of its own.
+    """
+    last, views = _ends(plan)
+    waiting = {slot: size for slot in owned if (size := _num_bytes(plan.inputs[slot].spec)) >= SMALLEST_DONATED}
+    kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
+    waiting = {slot: size for slot, size in waiting.items() if not kept.intersection((slot, *views[slot]))}
+    freed = {slot for step in plan.steps if isinstance(step, Free) for slot in step.slots}
+    steps: list[Step] = []
+    donated: list[Slot] = []
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Allocate) and step.reuse is None:
+            size, device = _num_bytes(step.spec), step.spec.device
+            dead = (one for one in waiting if last[one] < place and one not in freed)
+            fitting = [one for one in dead if waiting[one] >= size and _device_of(plan, one) == device]
+            if fitting and size >= SMALLEST_DONATED:
+                found = min(fitting, key=waiting.__getitem__)
+                del waiting[found]
+                donated.append(found)
+                gone = tuple(view for view in views[found] if view not in freed)
+                steps += [Free(gone)] if gone else []
+                step = replace(step, reuse=found)
+        steps.append(step)
+    return replace(plan, steps=tuple(steps), donated=(*plan.donated, *donated)) if donated else plan
+
+
+def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
+    """Of each input, the last step that uses it or a view of it, and these views."""
+    owner: dict[Slot, Slot] = {slot: slot for slot in range(len(plan.inputs))}
+    last: dict[Slot, int] = dict.fromkeys(owner, -1)
+    views: defaultdict[Slot, list[Slot]] = defaultdict(list)
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, View) and step.base in owner:
+            owner[step.out] = owner[step.base]
+            views[owner[step.base]].append(step.out)
+        for slot in (*slots_read(step), *slots_written(step)):
+            if slot in owner:
+                last[owner[slot]] = place
+    return last, views
+
+
+def _num_bytes(spec: BufferSpec | None) -> int:
+    """Of a contiguous tensor at the start of its memory; 0 for others, and where sizes are symbols."""
+    if spec is None or spec.offset != 0:
+        return 0
+    size = 1
+    for length, stride in zip(reversed(spec.sizes), reversed(spec.strides), strict=True):
+        if not isinstance(length, int) or (length != 1 and stride != size):
+            return 0
+        size *= length
+    return size * spec.dtype.itemsize
+
+
+def _device_of(plan: Plan, slot: Slot) -> torch.device | None:
+    spec = plan.inputs[slot].spec
+    return None if spec is None else spec.device

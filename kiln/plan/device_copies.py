@@ -1,0 +1,72 @@
+"""Kernels of a GPU and values that stand in CPU memory.
+
+    launch t(%0, %1, %2)                     %4 = aten.clone.default(%0) -> f32[]
+        with %0: f32[] on the CPU      =>    %3 = aten._to_copy.default(%4, device=cuda:0) -> f32[ @cuda:0]
+                                             launch t(%3, %1, %2)
+                                             free %3, %4
+
+A scalar tensor on the CPU may stand where torch wants one on the GPU, and reaches a kernel as a tensor like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kiln.plan.plan import BufferSpec, CallAten, Free, Launch, Plan, Ref, Slot, Step
+from kiln.plan.verify import InvalidPlan, slot_specs
+
+
+def with_device_copies(plan: Plan) -> Plan:
+    """`plan`, where every kernel of a GPU gets its arguments on that GPU. Nested plans are left alone.
+
+    Raises InvalidPlan where such a kernel writes CPU memory.
+    """
+    triton = {kernel.symbol: kernel for kernel in plan.kernels if kernel.language == "triton"}
+    if not triton:
+        return plan
+    specs = slot_specs(plan)
+    steps: list[Step] = []
+    slots = plan.num_slots
+    for step in plan.steps:
+        away = cpu_slots(step, specs) if isinstance(step, Launch) and step.kernel in triton else ()
+        if not isinstance(step, Launch) or not away:
+            steps.append(step)
+            continue
+        access = dict(zip(step.tensors, (param.access for param in triton[step.kernel].params), strict=True))
+        for slot in away:
+            if access[slot] != "read":
+                raise InvalidPlan(plan=plan.name, problem=f"{step.kernel} writes %{slot}, which is in CPU memory")
+        device = launch_device(step, specs) or torch.device("cuda")
+        copies = {slot: slots + 2 * n for n, slot in enumerate(away)}
+        for slot, copy in copies.items():
+            steps += copy_steps(slot, copy + 1, copy, specs[slot], device)
+        steps.append(replace(step, tensors=tuple(copies.get(slot, slot) for slot in step.tensors)))
+        steps.append(Free(tuple(range(slots, slots + 2 * len(copies)))))
+        slots += 2 * len(copies)
+    return plan if slots == plan.num_slots else replace(plan, steps=tuple(steps), num_slots=slots)
+
+
+def cpu_slots(step: Launch, specs: dict[Slot, BufferSpec]) -> tuple[Slot, ...]:
+    """Tensors of the launch in CPU memory, each once."""
+    return tuple(dict.fromkeys(slot for slot in step.tensors if slot in specs and specs[slot].device.type == "cpu"))
+
+
+def launch_device(step: Launch, specs: dict[Slot, BufferSpec]) -> torch.device | None:
+    """Where the launch goes: the device of its tensors, those on the CPU left out."""
+    devices = (specs[slot].device for slot in step.tensors if slot in specs)
+    return next((device for device in devices if device.type != "cpu"), None)
+
+
+def copy_steps(source: Slot, host: Slot, target: Slot, spec: BufferSpec, device: torch.device) -> list[Step]:
+    """`source` to `target` on `device` without a wait: of pageable memory the driver takes what stands there now.
+
+    `source` may be pinned, which would be read later; so it is its copy `host` that is sent.
+    """
+    layout = replace(spec, offset=0)
+    kwargs = (("device", device), ("non_blocking", True))
+    return [
+        CallAten("aten.clone.default", (Ref(source),), (), (host,), (layout,)),
+        CallAten("aten._to_copy.default", (Ref(host),), kwargs, (target,), (replace(layout, device=device),)),
+    ]

@@ -1,0 +1,131 @@
+"""Plans as canonical JSON and back; no pickle, so a file can only be data.
+
+    encode_plan(plan)  ->  b'{"t":"Plan","name":"add_norm","inputs":[...],...}'
+    decode_plan(data) == plan
+
+Equal plans have equal bytes. A dataclass is an object whose "t" names its class, with the fields that differ from
+their defaults; what JSON does not have is an object with one key of `SCALARS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kiln.plan.plan import (
+    Allocate,
+    Branch,
+    BufferSpec,
+    CallAten,
+    Check,
+    Constant,
+    Copy,
+    Free,
+    HostRead,
+    Kernel,
+    KernelParam,
+    Launch,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    RandomSeed,
+    Ref,
+    SymbolBinding,
+    View,
+)
+from kiln.plan.region import RegionSpec, Saved
+from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.support.errors import KilnError
+from kiln.symbolic import Expr, Relation, parse_int, parse_relation
+from kiln.tensor.dtypes import DTYPE_OF_NAME, NAME_OF
+
+CLASSES: Mapping[str, type] = {
+    one.__name__: one
+    for one in (
+        Allocate, Branch, BufferSpec, CallAten, Check, Constant, Copy, Free, HostRead, Kernel, KernelParam, Launch,
+        Plan, PlanInput, PlanOutput, RandomSeed, Ref, RegionSpec, Saved, SymbolBinding, View,
+        Carried, SavedTensor, Signature, Tangent,
+    )
+}  # fmt: skip
+FORMATS = {str(one): one for one in (torch.contiguous_format, torch.preserve_format, torch.channels_last)}
+LAYOUTS = {str(one): one for one in (torch.strided, torch.sparse_coo)}
+
+
+class UnreadablePlan(KilnError, ValueError):
+    code = "KILN6002"
+    what = "a stored plan cannot be read"
+    why = "{problem}"
+    try_ = ("remove the cache folder or write the bundle again",)
+
+
+# fmt: off
+SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], Any]], ...] = (
+    # key     type                 to text                      from text
+    ("expr",  Expr,                str,                         parse_int),
+    ("rel",   Relation,            str,                         parse_relation),
+    ("dtype", torch.dtype,         NAME_OF.__getitem__,         DTYPE_OF_NAME.__getitem__),
+    ("dev",   torch.device,        str,                         torch.device),
+    ("mf",    torch.memory_format, str,                         FORMATS.__getitem__),
+    ("lay",   torch.layout,        str,                         LAYOUTS.__getitem__),
+    ("float", float,               repr,                        float),
+)
+# fmt: on
+READERS = {key: read for key, _, _, read in SCALARS}
+
+
+def encode_plan(plan: Any) -> bytes:
+    """A plan, a region spec, or a tuple of what they hold."""
+    return json.dumps(to_json(plan), separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode_plan(data: bytes) -> Any:
+    """The plan (or region spec). Raises UnreadablePlan."""
+    try:
+        return Decoder().value(json.loads(data))
+    except (KeyError, TypeError, ValueError, SyntaxError) as error:
+        raise UnreadablePlan(problem=f"{type(error).__name__}: {error}") from error
+
+
+def to_json(value: Any) -> Any:
+    """`value` as what the json module writes."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if type(value).__name__ in CLASSES:
+        made = {"t": type(value).__name__}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if field.default is dataclasses.MISSING or item != field.default or type(item) is not type(field.default):
+                made[field.name] = to_json(item)
+        return made
+    for key, kind, write, _ in SCALARS:
+        if isinstance(value, kind):
+            return {key: write(value)}
+    raise TypeError(f"a plan cannot hold a value of type {type(value).__name__}")
+
+
+class Decoder:
+    """Reads the JSON form; equal expressions are parsed once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], Any] = {}
+
+    def value(self, data: Any) -> Any:
+        if isinstance(data, list):
+            return tuple(self.value(item) for item in data)
+        if not isinstance(data, dict):
+            return data
+        if "t" in data:
+            return CLASSES[data["t"]](**{name: self.value(item) for name, item in data.items() if name != "t"})
+        ((key, text),) = data.items()
+        if (key, text) not in self.known:
+            self.known[key, text] = READERS[key](text)
+        return self.known[key, text]

@@ -1,0 +1,68 @@
+"""How the two plans of a differentiable region fit together: data, saved with them.
+
+    forward plan:   (x, w, b) -> (y, new contents of b, t)          backward plan:   (x, t, dy, db) -> (dx, dw)
+
+    Signature(num_inputs=3, num_outputs=1, carried=(Carried(input=2, output=1),),
+              saved=(SavedTensor("input", 0), SavedTensor("output", 2)),
+              tangents=(Tangent(output=0, ...), Tangent(output=1, ...)), gradients=(0, 1))
+
+The forward returns the user's outputs, then the carried ones, then what is only saved. A carried output is the
+new content of an input whose in-place change has a history: the caller copies it into the input where autograd
+sees it (an input that is changed without a history is written by the plan). The backward takes the saved values,
+then one tangent per entry of `tangents`, each copied into its layout (a backward for some of them takes only these).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from kiln.plan.plan import BufferSpec, SymbolBinding
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """Input or output number `index` of the forward plan."""
+
+    of: Literal["input", "output"]
+    index: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Output `output` of the forward plan is the new content of input `input`."""
+
+    input: int
+    output: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes."""
+
+    output: int
+    spec: BufferSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """See above. A `SymbolBinding` in `saved` is a number read off an input of the forward.
+
+    `hidden`: how many of the outputs, the first ones, stand for memory that others are parts of; they are not the
+    user's.
+
+    `gradients`: the inputs of the forward that have a gradient, in the order of the backward plan's outputs
+    when all are wanted.
+    """
+
+    num_inputs: int
+    num_outputs: int
+    carried: tuple[Carried, ...]
+    saved: tuple[SavedTensor | SymbolBinding, ...]
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[int, ...]
+    hidden: int = 0

@@ -1,0 +1,235 @@
+"""Rules that every plan obeys, checked when an executor is made and in tests of the plan writer.
+
+verify_plan(plan)      raises InvalidPlan("P1: %7 is used before it is defined, in: launch k0(%7)")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kiln.plan.plan import (
+    Allocate,
+    Branch,
+    BufferSpec,
+    CallAten,
+    Check,
+    Constant,
+    Copy,
+    Free,
+    HostRead,
+    Launch,
+    Plan,
+    RandomSeed,
+    Ref,
+    Slot,
+    Step,
+    View,
+)
+from kiln.plan.text import step_text
+from kiln.support.errors import KilnError
+from kiln.symbolic import Expr, Relation
+
+
+class InvalidPlan(KilnError):
+    code = "KILN9401"
+    what = "the compiler made an invalid plan `{plan}`"
+    why = "{problem}"
+    try_ = ("report this with KILN_DUMP: a compiler fault",)
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raise InvalidPlan unless
+
+    P1  a slot is used only after its definition and before its `Free`; it is defined once;
+    P2  every symbol is bound by an input, or by a HostRead above its use;
+    P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
+    P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
+    P5  memory is reused only when no other slot that is a view of it is live;
+    P6  outputs are live slots, earlier outputs, inputs or numbers; branches return what the branch step names;
+    P7  a C++ kernel works on CPU memory.
+    """
+    _Verifier(plan).run()
+
+
+def slot_specs(plan: Plan) -> dict[Slot, BufferSpec]:
+    """The planned layout of each tensor slot that has one."""
+    found = {slot: one.spec for slot, one in enumerate(plan.inputs) if one.spec is not None}
+    for step in plan.steps:
+        if isinstance(step, Allocate | View):
+            found[step.out] = step.spec
+        elif isinstance(step, CallAten):
+            found.update(
+                (out, spec)
+                for out, spec in zip(step.outs, step.specs, strict=False)
+                if out is not None and spec is not None
+            )
+    return found
+
+
+def slots_read(step: Step) -> Iterable[Slot]:
+    """Slots that must be live before the step."""
+    reads = READS.get(type(step))
+    return reads(step) if reads is not None else ()
+
+
+def slots_written(step: Step) -> tuple[Slot, ...]:
+    """Slots that the step defines."""
+    if isinstance(step, CallAten | Branch):
+        return tuple(out for out in step.outs if out is not None)
+    return (step.out,) if isinstance(step, Allocate | View | Constant | RandomSeed) else ()
+
+
+def refs_in(value: Any) -> list[Slot]:
+    """Slots that an argument refers to."""
+    found: list[Slot] = []
+    _find_refs(value, found)
+    return found
+
+
+def _find_refs(value: Any, found: list[Slot]) -> None:
+    kind = type(value)
+    if kind is Ref:
+        found.append(value.slot)
+    elif kind is tuple or kind is list:
+        for item in value:
+            _find_refs(item, found)
+
+
+def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
+    """Every expression below a step, nested plans excepted. Layouts whose address is in `seen` are passed over."""
+    found: list[Expr | Relation] = []
+    stack = [getattr(step, name) for name in step.__slots__]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        if kind is tuple or kind is list:
+            stack.extend(value)
+        elif kind is BufferSpec:
+            if id(value) not in seen:
+                seen.add(id(value))
+                stack += (value.sizes, value.strides, value.offset)
+        elif kind is not int and kind is not str and isinstance(value, Expr | Relation):
+            found.append(value)
+    return found
+
+
+READS: Mapping[type, Callable[[Any], Iterable[Slot]]] = {
+    Allocate: lambda step: () if step.reuse is None else (step.reuse,),
+    Launch: lambda step: (*step.tensors, *refs_in(step.floats)),
+    CallAten: lambda step: refs_in((step.args, tuple(value for _, value in step.kwargs))),
+    View: lambda step: (step.base,),
+    Copy: lambda step: (step.target, step.source),
+    HostRead: lambda step: (step.source,),
+    Check: lambda step: () if step.condition is None else (step.condition,),
+    Free: lambda step: step.slots,
+    Branch: lambda step: (step.condition, *step.args),
+}
+
+
+class _Verifier:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.kernels = {kernel.symbol: kernel for kernel in plan.kernels}
+        self.specs = slot_specs(plan)
+        self.live = set(range(len(plan.inputs)))
+        self.defined = set(self.live)
+        self.owner: dict[Slot, Slot] = {}
+        self.seen: set[int] = set()
+        self.symbols = {binding.name for binding in plan.symbols if binding.kind != "unbacked"}
+        self.landing = {binding.name: binding.slot for binding in plan.symbols if binding.kind == "unbacked"}
+
+    def fail(self, problem: str, step: Step | None = None) -> None:
+        where = f", in: {step_text(step)}" if step is not None else ""
+        raise InvalidPlan(plan=self.plan.name, problem=problem + where)
+
+    def run(self) -> None:
+        for step in self.plan.steps:
+            self.check_reads(step)
+            self.check_symbols(step)
+            if isinstance(step, Launch):
+                self.check_launch(step)
+            self.check_writes(step)
+            self.define(step)
+        self.check_outputs()
+
+    def check_reads(self, step: Step) -> None:
+        for slot in slots_read(step):
+            if slot not in self.live:
+                state = "after it is freed" if slot in self.defined else "before it is defined"
+                self.fail(f"P1: %{slot} is used {state}", step)
+
+    def check_symbols(self, step: Step) -> None:
+        for expression in expressions_in(step, self.seen):
+            for symbol in expression.free_symbols():
+                if symbol.name not in self.symbols:
+                    self.fail(f"P2: symbol {symbol} is not bound", step)
+
+    def check_launch(self, step: Launch) -> None:
+        kernel = self.kernels.get(step.kernel)
+        if kernel is None:
+            self.fail(f"P3: there is no kernel {step.kernel}", step)
+            return
+        given = (len(step.tensors), len(step.ints), len(step.floats))
+        wanted = (len(kernel.params), kernel.num_ints, kernel.num_floats)
+        if given != wanted:
+            self.fail(f"P3: the kernel takes {wanted} tensors, ints and floats, not {given}", step)
+        written = [slot for slot, param in zip(step.tensors, kernel.params, strict=True) if param.access != "read"]
+        self.check_input_writes(written, step)
+        for slot in step.tensors if kernel.language == "cpp" else ():
+            if slot in self.specs and self.specs[slot].device.type != "cpu":
+                self.fail(f"P7: %{slot} is not in CPU memory", step)
+
+    def check_writes(self, step: Step) -> None:
+        if isinstance(step, Copy):
+            self.check_input_writes([step.target], step)
+        reused = step.reuse if isinstance(step, Allocate) else None
+        if reused is not None and reused < len(self.plan.inputs) and reused not in self.plan.donated:
+            self.fail(f"P4: input %{reused} is not donated", step)
+        if reused is not None:
+            memory = self.owner.get(reused, reused)
+            others = [slot for slot in self.live - {reused} if self.owner.get(slot, slot) == memory]
+            if others:
+                self.fail(f"P5: %{others[0]} is a live view of the memory of %{reused}", step)
+
+    def check_input_writes(self, written: Iterable[Slot], step: Step) -> None:
+        for slot in written:
+            if slot < len(self.plan.inputs) and slot not in self.plan.mutated:
+                self.fail(f"P4: input %{slot} is not among the mutated ones", step)
+
+    def define(self, step: Step) -> None:
+        if isinstance(step, HostRead):
+            if step.kind != "float":
+                self.symbols.add(step.symbol)
+            if self.landing.get(step.symbol, -1) >= 0:
+                self.define_slot(self.landing[step.symbol], step)
+        for slot in slots_written(step):
+            self.define_slot(slot, step)
+        if isinstance(step, Free):
+            self.live.difference_update(step.slots)
+        if isinstance(step, Allocate) and step.reuse is not None:
+            self.live.discard(step.reuse)
+        if isinstance(step, View):
+            self.owner[step.out] = self.owner.get(step.base, step.base)
+        if isinstance(step, Branch):
+            for plan in (step.if_true, step.if_false):
+                verify_plan(plan)
+                if (len(plan.inputs), len(plan.outputs)) != (len(step.args), len(step.outs)):
+                    self.fail(f"P6: nested plan {plan.name} has another number of inputs or outputs", step)
+
+    def define_slot(self, slot: Slot, step: Step) -> None:
+        if slot in self.defined:
+            self.fail(f"P1: %{slot} is defined twice", step)
+        if not 0 <= slot < self.plan.num_slots:
+            self.fail(f"P1: there is no slot %{slot}", step)
+        self.defined.add(slot)
+        self.live.add(slot)
+
+    def check_outputs(self) -> None:
+        for place, output in enumerate(self.plan.outputs):
+            if output.slot is not None and output.alias_input is None and output.slot not in self.live:
+                self.fail(f"P6: output {place} is %{output.slot}, which is not live")
+            if output.alias_input is not None and not 0 <= output.alias_input < len(self.plan.inputs):
+                self.fail(f"P6: output {place} aliases input {output.alias_input}, which does not exist")
+            if output.alias_output is not None and not 0 <= output.alias_output < place:
+                self.fail(f"P6: output {place} aliases output {output.alias_output}, which does not come before it")

@@ -1,0 +1,191 @@
+"""Compiled plans as a file, and back to callables in a process without the compiler.
+
+    data = save_bundle({"main": plan}, libraries, {})
+    loaded = load_bundle(data)
+    outs = loaded.executor("main")(x, weight)
+
+A bundle holds the encoded programs, the plans as JSON (for people, and to compile the kernels again on another kind
+of machine), the kernel libraries and the constants. Loading imports this folder, `kiln.symbolic` and torch only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from kiln.build.cpp_compile import Libraries, instruction_sets
+from kiln.build.cubins import Cubin
+from kiln.native._executor import Executor
+from kiln.plan.encode import encode_program
+from kiln.plan.plan import Kernel, Plan
+from kiln.plan.region import RegionSpec
+from kiln.plan.serialize import decode_plan, encode_plan
+from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.cache.store import content_key
+from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
+from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.executor import Explain, load_executor
+from kiln.support.errors import KilnError
+from kiln.tensor.dtypes import DTYPE_OF_NAME, NAME_OF
+
+VERSION = 2
+
+
+class WrongMachine(KilnError, RuntimeError):
+    code = "KILN6003"
+    what = "the bundle was compiled for another machine"
+    why = "this one lacks {lacking}"
+    try_ = ("compile it here, or on a machine of this kind",)
+
+
+def save_bundle(
+    plans: Mapping[str, Plan],
+    libraries: Libraries,
+    constants: Mapping[str, torch.Tensor],
+    *,
+    adapt: Mapping[str, Collection[int]] | None = None,
+    specs: Mapping[str, RegionSpec] | None = None,
+    programs: Mapping[str, bytes] | None = None,
+    readable: bool = True,
+) -> bytes:
+    """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions.
+    `programs`: plans that have been encoded.
+
+    Without `readable` the plans themselves are left out: nobody can read them or compile their kernels again.
+    """
+    sections: dict[str, bytes] = {}
+    entries: dict[str, Any] = {}
+    for name, plan in plans.items():
+        own, facts = (adapt or {}).get(name, ()), graph_facts(plan)
+        sections[f"program/{name}"] = (programs or {}).get(name) or encode_program(plan, own)
+        if readable:
+            sections[f"plan/{name}"] = encode_plan(plan)
+        if facts.seeds and not facts.refusal:
+            sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), own)
+        inputs = [one.name for one in plan.inputs]
+        entries[name] = {
+            "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts)
+        }  # fmt: skip
+    sections.update((f"region/{name}", encode_plan(spec)) for name, spec in (specs or {}).items())
+    sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
+    kernels = kernel_sections(libraries, sections)
+    sections["manifest"] = json.dumps({"version": VERSION, "entries": entries, **kernels}, sort_keys=True).encode()
+    return pack(sections)
+
+
+def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[str, Any]:
+    """Enters libraries and cubins, each once, into `sections`; gives their part of the manifest."""
+    files = {path: path.read_bytes() for path in libraries.files()}
+    names = {path: content_key(data) for path, data in files.items()}
+    sections.update((f"library/{names[path]}", data) for path, data in files.items())
+    sections.update((f"cubin/{symbol}", cubin.encode()) for symbol, cubin in libraries.cubins.items())
+    return {
+        "kernels": {symbol: names[path] for symbol, path in sorted(libraries.paths.items())},
+        "cubins": sorted(libraries.cubins),
+        "needs": sorted(instruction_sets()) if files else [],
+    }
+
+
+def load_bundle(data: bytes) -> LoadedBundle:
+    """Raises DamagedBundle, WrongMachine."""
+    sections = unpack(data)
+    manifest = json.loads(bytes(sections["manifest"]))
+    lacking = set(manifest["needs"]) - instruction_sets()
+    if lacking:
+        raise WrongMachine(lacking=", ".join(sorted(lacking)))
+    return LoadedBundle(sections, manifest)
+
+
+@final
+class LoadedBundle:
+    """Plans of a bundle by name; each executor is made when it is asked for."""
+
+    def __init__(self, sections: Mapping[str, memoryview], manifest: Mapping[str, Any]) -> None:
+        self.sections = sections
+        self.entries: Mapping[str, Any] = manifest["entries"]
+        wanted = sorted(set(manifest["kernels"].values()))
+        paths = {key: loadable_file(bytes(sections[f"library/{key}"])) for key in wanted}
+        functions = {symbol: paths[key] for symbol, key in manifest["kernels"].items()}
+        cubins = {symbol: Cubin.decode(bytes(sections[f"cubin/{symbol}"])) for symbol in manifest["cubins"]}
+        self.libraries = Libraries(functions, (), cubins)
+        for path in paths.values():
+            weakref.finalize(self.libraries, remove_file, path)
+
+    def names(self) -> list[str]:
+        return sorted(self.entries)
+
+    def executor(self, name: str) -> Executor:
+        return self._load("program", name, self._constants(name))
+
+    def graphed(self, name: str, graphs: CudaGraphs, *, standalone: bool) -> Callable[..., Any]:
+        """The executor, replayed as CUDA graphs where that is right."""
+        constants = self._constants(name)
+        written = self.entries[name]["graph"]
+        facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"])})
+        plain = self._load("program", name, constants)
+        return graphs.wrap(
+            plain, lambda every: self._load("seeded", name, every), facts, constants, standalone=standalone
+        )
+
+    def _constants(self, name: str) -> list[torch.Tensor]:
+        return [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in self.entries[name]["constants"]]
+
+    def _load(self, kind: str, name: str, constants: Sequence[torch.Tensor]) -> Executor:
+        entry = self.entries[name]
+        program = bytes(self.sections[f"{kind}/{name}"])
+        explain = Explain(entry["plan"], entry["inputs"], self.libraries)
+        return load_executor(program, self.libraries, constants, explain)
+
+    def plan(self, name: str) -> Plan:
+        """For reading, and for the Python executor."""
+        plan: Plan = decode_plan(bytes(self.sections[f"plan/{name}"]))
+        return plan
+
+    def region(self, name: str) -> RegionSpec:
+        spec: RegionSpec = decode_plan(bytes(self.sections[f"region/{name}"]))
+        return spec
+
+    def kernels(self) -> list[Kernel]:
+        return [kernel for name in self.names() for kernel in self.plan(name).kernels]
+
+
+def loadable_file(data: bytes) -> Path:
+    """A file with these contents that can be opened as a library; it may be removed once it is loaded."""
+    handle, name = tempfile.mkstemp(prefix="kiln-", suffix=".so")
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    return Path(name)
+
+
+def remove_file(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def encode_tensor(tensor: torch.Tensor) -> bytes:
+    """Dtype, sizes, strides and device as JSON, then the elements of its memory from first to last."""
+    head = {"dtype": NAME_OF[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
+    if tensor.device.type != "cpu":
+        head["device"] = str(tensor.device)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span if tensor.numel() else 0,), (1,)).contiguous().cpu()
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(4, "little") + text + bytes(flat.view(torch.uint8).numpy().data)
+
+
+def decode_tensor(data: bytes) -> torch.Tensor:
+    length = int.from_bytes(data[:4], "little")
+    head = json.loads(data[4 : 4 + length])
+    dtype = DTYPE_OF_NAME[head["dtype"]]
+    body = bytearray(data[4 + length :])
+    flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
+    return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])

@@ -1,0 +1,1 @@
+"""What a tensor is before it exists: its dtype and its layout."""

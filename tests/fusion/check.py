@@ -1,0 +1,87 @@
+"""Running a program and its schedule on the same random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.interpret import run_program, run_scheduled
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.parse import parse_program
+from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
+from kiln.loops.kernel.verify import verify_program, verify_scheduled
+from kiln.loops.program.nodes import Buffer, LoopProgram
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+from kiln.symbolic import Symbol, evaluate
+
+TARGET = Target(vector_bytes=32, threads=2)
+
+
+def random_tensor(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor laid out as `buffer` says; index-like integers stay small."""
+    spec = buffer.spec
+    shape, strides = ([evaluate(one, sizes) for one in part] for part in (spec.sizes, spec.strides))
+    offset = evaluate(spec.offset, sizes)
+    need = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 0)
+    if spec.dtype.is_floating_point:
+        storage = torch.randn(max(need, 1), dtype=torch.float64).to(spec.dtype)
+    elif spec.dtype == torch.bool:
+        storage = torch.rand(max(need, 1)) < 0.5
+    else:
+        storage = torch.randint(0, 2, (max(need, 1),)).to(spec.dtype)
+    return storage.as_strided(shape, strides, offset)
+
+
+def arguments(program: LoopProgram, sizes: Mapping[str, int]) -> list[Any]:
+    return [sizes[one.name] if isinstance(one, Symbol) else random_tensor(one, sizes) for one in program.inputs]
+
+
+def scheduled(text: str | LoopProgram, target: Target = TARGET) -> ScheduledProgram:
+    """The schedule of a program, every kernel verified."""
+    program = parse_program(text) if isinstance(text, str) else text
+    verify_program(program)
+    made = schedule(program, target, EventSink())
+    verify_scheduled(made)
+    return made
+
+
+def assert_same_values(
+    text: str | LoopProgram, sizes: Mapping[str, int] | None = None, made: ScheduledProgram | None = None
+) -> ScheduledProgram:
+    """Program and schedule give the same on random inputs, and change inputs alike."""
+    program = parse_program(text) if isinstance(text, str) else text
+    made = made or scheduled(program)
+    given = arguments(program, sizes or {})
+    once, again = _copies(given), _copies(given)
+    constants = {key: random_tensor(buffer, sizes or {}) for buffer, key in program.constants}
+    expected, actual = run_program(program, once, constants), run_scheduled(made, again, constants)
+    for one, other in zip((*expected, *once), (*actual, *again), strict=True):
+        _assert_close(one, other)
+    return made
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    return [_copy(one) if isinstance(one, torch.Tensor) else one for one in values]
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """With its own storage, strides and offset kept."""
+    storage = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0).clone()
+    return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _assert_close(one: Any, other: Any) -> None:
+    if not isinstance(one, torch.Tensor):
+        assert one == other
+        return
+    assert one.stride() == other.stride()
+    torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def kernels(made: ScheduledProgram) -> list[KernelIR]:
+    """The kernels of the launches, in order."""
+    return [step.kernel for step in made.steps if isinstance(step, Launch)]

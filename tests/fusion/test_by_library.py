@@ -1,0 +1,80 @@
+"""Lone functions that C++ evaluates number by number are calls of ATen; fused ones and others stay kernels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import kiln
+from kiln.loops.codegen.cpp import prelude
+from kiln.loops.fusion.library_calls import BY_NUMBER
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.parse import parse_program
+from kiln.loops.kernel.scheduled import Launch
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+
+
+def steps_of(text: str, device: str = "cpu") -> list[str]:
+    program = parse_program(text)
+    made = schedule(program, Target(device=device), EventSink())
+    return ["kernel" if isinstance(step, Launch) else step.target for step in made.steps]
+
+
+def program_of(*lines: str, dtype: str = "f64", inputs: int = 1, size: int = 300) -> str:
+    given = [f"    a{place}: {dtype}[{size}] = input {place}" for place in range(inputs)]
+    nodes = [f"    b{place}: {dtype}[{size}] = pointwise (i0: {size}): {line}" for place, line in enumerate(lines)]
+    return "\n".join(["loops graph", *given, *nodes, f"    return b{len(lines) - 1}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (program_of("exp(load a0[i0])"), ["aten.exp.default"]),
+        (program_of("pow(load a0[i0], load a1[i0])", inputs=2), ["aten.pow.Tensor_Tensor"]),
+        (program_of("lgamma(load a0[i0])", dtype="f32"), ["aten.lgamma.default"]),
+        (program_of("exp(load a0[i0])", dtype="f32"), ["kernel"]),
+        (program_of("exp(load a0[i0])", size=100), ["kernel"]),
+        (program_of("sqrt(load a0[i0])"), ["aten.sqrt.default"]),
+        (program_of("neg(load a0[i0])"), ["kernel"]),
+        (program_of("logical_not(load a0[i0])", dtype="b8", size=100000), ["aten.logical_not.default"]),
+        (program_of("logical_not(load a0[i0])", dtype="b8"), ["kernel"]),
+        (program_of("add(exp(load a0[i0]), load a0[i0])"), ["kernel"]),
+        (program_of("exp(load a0[i0])", "mul(load b0[i0], load b0[i0])"), ["kernel"]),
+        (program_of("exp(load a0[299 - i0])"), ["kernel"]),
+    ],
+)
+def test_which_loops_are_calls(text: str, expected: list[str]) -> None:
+    assert steps_of(text) == expected
+
+
+def test_calls_in_place_of_views_and_of_sizes_that_change() -> None:
+    """What a call gives is written back, seen as a view, and has eager's strides."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x.exp_()
+        return x, torch.sin(y).view(-1, 2), torch.cos(y.t())
+
+    compiled = kiln.compile(program, dynamic=True)
+    for rows in (300, 40, 500):
+        x, y = torch.randn(rows, dtype=torch.float64), torch.randn(rows, 4, dtype=torch.float64)
+        kept = x.clone()
+        want = program(x, y)
+        got = compiled(kept, y)
+        assert torch.equal(kept, x)
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+
+
+def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:
+    texts = [path.read_text() for path in (Path(prelude.__file__).parent / "prelude").glob("*.h")]
+    lanes = {
+        kind: set(re.findall(rf"^KILN_LIBM_{kind}\((\w+)\)", "\n".join(texts), re.MULTILINE)) for kind in ("F32", "F64")
+    }
+    assert lanes["F64"] <= BY_NUMBER[torch.float64]
+    # erfc has vectors by tables only.
+    assert lanes["F32"] - {"erfc"} <= BY_NUMBER[torch.float32]

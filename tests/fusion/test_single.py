@@ -1,0 +1,73 @@
+"""Each kind of node as a kernel of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kiln.loops.kernel.text import scheduled_text
+from tests.fusion.check import assert_same_values, scheduled
+
+POINTWISE = """
+loops one
+    x: f32[s0, 8] = input 0
+    b: f32[8] = input 1
+    out: f32[s0, 8] = pointwise (i0: s0, i1: 8): add(load x[i0, i1], load b[i1])
+    return out
+"""
+REDUCTION = """
+loops one
+    x: f32[s0, 8, 5 | 64, 1, 9] = input 0
+    out: f32[s0, 5] = reduction sum over (i1: 8) keeping (i0: s0, i2: 5): load x[i0, i1, i2]
+    return out
+"""
+FULL = """
+loops one
+    x: f32[s0, 8] = input 0
+    out: f32[] = reduction amax over (i0: 3, i1: 8) keeping (): load x[i0, i1]
+    return out
+"""
+ARGMAX = """
+loops one
+    x: f32[4, s0] = input 0
+    out: i64[4] = reduction argmax over (i1: s0) keeping (i0: 4): load x[i0, i1]
+    return out
+"""
+SCAN = """
+loops one
+    x: f32[4, s0] = input 0
+    out: f32[4, s0] = scan sum along i1 of (i0: 4, i1: s0): exp(load x[i0, i1])
+    return out
+"""
+SCATTER = """
+loops one
+    x: f32[4, s0] = input 0
+    at: i64[6] = input 1
+    y: f32[6, s0] = input 2
+    out: f32[4, s0] = scatter sum into x at [j0, i1] of (i0: 6, i1: s0):
+        j0 = indirect(load at[i0], 4)
+        -> load y[i0, i1]
+    return out
+"""
+PROGRAMS = {
+    "pointwise": POINTWISE,
+    "reduction": REDUCTION,
+    "full": FULL,
+    "argmax": ARGMAX,
+    "scan": SCAN,
+    "scatter": SCATTER,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_text(name: str, golden: Callable[..., None]) -> None:
+    golden(scheduled_text(scheduled(PROGRAMS[name])))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values(name: str, size: int) -> None:
+    if size == 0 and name == "argmax":
+        pytest.skip("eager refuses an index of nothing")
+    assert_same_values(PROGRAMS[name], {"s0": max(size, 3) if name == "full" else size})
