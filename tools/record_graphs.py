@@ -17,7 +17,7 @@ from pathlib import Path
 
 import kiln.api as api
 from kiln.cli.bench.models import build
-from kiln.cli.bench.suite import Row, load_suite
+from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from tests.models.tiny import tiny
@@ -25,7 +25,7 @@ from tests.models.tiny import tiny
 STAGES = {"graph": "infer", "forward_graph": "forward", "backward_graph": "backward"}
 
 
-def texts(row: Row, train: bool) -> Iterator[tuple[str, str]]:
+def texts(row: SuiteRow, train: bool) -> Iterator[tuple[str, str]]:
     """Name of the half and text of its graph."""
     case = build(tiny(row, batch=2), train=train, seed=0)
     with tempfile.TemporaryDirectory() as folder:

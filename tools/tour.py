@@ -38,7 +38,7 @@ these texts for any program, one numbered file per stage.
 
 `kiln.compile` returns a *dispatcher* (`csrc/frames/dispatcher.cpp`): a C callable that binds the arguments, walks the compiled
 variants, checks the guards of each natively, and calls the code of the first that fits. At the first call there is none: the
-dispatcher calls `Session.miss` (`kiln/pipeline/session.py`), which captures and compiles.
+dispatcher calls `CompileSession.miss` (`kiln/pipeline/session.py`), which captures and compiles.
 """
 
 STAGES = {

@@ -17,13 +17,13 @@ from torch import nn
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.api.module import MARK, compile_module, disabled_module
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
-from kiln.pipeline.session import Session, SessionSettings
+from kiln.pipeline.session import CompileSession, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.target import host_cpu
 
-REPORTS: WeakKeyDictionary[Session, Report] = WeakKeyDictionary()
+REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
 """The report of each session that is alive."""
 
 __all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
@@ -79,10 +79,10 @@ def compile(
     return _wrap(model, _new_session(model, settings))
 
 
-def _new_session(model: Any, settings: SessionSettings) -> Session:
+def _new_session(model: Any, settings: SessionSettings) -> CompileSession:
     name = getattr(model, "__qualname__", type(model).__qualname__)
     events = EventSink()
-    session, report = Session(name, settings, events), Report(name)
+    session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
         events.listen(log_stages(frozenset(one.strip() for one in stages.split(","))))
@@ -108,7 +108,7 @@ def _progress(name: str) -> Callable[[Event], None]:
     return listen
 
 
-def _wrap(model: Any, session: Session) -> Any:
+def _wrap(model: Any, session: CompileSession) -> Any:
     if isinstance(model, nn.Module):
         return compile_module(model, session)
     if isinstance(model, types.MethodType):
@@ -123,7 +123,7 @@ def _wrap(model: Any, session: Session) -> Any:
     return _function(model, session)
 
 
-def _function(function: Any, session: Session) -> Any:
+def _function(function: Any, session: CompileSession) -> Any:
     if not isinstance(function, types.FunctionType):
         builtin = function
 
@@ -138,7 +138,7 @@ def _function(function: Any, session: Session) -> Any:
     return dispatcher
 
 
-def session_of(compiled: Any) -> Session:
+def session_of(compiled: Any) -> CompileSession:
     """The session of something that `compile` returned.
 
     Raises:
@@ -148,7 +148,7 @@ def session_of(compiled: Any) -> Session:
         found: Any = type(compiled).__dict__[MARK]
     else:
         found = getattr(getattr(compiled, "__func__", compiled), "__dict__", {}).get("session")
-    if not isinstance(found, Session):
+    if not isinstance(found, CompileSession):
         raise TypeError(f"{compiled!r} was not compiled by kiln.compile")
     return found
 

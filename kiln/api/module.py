@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from kiln.pipeline.session import Session
+from kiln.pipeline.session import CompileSession
 
 MARK = "_kiln_session"
 """Class attribute of compiled classes: the session."""
@@ -25,7 +25,7 @@ TWIN = "_kiln_twin"
 """Class attribute of all classes made here."""
 
 
-def compile_module(module: nn.Module, session: Session) -> nn.Module:
+def compile_module(module: nn.Module, session: CompileSession) -> nn.Module:
     """The compiled twin of `module`."""
     cls = original_class(module)
     return _twin(module, _compiled_class(cls, session))
@@ -66,7 +66,7 @@ def _reduce(self: nn.Module, protocol: Any) -> Any:
     return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
 
 
-def _compiled_class(cls: type[nn.Module], session: Session) -> type[nn.Module]:
+def _compiled_class(cls: type[nn.Module], session: CompileSession) -> type[nn.Module]:
     call: Any = cls.__call__
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

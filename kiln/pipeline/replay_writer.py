@@ -54,7 +54,7 @@ def write_replay(recorder: Recorder, trace: Trace) -> ReplayData:
         refuse_random(trace)
         if any(record.given is not None for record in trace.used_inputs):
             raise NotReplayable("a number of the caller is one of its inputs")
-        writer = _Writer(recorder, trace.used_inputs)
+        writer = ReplayWriter(recorder, trace.used_inputs)
         calls = [writer.call(one) for one in live_calls(trace.calls, trace.fake_outputs)]
         outputs = [writer.number(one) for one in trace.fake_outputs]
     except NotReplayable as problem:
@@ -130,7 +130,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 @final
-class _Writer:
+class ReplayWriter:
     """Numbers for values, found by identity (the trace holds them)."""
 
     def __init__(self, recorder: Recorder, inputs: Sequence[InputRecord]) -> None:

@@ -1,7 +1,8 @@
 """Everything that belongs to one `kiln.compile` call: its variants, its report, what happens when a stage fails.
 
-A dispatcher calls `Session.miss` when no variant fits the arguments; the session captures and compiles a new one and
-publishes it. What cannot be compiled runs eager, with one warning that names the reason (`fullgraph=True` raises).
+A dispatcher calls `CompileSession.miss` when no variant fits the arguments; the session captures and compiles a new
+variant and publishes it. What cannot be compiled runs eager, with a warning that gives the reason (`fullgraph=True`
+raises it).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from kiln.pipeline.modes import (
 from kiln.pipeline.raising import ExpectedToRaise
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.seen_inputs import SizeHistory
-from kiln.pipeline.speculation_plan import compile_check
+from kiln.pipeline.speculation_plan import compile_speculation
 from kiln.pipeline.stages import Executable
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
@@ -127,7 +128,7 @@ def variant_key(settings: SessionSettings, label: str) -> KeyBuilder:
     return compile_key(label, settings.options, settings.target).add("fullgraph", settings.fullgraph)
 
 
-class Session:
+class CompileSession:
     """The compiled variants of one function (and of its resume functions) and what is known of them."""
 
     def __init__(self, name: str, settings: SessionSettings, events: EventSink) -> None:
@@ -346,7 +347,7 @@ class Session:
                 scalars=self.sizes.scalars(),
                 is_compiling=is_compiling,
                 make_exit=self._side_exit(dispatcher),
-                compile_check=lambda graph, constants: compile_check(graph, constants, context),
+                compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
             )
         finally:
             stop()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kiln.capture.interpreter.speculation import Truths
+from kiln.capture.interpreter.speculation import SpeculationPlan
 from kiln.graph.ir.build import to_template
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
@@ -32,16 +32,18 @@ from kiln.tensor.spec import ScalarSpec, TensorSpec
 CALLED = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
 
 
-def compile_check(graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext) -> Truths:
+def compile_speculation(
+    graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext
+) -> SpeculationPlan:
     """Computes the outputs of `graph`, truth values of rank 0, as Python numbers."""
     short = run_passes(graph, context.events)
     compiled = compile_plan(graph_to_plan(with_numbers(with_calls(short)), context, "check"), constants, context)
-    return Truths(compiled.executor(), compiled.bundle)
+    return SpeculationPlan(compiled.executor(), compiled.bundle)
 
 
-def load_truths(data: bytes) -> Truths:
-    """What `Truths.write` of an earlier process wrote. Raises KilnError."""
-    return Truths(load_plan(data), lambda: data)
+def load_speculation(data: bytes) -> SpeculationPlan:
+    """What `SpeculationPlan.write` of an earlier process wrote. Raises KilnError."""
+    return SpeculationPlan(load_plan(data), lambda: data)
 
 
 def with_calls(graph: Graph) -> Graph:

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kiln.capture.interpreter.speculation import Check
+from kiln.capture.interpreter.speculation import SpeculationCheck
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.region import load_region
-from kiln.pipeline.speculation_plan import load_truths
+from kiln.pipeline.speculation_plan import load_speculation
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.bundle import pack, unpack
 
@@ -28,7 +28,7 @@ def part_writer(regions: Sequence[CompiledRegion]) -> PartWriter:
         for region in regions:
             if value is region:
                 return None if region.write is None else pack({REGION: region.write()})
-        return write_check(value) if isinstance(value, Check) else None
+        return write_check(value) if isinstance(value, SpeculationCheck) else None
 
     return write
 
@@ -41,11 +41,11 @@ def load_part(data: bytes, context: CompileContext) -> Callable[..., Any]:
     return load_check(sections)
 
 
-def write_check(check: Check) -> bytes | None:
-    if check.truths.write is None:
+def write_check(check: SpeculationCheck) -> bytes | None:
+    if check.plan.write is None:
         return None
-    return pack({CHECK: check.truths.write(), "expected": json.dumps(check.expected).encode()})
+    return pack({CHECK: check.plan.write(), "expected": json.dumps(check.expected).encode()})
 
 
-def load_check(sections: dict[str, memoryview]) -> Check:
-    return Check(load_truths(bytes(sections[CHECK])), tuple(json.loads(bytes(sections["expected"]))))
+def load_check(sections: dict[str, memoryview]) -> SpeculationCheck:
+    return SpeculationCheck(load_speculation(bytes(sections[CHECK])), tuple(json.loads(bytes(sections["expected"]))))

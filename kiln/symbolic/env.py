@@ -20,7 +20,7 @@ from typing import final
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
 from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, symbol
-from kiln.symbolic.facts import Facts
+from kiln.symbolic.facts import SizeFacts
 from kiln.symbolic.ranges import Interval, Range
 from kiln.symbolic.relation import Relation, rel_eq, rel_le
 
@@ -78,7 +78,7 @@ class ShapeEnv:
     def __init__(self, *, prefix: str = "s", prover: Prover | None = None) -> None:
         self._prefix = prefix
         self._prover = prover
-        self._facts = Facts()
+        self._facts = SizeFacts()
         self._declared: dict[Symbol, Range] = {}
         self._hints: dict[Symbol, int] = {}
         self._values: dict[Expr, int] = {}
@@ -226,7 +226,7 @@ class ShapeEnv:
         return dict(self._facts.replacements)
 
     def _without_implied(self, guards: list[ShapeGuard]) -> list[ShapeGuard]:
-        facts = Facts(self._declared)
+        facts = SizeFacts(self._declared)
         kept = []
         for guard in reversed(guards):
             if facts.known(guard.relation) is not True:

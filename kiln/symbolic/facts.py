@@ -24,7 +24,7 @@ MAX_STEPS = 3
 """How many facts one proof may use."""
 
 
-class Facts:
+class SizeFacts:
     """Ranges, replacements and inequalities of one shape environment."""
 
     def __init__(self, ranges: Mapping[Symbol, Range] | None = None) -> None:

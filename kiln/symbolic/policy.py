@@ -4,7 +4,7 @@
     dynamic="always", size 1              SYMBOL: one graph serves every size, 1 included, until it asks
 
 A size that changed once becomes a symbol and stays one. Nothing is special about 0 and 1 here; the code that asks
-`size == 1` gets the guard, so that a symbol has at most one variant for size 1. Marks that user libraries put
+`size == 1` gets the guard, so that a symbol has at most one variant for size 1. DimMarks that user libraries put
 on tensors (`mark_dynamic` and its kin) are read from the tensor's attributes and win over the rest.
 """
 
@@ -43,7 +43,7 @@ class DimChoice:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Marks:
+class DimMarks:
     """What the user said of a tensor's dimensions."""
 
     dynamic: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Marks:
     ranges: Mapping[int, tuple[int | None, int | None]] = field(default_factory=dict)
 
 
-NO_MARKS = Marks()
+NO_MARKS = DimMarks()
 
 
 class FixedMarkedDim(KilnError):
@@ -74,13 +74,13 @@ def require_open(env: ShapeEnv, size: Symbol, *, dim: int, source: str) -> None:
         raise FixedMarkedDim(at=at, dim=dim, source=source, size=fixed, guard=guard.relation if guard else "")
 
 
-def read_marks(tensor: object) -> Marks:
+def read_marks(tensor: object) -> DimMarks:
     """The marks that torch's `mark_dynamic`, `maybe_mark_dynamic`, `mark_static` and `mark_unbacked` left."""
     found = vars(tensor) if hasattr(tensor, "__dict__") else {}
     if not any(name.startswith("_dynamo_") for name in found):
         return NO_MARKS
     ranges = {one.dim: (one.min, one.max) for one in found.get("_dynamo_dynamic_range", ())}
-    return Marks(
+    return DimMarks(
         dynamic=frozenset(found.get("_dynamo_dynamic_indices", ())),
         maybe_dynamic=frozenset(found.get("_dynamo_weak_dynamic_indices", ())),
         static=frozenset(found.get("_dynamo_static_indices", ())),
@@ -97,7 +97,7 @@ class DimPolicy:
     dynamic: Dynamic = "auto"
 
     def choose(
-        self, sizes: Sequence[int], seen: Sequence[Sequence[int]] = (), marks: Marks = NO_MARKS
+        self, sizes: Sequence[int], seen: Sequence[Sequence[int]] = (), marks: DimMarks = NO_MARKS
     ) -> tuple[DimChoice, ...]:
         """One choice per dimension of `sizes`; `seen` are the sizes of earlier calls at the same place."""
         alike = [other for other in seen if len(other) == len(sizes)]
@@ -110,7 +110,7 @@ class DimPolicy:
         return _by_history(self.dynamic, size, before)
 
 
-def _marked(dim: int, marks: Marks) -> DimChoice | None:
+def _marked(dim: int, marks: DimMarks) -> DimChoice | None:
     lo, hi = marks.ranges.get(dim, (None, None))
     if dim in marks.static:
         return DimChoice(DimKind.STATIC, "marked static")

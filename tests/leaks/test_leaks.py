@@ -158,4 +158,4 @@ def test_many_compiles(cache: bool, tmp_path: Path) -> None:
 def test_what_is_kept_is_found() -> None:
     kept: list[Any] = []
     grown, _ = growth(lambda: kept.append(kiln.compile(lambda x: x)), 10, warm=2, slack=SLACK)
-    assert grown["object kiln.pipeline.session.Session"] == grown["reports"] == 10
+    assert grown["object kiln.pipeline.session.CompileSession"] == grown["reports"] == 10

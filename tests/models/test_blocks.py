@@ -10,7 +10,7 @@ import torch
 from kiln.capture.interpreter import capture
 from kiln.capture.interpreter.variables.module import interpret_call
 from kiln.cli.bench.models import build
-from kiln.cli.bench.suite import Row
+from kiln.cli.bench.suite import SuiteRow
 from tests.capture.conftest import Lab
 from tests.capture.texts import texts
 
@@ -25,7 +25,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_equal_texts(row: Row, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_texts(row: SuiteRow, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for hooks in (capture.HOOKS, dataclasses.replace(capture.HOOKS, call_module=interpret_call)):
         monkeypatch.setattr(capture, "HOOKS", hooks)

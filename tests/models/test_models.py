@@ -8,7 +8,7 @@ import torch
 import kiln
 from kiln.api import report_of
 from kiln.cli.bench.models import Case, build
-from kiln.cli.bench.suite import Row
+from kiln.cli.bench.suite import SuiteRow
 from kiln.report import Report
 
 from .tiny import rows, tiny
@@ -22,7 +22,7 @@ RUNS = [
 MASKED = [row for row in rows(False) if row.variant == "ones"]
 
 
-def run_both(row: Row, train: bool, backend: str) -> Report:
+def run_both(row: SuiteRow, train: bool, backend: str) -> Report:
     """Eager and compiled on equal models; equal results, gradients and buffers."""
     eager, mine = build(row, train=train, seed=0), build(row, train=train, seed=0)
     compiled = kiln.compile(mine.model, backend=backend, fullgraph=True)
@@ -41,7 +41,7 @@ def tolerance(backend: str) -> dict[str, float]:
     return {"rtol": 0.0, "atol": 0.0} if backend == "eager" else {"rtol": 1e-3, "atol": 1e-4}
 
 
-def check_report(report: Report, row: Row, train: bool) -> None:
+def check_report(report: Report, row: SuiteRow, train: bool) -> None:
     """One region per compile. A classifier that trains notes the kind of its loss in its config at the first call."""
     assert report.breaks == [] and report.eager == 0
     assert report.compiles == (2 if train and row.data["input"] == "image" else 1)
@@ -49,20 +49,20 @@ def check_report(report: Report, row: Row, train: bool) -> None:
 
 
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_capture(row: Row, train: bool) -> None:
+def test_capture(row: SuiteRow, train: bool) -> None:
     small = tiny(row)
     check_report(run_both(small, train, "eager"), small, train)
 
 
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_compiled(row: Row, train: bool) -> None:
+def test_compiled(row: SuiteRow, train: bool) -> None:
     """Through every stage; kernels come from the store where an earlier run left them there."""
     small = tiny(row)
     check_report(run_both(small, train, "kiln"), small, train)
 
 
 @pytest.mark.parametrize("row", MASKED, ids=[row.name for row in MASKED])
-def test_masks_may_alternate(row: Row) -> None:
+def test_masks_may_alternate(row: SuiteRow) -> None:
     """What a mask holds picks a path in eager; whatever it is next, the result is eager's, and variants are few."""
     case = build(tiny(row), train=False, seed=0)
     compiled = kiln.compile(case.model, backend="eager", fullgraph=True)
@@ -82,7 +82,7 @@ OTHER_SIZES = ((2, 16), (3, 24), (5, 9), (2, 33), (4, 16))
 """Batch and length."""
 
 
-def run_sizes(row: Row, train: bool, backend: str, dynamic: bool | None) -> Report:
+def run_sizes(row: SuiteRow, train: bool, backend: str, dynamic: bool | None) -> Report:
     """One compiled model under several sizes; a seed for the weights, another for the inputs."""
     eager, mine = build(tiny(row), train=train, seed=0), build(tiny(row), train=train, seed=0)
     compiled = kiln.compile(mine.model, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -96,12 +96,12 @@ def run_sizes(row: Row, train: bool, backend: str, dynamic: bool | None) -> Repo
 
 @pytest.mark.parametrize("backend", ["eager", "kiln"])
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_one_compile_for_all_sizes(row: Row, train: bool, backend: str) -> None:
+def test_one_compile_for_all_sizes(row: SuiteRow, train: bool, backend: str) -> None:
     check_report(run_sizes(row, train, backend, dynamic=True), row, train)
 
 
 @pytest.mark.parametrize("row", MASKED, ids=[row.name for row in MASKED])
-def test_a_size_that_changed_once_becomes_a_symbol(row: Row) -> None:
+def test_a_size_that_changed_once_becomes_a_symbol(row: SuiteRow) -> None:
     report = run_sizes(row, False, "eager", dynamic=None)
     assert report.compiles == 2 and report.breaks == []
 
@@ -109,5 +109,5 @@ def test_a_size_that_changed_once_becomes_a_symbol(row: Row) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "kiln"])
 @pytest.mark.parametrize(("row", "train"), RUNS)
-def test_full_size(row: Row, train: bool, backend: str) -> None:
+def test_full_size(row: SuiteRow, train: bool, backend: str) -> None:
     check_report(run_both(row, train, backend), row, train)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kiln.cli.bench.suite import Row, load_suite
+from kiln.cli.bench.suite import SuiteRow, load_suite
 
 ENCODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -30,7 +30,7 @@ TIMM: Mapping[str, str] = {
 """timm's own models for tests, of the same families; their images have 160 pixels a side."""
 
 
-def tiny(row: Row, batch: int | None = None, length: int = 16) -> Row:
+def tiny(row: SuiteRow, batch: int | None = None, length: int = 16) -> SuiteRow:
     """`row` with a small model and small inputs."""
     if "timm" in row.data:
         return replace(row, data={**row.data, "timm": TIMM[row.name], "batch": batch or 2, "side": 160})
@@ -41,6 +41,6 @@ def tiny(row: Row, batch: int | None = None, length: int = 16) -> Row:
     return replace(row, data=data)
 
 
-def rows(train: bool) -> tuple[Row, ...]:
+def rows(train: bool) -> tuple[SuiteRow, ...]:
     """The rows with an inference (or training) run, full size."""
     return load_suite("cpu", train=train).rows

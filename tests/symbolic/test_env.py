@@ -31,7 +31,7 @@ from kiln.symbolic import (
     sym_min,
     symbol,
 )
-from kiln.symbolic.facts import Facts
+from kiln.symbolic.facts import SizeFacts
 
 from .test_expr import NAMES, programs
 
@@ -131,7 +131,7 @@ def test_simplification_in_ranges(text: str, simpler: str) -> None:
 
 
 def known(question: str, *facts: str, lo: int = 0) -> bool | None:
-    base = Facts({symbol(name): Range(lo) for name in (*NAMES, "s3")})
+    base = SizeFacts({symbol(name): Range(lo) for name in (*NAMES, "s3")})
     for fact in facts:
         base.learn(parse_relation(fact))
     return base.known(parse_relation(question))
@@ -188,7 +188,7 @@ def test_known_agrees_with_every_small_model() -> None:
         return f"{side()} {generator.choice(['==', '!=', '<', '<=', '>'])} {side()}"
 
     for _ in range(400):
-        facts, used = Facts({symbol(name): Range(0, 4) for name in NAMES}), []
+        facts, used = SizeFacts({symbol(name): Range(0, 4) for name in NAMES}), []
         for _ in range(generator.randint(0, 3)):
             fact = relation()
             try:

@@ -7,9 +7,9 @@ import torch
 
 from kiln.symbolic import (
     DimKind,
+    DimMarks,
     DimPolicy,
     FixedMarkedDim,
-    Marks,
     ScalarPolicy,
     ShapeEnv,
     read_marks,
@@ -42,7 +42,7 @@ def test_reasons() -> None:
 
 
 def test_marks_win() -> None:
-    marks = Marks(dynamic=frozenset({0}), static=frozenset({1}), unbacked=frozenset({2}), ranges={0: (2, 64)})
+    marks = DimMarks(dynamic=frozenset({0}), static=frozenset({1}), unbacked=frozenset({2}), ranges={0: (2, 64)})
     first, second, third, fourth = DimPolicy("always").choose((8, 8, 8, 8), marks=marks)
     assert (first.kind, first.lo, first.hi) == (SYMBOL, 2, 64)
     assert (second.kind, third.kind, fourth.kind) == (STATIC, UNBACKED, SYMBOL)
@@ -51,10 +51,10 @@ def test_marks_win() -> None:
 
 def test_marks_are_read_from_attributes() -> None:
     tensor = torch.ones(2, 3)
-    assert read_marks(tensor) == Marks()
+    assert read_marks(tensor) == DimMarks()
     tensor._dynamo_dynamic_indices = {0}  # type: ignore[attr-defined]
     tensor._dynamo_weak_dynamic_indices = {1}  # type: ignore[attr-defined]
-    assert read_marks(tensor) == Marks(dynamic=frozenset({0}), maybe_dynamic=frozenset({1}))
+    assert read_marks(tensor) == DimMarks(dynamic=frozenset({0}), maybe_dynamic=frozenset({1}))
 
 
 def test_marks_of_torch_itself() -> None:
@@ -63,7 +63,7 @@ def test_marks_of_torch_itself() -> None:
     tensor = torch.ones(2, 3)
     mark_dynamic(tensor, 0, min=2, max=64)
     mark_static(tensor, 1)
-    assert read_marks(tensor) == Marks(dynamic=frozenset({0}), static=frozenset({1}), ranges={0: (2, 64)})
+    assert read_marks(tensor) == DimMarks(dynamic=frozenset({0}), static=frozenset({1}), ranges={0: (2, 64)})
 
 
 def test_scalars() -> None:

@@ -45,7 +45,7 @@ from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
 from kiln.capture.interpreter.speculation import (
-    CompileCheck,
+    CompileSpeculation,
     Prologue,
     Speculation,
     make_prologue,
@@ -147,7 +147,7 @@ class Callbacks:
     dims: Callable[[torch.Tensor, Source], Any]
     scalars: Callable[[int | float, Source], bool] | None = None
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
-    compile_check: CompileCheck = run_eagerly
+    compile_speculation: CompileSpeculation = run_eagerly
 
 
 HOOKS = Hooks(
@@ -179,7 +179,7 @@ def capture_frame(
     scalars: Callable[[int | float, Source], bool] | None = None,
     is_compiling: bool = False,
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None,
-    compile_check: CompileCheck = run_eagerly,
+    compile_speculation: CompileSpeculation = run_eagerly,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -192,10 +192,10 @@ def capture_frame(
         scalars: which Python numbers become inputs; None: none.
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes what is called with the arguments where a speculation fails; None: do not speculate.
-        compile_check: gets the graph of what was speculated on and its constants.
+        compile_speculation: gets the graph of what was speculated on and its constants.
     """
     sink = events if events is not None else EventSink()
-    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_check)
+    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation)
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
@@ -323,7 +323,7 @@ def finish(
     collect: list[Source] = []
     prologue = None
     if callbacks.make_exit is not None:
-        prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_check)
+        prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
         refuse_own_leaves(s, trace)

@@ -48,7 +48,7 @@ class Speculation:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Truths:
+class SpeculationPlan:
     """Computes truth values from inputs. `write`: the bytes from which another process can make it."""
 
     run: Callable[..., Sequence[Any]]
@@ -57,24 +57,24 @@ class Truths:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Check:
+class SpeculationCheck:
     """Whether all speculations hold for the inputs of a call."""
 
-    truths: Truths
+    plan: SpeculationPlan
     expected: tuple[bool, ...]
 
     def __call__(self, *inputs: Any) -> bool:
         try:
-            found = self.truths.run(*inputs)
+            found = self.plan.run(*inputs)
         except (RuntimeError, IndexError):
             # A later test may be reached only where the earlier ones go as expected: what it computes can be invalid.
             return False
         return all(bool(one) is expected for one, expected in zip(found, self.expected, strict=True))
 
 
-def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Truths:
+def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> SpeculationPlan:
     """The conditions by eager's own kernels."""
-    return Truths(fx_view(graph, constants).forward)
+    return SpeculationPlan(fx_view(graph, constants).forward)
 
 
 def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
@@ -97,7 +97,7 @@ def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
     return bool(found.expected)
 
 
-CompileCheck = Callable[[Graph, Mapping[str, torch.Tensor]], Truths]
+CompileSpeculation = Callable[[Graph, Mapping[str, torch.Tensor]], SpeculationPlan]
 """Gets a graph of truth values and its constants."""
 
 
@@ -106,7 +106,7 @@ CompileCheck = Callable[[Graph, Mapping[str, torch.Tensor]], Truths]
 class Prologue:
     """The check of one capture, where its inputs are found, and where to go when it fails."""
 
-    check: Check
+    check: SpeculationCheck
     records: list[InputRecord]
     side_exit: Callable[..., Any]
 
@@ -116,15 +116,15 @@ class Prologue:
 
 
 def make_prologue(
-    s: Session, function: types.FunctionType, make_exit: Callable[..., Any], compile_check: CompileCheck
+    s: Session, function: types.FunctionType, make_exit: Callable[..., Any], compile_speculation: CompileSpeculation
 ) -> Prologue | None:
     """None where nothing was speculated on."""
     speculations: list[Speculation] = list(s.speculations.values())
     if not speculations:
         return None
     graph, records = condition_graph(s.recorder, [one.node for one in speculations])
-    truths = compile_check(graph, s.recorder.constants)
-    check = Check(truths, tuple([one.expected for one in speculations]))
+    plan = compile_speculation(graph, s.recorder.constants)
+    check = SpeculationCheck(plan, tuple([one.expected for one in speculations]))
     for one in speculations:
         s.events.emit("note", text=one.text())
     return Prologue(check, records, make_exit(function))

@@ -50,7 +50,7 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class KernelPattern:
     """`forward`, `backward`: tensors of full size that must move."""
 
     function: Callable[..., Tensor]
@@ -60,16 +60,16 @@ class Pattern:
     target: bool = False
 
 
-PATTERNS: Mapping[str, Pattern] = {
-    "pointwise": Pattern(pointwise, 1, 2, 3),
-    "layer_norm": Pattern(layer_norm, 2, 2, 3),
-    "rms_norm": Pattern(rms_norm, 1, 2, 3),
-    "softmax": Pattern(softmax, 0, 2, 3),
-    "cross_entropy": Pattern(cross_entropy, 0, 1, 2, target=True),
+PATTERNS: Mapping[str, KernelPattern] = {
+    "pointwise": KernelPattern(pointwise, 1, 2, 3),
+    "layer_norm": KernelPattern(layer_norm, 2, 2, 3),
+    "rms_norm": KernelPattern(rms_norm, 1, 2, 3),
+    "softmax": KernelPattern(softmax, 0, 2, 3),
+    "cross_entropy": KernelPattern(cross_entropy, 0, 1, 2, target=True),
 }
 
 
-def inputs_of(pattern: Pattern) -> tuple[Tensor, ...]:
+def inputs_of(pattern: KernelPattern) -> tuple[Tensor, ...]:
     make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
     values = (torch.randn(ROWS, COLUMNS, **make), *(torch.randn(COLUMNS, **make) for _ in range(pattern.vectors)))
     return (*values, torch.randint(0, COLUMNS, (ROWS,), device="cuda")) if pattern.target else values
@@ -91,7 +91,7 @@ def seconds_of(run: Callable[[], Any], samples: int) -> float:
     return float(median(found))
 
 
-def measure(pattern: Pattern, compiled: Callable[..., Tensor], samples: int) -> tuple[float, float]:
+def measure(pattern: KernelPattern, compiled: Callable[..., Tensor], samples: int) -> tuple[float, float]:
     """Bytes a second of forward and backward."""
     inputs = inputs_of(pattern)
     size = ROWS * COLUMNS * 2

@@ -21,8 +21,8 @@ from typing import Any
 
 from kiln.cli.bench import bandwidth, compile_time, overhead
 from kiln.cli.bench.results import Result, Score, plot, score_times, table, write_json
-from kiln.cli.bench.suite import Row, load_suite
-from kiln.cli.bench.turns import Worker, cores_of
+from kiln.cli.bench.suite import SuiteRow, load_suite
+from kiln.cli.bench.turns import BenchWorker, cores_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 Found = dict[str, Any]
 
 
-def measure(rows: list[Row], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:
+def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:
     """All candidates on some rows. A candidate that fails keeps its failure; the others go on."""
     caches = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
     try:
@@ -99,7 +99,7 @@ TIMED, COMPARED = 1, 2
 """Steps of a worker in which the clock runs, and in which results are compared with float64."""
 
 
-def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> list[Found]:
+def in_steps(workers: list[BenchWorker], count: int, alone: tuple[int, ...] = ()) -> list[Found]:
     """What the workers find in `count` steps; the steps `alone` are for one worker at a time."""
     found: list[Found] = [{} for _ in workers]
     with contextlib.suppress(KeyboardInterrupt):  # what was found until then is shown
@@ -116,7 +116,7 @@ def in_steps(workers: list[Worker], count: int, alone: tuple[int, ...] = ()) -> 
     return found
 
 
-def result_of(row: Row, steady: Found, firsts: dict[str, Found], candidates: list[str]) -> Result:
+def result_of(row: SuiteRow, steady: Found, firsts: dict[str, Found], candidates: list[str]) -> Result:
     failures = {name: first for name, first in firsts.items() if "failure" in first}
     if "times" not in steady:
         return Result(row.title, float("nan"), {name: failed(steady) for name in candidates})
@@ -135,14 +135,14 @@ def result_of(row: Row, steady: Found, firsts: dict[str, Found], candidates: lis
     return Result(row.title, median(eager), scores)
 
 
-def start(tasks: list[Found], arguments: argparse.Namespace, caches: Path) -> list[Worker]:
+def start(tasks: list[Found], arguments: argparse.Namespace, caches: Path) -> list[BenchWorker]:
     """A worker for each task, on cores of its own where there are several; its caches lie below `caches`."""
     workers = []
     for place, task in enumerate(tasks):
         cores = cores_of(place, arguments.threads) if len(tasks) > 1 else []
         common = {"suite": arguments.suite, "train": arguments.train, "threads": arguments.threads, "cores": cores}
         mode = None if arguments.mode == "default" else arguments.mode
-        workers.append(Worker({**common, "mode": mode, **task}, caches / str(place)))
+        workers.append(BenchWorker({**common, "mode": mode, **task}, caches / str(place)))
     return workers
 
 

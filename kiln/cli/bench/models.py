@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from kiln.cli.bench.suite import Row
+from kiln.cli.bench.suite import SuiteRow
 from kiln.support.optional import load_required
 
 
@@ -49,7 +49,7 @@ class Case:
         return [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
 
 
-def build(row: Row, *, train: bool, seed: int) -> Case:
+def build(row: SuiteRow, *, train: bool, seed: int) -> Case:
     """Model and inputs of a row with the weights and data of `seed`, on the device and in the dtype of the row."""
     torch.manual_seed(seed)
     case = _function(row) if "function" in row.data else _timm(row, train) if "timm" in row.data else _hub(row, train)
@@ -67,12 +67,12 @@ def build(row: Row, *, train: bool, seed: int) -> Case:
     return case
 
 
-def _function(row: Row) -> Case:
+def _function(row: SuiteRow) -> Case:
     inputs = tuple(torch.randn(shape).abs() + 0.1 for shape in row.data["shapes"])
     return Case(FUNCTIONS[row.data["function"]], inputs, {}, train=False)
 
 
-def _timm(row: Row, train: bool) -> Case:
+def _timm(row: SuiteRow, train: bool) -> Case:
     timm: Any = load_required("timm", purpose="the models of this suite")
     model = timm.create_model(row.data["timm"], pretrained=False)
     side = row.data.get("side", 224)
@@ -81,7 +81,7 @@ def _timm(row: Row, train: bool) -> Case:
     return Case(model, (images,), {}, train, labels=labels)
 
 
-def _hub(row: Row, train: bool) -> Case:
+def _hub(row: SuiteRow, train: bool) -> Case:
     transformers: Any = load_required("transformers", purpose="the models of this suite")
     config = getattr(transformers, row.data["config"])(**row.data.get("settings", {}))
     model = getattr(transformers, row.data["train_model" if train else "model"])(config)
@@ -102,7 +102,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 # ------------------------------------------------------------------------------------------------ inputs
 
 
-def _mask(row: Row) -> dict[str, Tensor]:
+def _mask(row: SuiteRow) -> dict[str, Tensor]:
     batch, length = row.data["batch"], row.data["length"]
     if row.variant == "none":
         return {}
@@ -112,25 +112,25 @@ def _mask(row: Row) -> dict[str, Tensor]:
     return {"attention_mask": mask}
 
 
-def text_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+def text_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, **_mask(row), **({"labels": tokens.clone()} if train else {})}
 
 
-def seq2seq_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+def seq2seq_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     target = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, "decoder_input_ids": target, **_mask(row), **({"labels": target} if train else {})}
 
 
-def image_inputs(row: Row, config: Any, train: bool) -> dict[str, Any]:
+def image_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
     side = getattr(config, "image_size", 224) or 224
     images = torch.randn(row.data["batch"], 3, side, side)
     labels = torch.randint(0, config.num_labels, (row.data["batch"],))
     return {"pixel_values": images, **({"labels": labels} if train else {})}
 
 
-INPUTS: Mapping[str, Callable[[Row, Any, bool], dict[str, Any]]] = {
+INPUTS: Mapping[str, Callable[[SuiteRow, Any, bool], dict[str, Any]]] = {
     "text": text_inputs,
     "seq2seq": seq2seq_inputs,
     "image": image_inputs,

@@ -21,7 +21,7 @@ MASKS = ("none", "ones", "padded")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Row:
+class SuiteRow:
     """One model of a suite, in one variant (text models: which attention mask).
 
     `dtype`: of the weights in inference; a training step keeps float32 weights and runs under autocast in it.
@@ -46,7 +46,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Suite:
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[SuiteRow, ...]
 
 
 def load_suite(name: str, *, train: bool = False) -> Suite:
@@ -54,7 +54,7 @@ def load_suite(name: str, *, train: bool = False) -> Suite:
     data = tomllib.loads((SUITES / f"{name}.toml").read_text())
     rows = []
     for model in data["model"]:
-        row = Row(model["name"], model, device=data["device"], dtype=getattr(torch, data["dtype"]))
+        row = SuiteRow(model["name"], model, device=data["device"], dtype=getattr(torch, data["dtype"]))
         if train and not row.trains:
             continue
         text = model.get("input") in ("text", "seq2seq")

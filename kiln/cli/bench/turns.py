@@ -1,6 +1,6 @@
-"""Worker processes that wait for their turn.
+"""BenchWorker processes that wait for their turn.
 
-workers = [Worker(task, folder) for task in tasks]        all start, compile and say so
+workers = [BenchWorker(task, folder) for task in tasks]        all start, compile and say so
 for worker in workers: worker.next()                      wait for what each found first
 for worker in workers: worker.next()                      one at a time: the step that uses the clock
 """
@@ -17,7 +17,7 @@ from typing import Any, final
 
 
 @final
-class Worker:
+class BenchWorker:
     """A process of `kiln.cli.bench.worker`; its caches lie in `caches`. After a failure each step is that failure."""
 
     def __init__(self, task: dict[str, Any], caches: Path) -> None:

@@ -23,7 +23,7 @@ import torch
 from kiln.cli.bench.accuracy import Seed, against_itself, compare, judge, worst_seed
 from kiln.cli.bench.candidates import candidate
 from kiln.cli.bench.models import Case, build
-from kiln.cli.bench.suite import Row, load_suite
+from kiln.cli.bench.suite import SuiteRow, load_suite
 
 SEEDS = (0, 1, 2, 3, 4)
 WARM_UP = 4
@@ -32,7 +32,7 @@ CALLS_PER_SAMPLE = {"cpu": 1, "cuda": 2}
 """A GPU runs behind its caller: a sample is several calls between two synchronisations."""
 
 
-def find_row(suite: str, title: str, train: bool) -> Row:
+def find_row(suite: str, title: str, train: bool) -> SuiteRow:
     rows = {row.title: row for row in load_suite(suite, train=train).rows}
     return rows[title]
 

@@ -26,7 +26,7 @@ Step = tuple[int, int]
 
 @final
 @dataclass(slots=True)
-class _Writer:
+class PostfixWriter:
     steps: list[Step] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
@@ -75,6 +75,6 @@ def compile_relation(text: str) -> tuple[tuple[Step, ...], tuple[str, ...]]:
         expression = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"not a relation: {text!r}") from error
-    writer = _Writer()
+    writer = PostfixWriter()
     writer.write(expression)
     return tuple(writer.steps), tuple(writer.names)

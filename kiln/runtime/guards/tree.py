@@ -110,7 +110,7 @@ def _local_slots(function: FunctionType) -> dict[str, int]:
 
 
 @final
-class _Builder:
+class TreeBuilder:
     """Grows the tree node by node; `number_nodes` fixes the order."""
 
     def __init__(self, function: FunctionType) -> None:
@@ -187,13 +187,13 @@ def _by_kind(check: tuple[int, int, Any]) -> int:
     return check[0]
 
 
-def _local(builder: _Builder, source: Any) -> _Node:
+def _local(builder: TreeBuilder, source: Any) -> _Node:
     if source.name not in builder.slots:
         raise BadGuard(f"the function has no argument {source.name!r}")
     return builder.root.child(LOCAL, None, builder.slots[source.name])
 
 
-def _cell(builder: _Builder, source: Any) -> _Node:
+def _cell(builder: TreeBuilder, source: Any) -> _Node:
     if source.name not in builder.cells:
         raise BadGuard(f"the function has no free variable {source.name!r}")
     access = CELL if type(source) is CellSource else CELL_OBJECT
@@ -207,17 +207,17 @@ def _module_dict(name: str) -> dict[str, Any]:
     return vars(module)
 
 
-def _default(builder: _Builder, source: Any) -> _Node:
+def _default(builder: TreeBuilder, source: Any) -> _Node:
     base = builder.node(source.base)
     return base.child(DEFAULT, None, source.key) if isinstance(source.key, int) else base.child(KW_DEFAULT, source.key)
 
 
-def _item(builder: _Builder, source: Any) -> _Node:
+def _item(builder: TreeBuilder, source: Any) -> _Node:
     index = source.key if type(source.key) is int else 0
     return builder.node(source.base).child(ITEM, source.key, index)
 
 
-_STEPS: dict[type[Source], Callable[[_Builder, Any], _Node]] = {
+_STEPS: dict[type[Source], Callable[[TreeBuilder, Any], _Node]] = {
     LocalSource: _local,
     CellSource: _cell,
     CellObjectSource: _cell,
@@ -295,7 +295,7 @@ _NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], Any]]] = {
 _ROWS = {kind.value: row for kind, row in _NODE_CHECKS.items()}
 
 
-def _aliases(builder: _Builder, number: int, guard: Guard) -> None:
+def _aliases(builder: TreeBuilder, number: int, guard: Guard) -> None:
     expected: AliasExpectation = _expected(guard, AliasExpectation)
     nodes = [builder.node(source) for source in expected.sources]
     order: dict[int, int] = {}
@@ -304,17 +304,17 @@ def _aliases(builder: _Builder, number: int, guard: Guard) -> None:
     builder.whole.append((ALIASES, number, lambda: (by_storage, tuple(n.number for n in nodes), groups)))
 
 
-def _relation(builder: _Builder, number: int, guard: Guard) -> None:
+def _relation(builder: TreeBuilder, number: int, guard: Guard) -> None:
     expected: ShapeRelation = _expected(guard, ShapeRelation)
     builder.relation(number, expected.relation, dict(expected.names))
 
 
-def _state(builder: _Builder, number: int, guard: Guard) -> None:
+def _state(builder: TreeBuilder, number: int, guard: Guard) -> None:
     word = state_to_word(_expected(guard, GlobalState))
     builder.whole.append((GLOBAL_STATE, number, lambda: word))
 
 
-_WHOLE_CHECKS: dict[GuardKind, Callable[[_Builder, int, Guard], None]] = {
+_WHOLE_CHECKS: dict[GuardKind, Callable[[TreeBuilder, int, Guard], None]] = {
     GuardKind.TENSOR_ALIASES: _aliases,
     GuardKind.SHAPE_RELATION: _relation,
     GuardKind.GLOBAL_STATE: _state,
@@ -336,7 +336,7 @@ class TreeRows:
 
 def tree_rows(guards: Iterable[Guard], *, collect: Iterable[Source] = (), function: FunctionType) -> TreeRows:
     """The rows of the tree that `build_tree` makes."""
-    builder = _Builder(function)
+    builder = TreeBuilder(function)
     for number, guard in enumerate(guards):
         builder.add(number, guard)
     collected = [builder.node(source) for source in collect]

@@ -37,14 +37,14 @@ TYPE, SELF = "type", "self"
 
 def write_tree(tree: TreeRows, guards: Sequence[Guard]) -> Json:
     """`guards` are those that the tree was made from. Raises NotSerialisable."""
-    writer = _Writer(guards)
+    writer = TreeWriter(guards)
     checks: list[Json] = [writer.check(*check) for check in tree.checks]
     nodes: list[Json] = [[*row[:5], writer.key(row[5]), row[6]] for row in tree.nodes]
     return {"nodes": nodes, "checks": checks, "collect": list(tree.collect), "objects": writer.objects}
 
 
 @final
-class _Writer:
+class TreeWriter:
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = guards
         self.objects: list[Json] = []
@@ -93,7 +93,7 @@ def read_tree(data: Any, function: types.FunctionType, values: Sequence[object])
     Raises NotSerialisable, KeyError, TypeError or ValueError where the data names what is not there.
     """
     scope = (values, function.__globals__, function.__closure__)
-    reader = _Reader()
+    reader = TreeReader()
     nodes = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
     reader.objects = [None if type(row) is list else resolve(row) for row in data["objects"]]
     loose = [(number, *row) for number, row in enumerate(data["objects"]) if type(row) is list]
@@ -139,7 +139,7 @@ def _expected_part(found: object, how: str) -> object:
 
 
 @final
-class _Reader:
+class TreeReader:
     def __init__(self) -> None:
         self.objects: list[object] = []
 
