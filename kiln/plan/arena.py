@@ -17,8 +17,9 @@ from typing import final
 
 import torch
 
-from kiln.plan.plan import Allocate, BufferSpec, Free, Launch, Plan, Slot, Step, View
+from kiln.plan.plan import Allocate, Free, Launch, Plan, Slot, Step, View
 from kiln.plan.verify import slots_read, slots_written
+from kiln.tensor.spec import TensorSpec
 
 
 @final
@@ -156,16 +157,12 @@ def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
     return last, views
 
 
-def _num_bytes(spec: BufferSpec | None) -> int:
-    """Of a contiguous tensor at the start of its memory; 0 for others, and where sizes are symbols."""
-    if spec is None or spec.offset != 0:
+def _num_bytes(spec: TensorSpec | None) -> int:
+    """Of a contiguous tensor at the start of its memory; 0 for others and for symbolic sizes."""
+    if spec is None or spec.offset != 0 or not spec.is_contiguous():
         return 0
-    size = 1
-    for length, stride in zip(reversed(spec.sizes), reversed(spec.strides), strict=True):
-        if not isinstance(length, int) or (length != 1 and stride != size):
-            return 0
-        size *= length
-    return size * spec.dtype.itemsize
+    elements = spec.numel()
+    return elements * spec.dtype.itemsize if isinstance(elements, int) else 0
 
 
 def _device_of(plan: Plan, slot: Slot) -> torch.device | None:

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from kiln.plan.plan import BufferSpec, CallAten, Free, Launch, Plan, Ref, Slot, Step
+from kiln.plan.plan import CallAten, Free, Launch, Plan, Ref, Slot, Step
 from kiln.plan.verify import InvalidPlan, slot_specs
+from kiln.tensor.spec import TensorSpec
 
 
 def with_device_copies(plan: Plan) -> Plan:
@@ -48,18 +49,18 @@ def with_device_copies(plan: Plan) -> Plan:
     return plan if slots == plan.num_slots else replace(plan, steps=tuple(steps), num_slots=slots)
 
 
-def cpu_slots(step: Launch, specs: dict[Slot, BufferSpec]) -> tuple[Slot, ...]:
+def cpu_slots(step: Launch, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ...]:
     """Tensors of the launch in CPU memory, each once."""
     return tuple(dict.fromkeys(slot for slot in step.tensors if slot in specs and specs[slot].device.type == "cpu"))
 
 
-def launch_device(step: Launch, specs: dict[Slot, BufferSpec]) -> torch.device | None:
+def launch_device(step: Launch, specs: dict[Slot, TensorSpec]) -> torch.device | None:
     """Where the launch goes: the device of its tensors, those on the CPU left out."""
     devices = (specs[slot].device for slot in step.tensors if slot in specs)
     return next((device for device in devices if device.type != "cpu"), None)
 
 
-def copy_steps(source: Slot, host: Slot, target: Slot, spec: BufferSpec, device: torch.device) -> list[Step]:
+def copy_steps(source: Slot, host: Slot, target: Slot, spec: TensorSpec, device: torch.device) -> list[Step]:
     """`source` to `target` on `device` without a wait: of pageable memory the driver takes what stands there now.
 
     `source` may be pinned, which would be read later; so it is its copy `host` that is sent.

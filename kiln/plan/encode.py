@@ -22,7 +22,6 @@ from kiln.plan.device_copies import launch_device, with_device_copies
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -38,10 +37,10 @@ from kiln.plan.plan import (
     View,
 )
 from kiln.plan.registers import RegisterFile
-from kiln.plan.text import storage_elements
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, symbol
-from kiln.tensor.dtypes import NUMBER_OF
+from kiln.tensor.dtypes import SCALAR_TYPE_NUMBERS
+from kiln.tensor.spec import TensorSpec
 
 MAGIC = 0x4E4C494B  # "KILN"
 FORMAT = 2
@@ -122,7 +121,7 @@ class ProgramEncoder:
         self.memory: MemoryPlan = plan_memory(plan)
         self.raw = {buffer.slot for buffer in self.memory.buffers} | self.memory.views
         self.kernel_numbers = {kernel.symbol: n for n, kernel in enumerate(plan.kernels)}
-        self.layouts: dict[BufferSpec, int] = {}
+        self.layouts: dict[TensorSpec, int] = {}
         self.layout_words: list[int] = []
         self.scalar_slots: dict[Slot, tuple[str, int]] = {}
 
@@ -163,14 +162,15 @@ class ProgramEncoder:
         input_layouts = [NONE if one.spec is None else self.layout(one.spec) for one in self.plan.inputs]
         return [len(words) // 4, *words, *input_layouts]
 
-    def layout(self, spec: BufferSpec) -> int:
+    def layout(self, spec: TensorSpec) -> int:
         """The number of the layout: dtype, device, rank, registers of sizes, strides, offset and bytes."""
         if spec not in self.layouts:
             self.layouts[spec] = len(self.layouts)
+            num_bytes = self.registers.scalar(spec.storage_elements() * spec.dtype.itemsize)
             self.layout_words += [
-                NUMBER_OF[spec.dtype], *device_words(spec.device),
+                SCALAR_TYPE_NUMBERS[spec.dtype], *device_words(spec.device),
                 len(spec.sizes), self.registers.vector(spec.sizes), self.registers.vector(spec.strides),
-                self.registers.scalar(spec.offset), self.registers.scalar(storage_elements(spec) * spec.dtype.itemsize),
+                self.registers.scalar(spec.offset), num_bytes,
             ]  # fmt: skip
         return self.layouts[spec]
 
@@ -276,7 +276,7 @@ class ProgramEncoder:
             return [OUT_BOOL, self.registers.scalar(int(output.value)), NONE, 0]
         return [OUT_INT, self.registers.scalar(output.value), NONE, 0]
 
-    def rebuilt(self, view: BufferSpec | None, base: Slot) -> list[int]:
+    def rebuilt(self, view: TensorSpec | None, base: Slot) -> list[int]:
         if view is None:
             return [NONE, 0]
         return [self.layout(view), self.registers.scalar(view.offset - self.planned_offset(base, view.dtype))]
@@ -366,7 +366,7 @@ ARGUMENT_WORDS: tuple[tuple[type, Callable[[ProgramEncoder, Any], list[int]]], .
     (Expr,                lambda at, value: [ARG_INT_REGISTER, at.registers.scalar(value)]),
     (float,               lambda at, value: [ARG_FLOAT, float_word(value)]),
     (str,                 lambda at, value: [ARG_STRING, at.strings.number(value)]),
-    (torch.dtype,         lambda at, value: [ARG_DTYPE, NUMBER_OF[value]]),
+    (torch.dtype,         lambda at, value: [ARG_DTYPE, SCALAR_TYPE_NUMBERS[value]]),
     (torch.memory_format, lambda at, value: [ARG_MEMORY_FORMAT, MEMORY_FORMATS[value]]),
     (torch.layout,        lambda at, value: [ARG_LAYOUT, LAYOUTS[value]]),
 )

@@ -19,23 +19,10 @@ from typing import Any, Literal, final
 
 import torch
 
-from kiln.symbolic import Expr, Int, Relation
-
-CPU = torch.device("cpu")
+from kiln.symbolic import Int, Relation
+from kiln.tensor.spec import TensorSpec
 
 Slot = int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BufferSpec:
-    """Layout of a tensor in a slot; sizes, strides and offset count elements."""
-
-    dtype: torch.dtype
-    sizes: tuple[Int, ...]
-    strides: tuple[Int, ...]
-    offset: Int = 0
-    device: torch.device = CPU
 
 
 @final
@@ -44,7 +31,7 @@ class PlanInput:
     """Argument of the plan: a tensor (`spec`), or a Python number (`scalar`)."""
 
     name: str
-    spec: BufferSpec | None
+    spec: TensorSpec | None
     scalar: Literal["int", "float", "bool"] | None = None
 
 
@@ -123,7 +110,7 @@ class Allocate:
     """A fresh buffer; with `reuse`, the memory of that slot (dead from here on, at least as many bytes)."""
 
     out: Slot
-    spec: BufferSpec
+    spec: TensorSpec
     reuse: Slot | None = None
 
 
@@ -155,7 +142,7 @@ class CallAten:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[Slot | None, ...]
-    specs: tuple[BufferSpec | None, ...]
+    specs: tuple[TensorSpec | None, ...]
     origin: str = ""
 
 
@@ -166,7 +153,7 @@ class View:
 
     out: Slot
     base: Slot
-    spec: BufferSpec
+    spec: TensorSpec
 
 
 @final
@@ -249,7 +236,7 @@ class PlanOutput:
     value: Int | float | bool | None = None
     alias_input: int | None = None
     alias_output: int | None = None
-    view: BufferSpec | None = None
+    view: TensorSpec | None = None
 
 
 @final
@@ -270,10 +257,3 @@ class Plan:
     constants: tuple[str, ...] = ()  # content keys of constant tensors
     mutated: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
-
-
-__all__ = [
-    "Allocate", "Branch", "BufferSpec", "CallAten", "Check", "Constant", "Copy", "Expr", "Free", "HostRead", "Int",
-    "Kernel", "KernelParam", "Launch", "Plan", "PlanInput", "PlanOutput", "RandomSeed", "Ref", "Relation", "Slot",
-    "Step", "SymbolBinding", "View",
-]  # fmt: skip

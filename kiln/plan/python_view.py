@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from kiln.plan.plan import (
-    CPU,
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -40,6 +38,7 @@ from kiln.plan.plan import (
     Slot,
     View,
 )
+from kiln.tensor.spec import CPU, TensorSpec
 
 
 def plan_python(plan: Plan) -> str:
@@ -118,7 +117,7 @@ def _tuple(items: Iterable[Any]) -> str:
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 
-def _layout(spec: BufferSpec) -> str:
+def _layout(spec: TensorSpec) -> str:
     device = f", {str(spec.device)!r}" if spec.device != CPU else ""
     offset = f", {spec.offset}" if spec.offset != 0 or device else ""
     return f"{spec.dtype}, {_tuple(spec.sizes)}, {_tuple(spec.strides)}{offset}{device}"

@@ -22,7 +22,6 @@ from kiln.plan.overloads import find_overload
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -39,9 +38,10 @@ from kiln.plan.plan import (
     View,
 )
 from kiln.plan.random import draw_seed
-from kiln.plan.text import spec_text, step_text, storage_elements
+from kiln.plan.text import step_text
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, evaluate
+from kiln.tensor.spec import TensorSpec
 
 SCRATCH_ALIGNMENT = 64
 
@@ -123,14 +123,14 @@ class PlanRun:
                 self.symbols[binding.name] = int(BINDING_VALUE[binding.kind](self.values[binding.slot], binding.dim))
         for slot, declared in enumerate(self.plan.inputs):
             if declared.spec is not None and not self.fits(self.values[slot], declared.spec):
-                problem = f"expected {self.spec_now(declared.spec)}, got {spec_text(spec_of(self.values[slot]))}"
+                problem = f"expected {self.spec_now(declared.spec)}, got {spec_of(self.values[slot])}"
                 raise InputMismatch(name=declared.name, plan=self.plan.name, problem=problem)
 
-    def spec_now(self, spec: BufferSpec) -> str:
+    def spec_now(self, spec: TensorSpec) -> str:
         sizes, strides = self.numbers(spec.sizes), self.numbers(spec.strides)
-        return spec_text(BufferSpec(spec.dtype, sizes, strides, 0, spec.device))
+        return str(TensorSpec(spec.dtype, sizes, strides, 0, spec.device))
 
-    def fits(self, tensor: torch.Tensor, spec: BufferSpec) -> bool:
+    def fits(self, tensor: torch.Tensor, spec: TensorSpec) -> bool:
         """Dtype, device, sizes, and the strides that an address depends on."""
         sizes = self.numbers(spec.sizes)
         if tensor.dtype != spec.dtype or tensor.device.type != spec.device.type or tuple(tensor.shape) != sizes:
@@ -169,19 +169,19 @@ class PlanRun:
             return self.values[output.slot]
         return self.number(output.value) if isinstance(output.value, Expr) else output.value
 
-    def rebuild(self, base: Any, view: BufferSpec | None, base_spec: BufferSpec | None) -> Any:
+    def rebuild(self, base: Any, view: TensorSpec | None, base_spec: TensorSpec | None) -> Any:
         """`base` itself, or the view of it; autograd sees the view when it is on."""
         if view is None:
             return base
         offset = base.storage_offset() + self.number(view.offset - (base_spec.offset if base_spec is not None else 0))
         return base.as_strided(self.numbers(view.sizes), self.numbers(view.strides), offset)
 
-    def empty(self, spec: BufferSpec) -> torch.Tensor:
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Fresh memory in the layout of `spec`."""
-        flat = torch.empty(self.number(storage_elements(spec)), dtype=spec.dtype, device=spec.device)
+        flat = torch.empty(self.number(spec.storage_elements()), dtype=spec.dtype, device=spec.device)
         return flat.as_strided(self.numbers(spec.sizes), self.numbers(spec.strides), self.number(spec.offset))
 
-    def over_storage(self, of: torch.Tensor, spec: BufferSpec, offset: int) -> torch.Tensor:
+    def over_storage(self, of: torch.Tensor, spec: TensorSpec, offset: int) -> torch.Tensor:
         """A tensor over the storage of `of`; torch raises where it does not fit in."""
         made = torch.empty(0, dtype=spec.dtype, device=of.device)
         return made.set_(of.untyped_storage(), offset, self.numbers(spec.sizes), self.numbers(spec.strides))
@@ -215,8 +215,8 @@ BINDING_VALUE: Mapping[str, Callable[[Any, int], int]] = {
 }
 
 
-def spec_of(tensor: torch.Tensor) -> BufferSpec:
-    return BufferSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.device)
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.device)
 
 
 def _allocate(run: PlanRun, step: Allocate) -> None:
@@ -224,7 +224,7 @@ def _allocate(run: PlanRun, step: Allocate) -> None:
     reused = run.values[step.reuse] if step.reuse is not None and not is_input else None  # the caller holds inputs
     if step.reuse is not None:
         run.values[step.reuse] = None
-    needed = run.number(storage_elements(step.spec)) * step.spec.dtype.itemsize
+    needed = run.number(step.spec.storage_elements()) * step.spec.dtype.itemsize
     if reused is not None and reused.untyped_storage().nbytes() >= needed:
         run.values[step.out] = run.over_storage(reused, step.spec, run.number(step.spec.offset))
     else:
@@ -269,7 +269,7 @@ def _call(run: PlanRun, step: CallAten) -> None:
             run.values[slot] = result if spec is None else _as_planned(run, result, spec)
 
 
-def _as_planned(run: PlanRun, result: Any, spec: BufferSpec) -> Any:
+def _as_planned(run: PlanRun, result: Any, spec: TensorSpec) -> Any:
     if run.fits(result, spec):
         return result
     planned = run.empty(spec)

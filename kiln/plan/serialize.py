@@ -20,7 +20,6 @@ import torch
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -42,12 +41,13 @@ from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation, parse_int, parse_relation
-from kiln.tensor.dtypes import DTYPE_OF_NAME, NAME_OF
+from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
+from kiln.tensor.spec import TensorSpec
 
 CLASSES: Mapping[str, type] = {
     one.__name__: one
     for one in (
-        Allocate, Branch, BufferSpec, CallAten, Check, Constant, Copy, Free, HostRead, Kernel, KernelParam, Launch,
+        Allocate, Branch, TensorSpec, CallAten, Check, Constant, Copy, Free, HostRead, Kernel, KernelParam, Launch,
         Plan, PlanInput, PlanOutput, RandomSeed, Ref, RegionSpec, Saved, SymbolBinding, View,
         Carried, SavedTensor, Signature, Tangent,
     )
@@ -68,7 +68,7 @@ SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], Any]], ...
     # key     type                 to text                      from text
     ("expr",  Expr,                str,                         parse_int),
     ("rel",   Relation,            str,                         parse_relation),
-    ("dtype", torch.dtype,         NAME_OF.__getitem__,         DTYPE_OF_NAME.__getitem__),
+    ("dtype", torch.dtype,         DTYPE_NAMES.__getitem__,         DTYPES_BY_NAME.__getitem__),
     ("dev",   torch.device,        str,                         torch.device),
     ("mf",    torch.memory_format, str,                         FORMATS.__getitem__),
     ("lay",   torch.layout,        str,                         LAYOUTS.__getitem__),

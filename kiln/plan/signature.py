@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from kiln.plan.plan import BufferSpec, SymbolBinding
+from kiln.plan.plan import SymbolBinding
+from kiln.tensor.spec import TensorSpec
 
 
 @final
@@ -44,7 +45,7 @@ class Tangent:
     """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes."""
 
     output: int
-    spec: BufferSpec
+    spec: TensorSpec
 
 
 @final

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from kiln.plan.plan import (
-    CPU,
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -38,8 +36,7 @@ from kiln.plan.plan import (
     SymbolBinding,
     View,
 )
-from kiln.symbolic import Int
-from kiln.tensor.dtypes import NAME_OF
+from kiln.tensor.dtypes import DTYPE_NAMES
 
 
 def plan_text(plan: Plan, indent: str = "") -> str:
@@ -62,38 +59,8 @@ def step_text(step: Step) -> str:
     return f"{text}  # {origin}" if origin else text
 
 
-def spec_text(spec: BufferSpec) -> str:
-    """`f32[s0, 768]`; strides follow `|` where they are not contiguous, the offset `+`, the device `@`."""
-    parts = [", ".join(map(str, spec.sizes))]
-    if not is_contiguous(spec):
-        parts.append("| " + ", ".join(map(str, spec.strides)))
-    if spec.offset != 0:
-        parts.append(f"+ {spec.offset}")
-    if spec.device != CPU:
-        parts.append(f"@{spec.device}")
-    return f"{NAME_OF[spec.dtype]}[{' '.join(part for part in parts if part)}]"
-
-
-def is_contiguous(spec: BufferSpec) -> bool:
-    """Row-major, whatever the strides of dimensions of size 1."""
-    step: Int = 1
-    for size, stride in zip(reversed(spec.sizes), reversed(spec.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step = step * (1 if size == 0 else size)
-    return True
-
-
-def storage_elements(spec: BufferSpec) -> Int:
-    """Elements that the storage must have, from its start to the last one the spec reaches."""
-    if any(size == 0 for size in spec.sizes):
-        return spec.offset
-    reach = sum(((size - 1) * stride for size, stride in zip(spec.sizes, spec.strides, strict=True)), start=spec.offset)
-    return reach + 1
-
-
 def _input(one: PlanInput) -> str:
-    kind = spec_text(one.spec) if one.spec is not None else str(one.scalar)
+    kind = one.spec if one.spec is not None else str(one.scalar)
     return f'{kind} "{one.name}"'
 
 
@@ -106,7 +73,7 @@ def _binding(binding: SymbolBinding) -> str:
 
 
 def _output(output: PlanOutput) -> str:
-    view = f" as {spec_text(output.view)}" if output.view is not None else ""
+    view = f" as {output.view}" if output.view is not None else ""
     if output.alias_input is not None:
         return f"input {output.alias_input}{view}"
     if output.alias_output is not None:
@@ -125,13 +92,13 @@ def argument_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(argument_text, value)) + "]"
     if isinstance(value, torch.dtype):
-        return NAME_OF[value]
+        return DTYPE_NAMES[value]
     return repr(value) if isinstance(value, str | float) else str(value)
 
 
 def _allocate(step: Allocate) -> str:
     reuse = f" in memory of %{step.reuse}" if step.reuse is not None else ""
-    return f"%{step.out} = allocate {spec_text(step.spec)}{reuse}"
+    return f"%{step.out} = allocate {step.spec}{reuse}"
 
 
 def _launch(step: Launch) -> str:
@@ -147,7 +114,7 @@ def _launch(step: Launch) -> str:
 def _call(step: CallAten) -> str:
     args = [argument_text(arg) for arg in step.args]
     args += [f"{name}={argument_text(value)}" for name, value in step.kwargs]
-    specs = ", ".join("none" if spec is None else spec_text(spec) for spec in step.specs)
+    specs = ", ".join("none" if spec is None else str(spec) for spec in step.specs)
     outs = f"{_slots(step.outs)} = " if any(out is not None for out in step.outs) else ""
     return f"{outs}{step.target}({', '.join(args)})" + (f" -> {specs}" if specs else "")
 
@@ -169,7 +136,7 @@ STEP_TEXT: Mapping[type, Callable[[Any], str]] = {
     Allocate:   _allocate,
     Launch:     _launch,
     CallAten:   _call,
-    View:       lambda step: f"%{step.out} = view %{step.base} as {spec_text(step.spec)}",
+    View:       lambda step: f"%{step.out} = view %{step.base} as {step.spec}",
     Copy:       lambda step: f"copy %{step.source} into %{step.target}",
     Constant:   lambda step: f"%{step.out} = constant {step.index}",
     HostRead:   lambda step: f"{step.symbol} = read {step.kind} %{step.source}",

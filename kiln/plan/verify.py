@@ -11,7 +11,6 @@ from typing import Any
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -29,6 +28,7 @@ from kiln.plan.plan import (
 from kiln.plan.text import step_text
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation
+from kiln.tensor.spec import TensorSpec
 
 
 class InvalidPlan(KilnError):
@@ -52,7 +52,7 @@ def verify_plan(plan: Plan) -> None:
     _Verifier(plan).run()
 
 
-def slot_specs(plan: Plan) -> dict[Slot, BufferSpec]:
+def slot_specs(plan: Plan) -> dict[Slot, TensorSpec]:
     """The planned layout of each tensor slot that has one."""
     found = {slot: one.spec for slot, one in enumerate(plan.inputs) if one.spec is not None}
     for step in plan.steps:
@@ -105,7 +105,7 @@ def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
         kind = type(value)
         if kind is tuple or kind is list:
             stack.extend(value)
-        elif kind is BufferSpec:
+        elif kind is TensorSpec:
             if id(value) not in seen:
                 seen.add(id(value))
                 stack += (value.sizes, value.strides, value.offset)

@@ -26,8 +26,9 @@ from kiln.plan.errors import (
     UnknownOperator,
     status_error,
 )
-from kiln.plan.plan import BufferSpec, Kernel, Launch, Plan, PlanInput
+from kiln.plan.plan import Kernel, Launch, Plan, PlanInput
 from kiln.support.errors import KilnError
+from kiln.tensor.spec import TensorSpec
 
 # ErrorKind of csrc/executor/program.h
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
@@ -111,7 +112,7 @@ def launch_kernel(
     grid: Sequence[int],
 ) -> None:
     """One launch of a GPU kernel as a plan of its own, on the current stream of the device of `tensors`."""
-    layouts = [BufferSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
+    layouts = [TensorSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
     slots = tuple(range(len(tensors)))
     plan = Plan(
         name=kernel.symbol,

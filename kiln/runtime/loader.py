@@ -35,9 +35,9 @@ from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import Explain, load_executor
 from kiln.support.errors import KilnError
-from kiln.tensor.dtypes import DTYPE_OF_NAME, NAME_OF
+from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 
-VERSION = 2
+VERSION = 3
 
 
 class WrongMachine(KilnError, RuntimeError):
@@ -173,7 +173,7 @@ def remove_file(path: Path) -> None:
 
 def encode_tensor(tensor: torch.Tensor) -> bytes:
     """Dtype, sizes, strides and device as JSON, then the elements of its memory from first to last."""
-    head = {"dtype": NAME_OF[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
+    head = {"dtype": DTYPE_NAMES[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
     if tensor.device.type != "cpu":
         head["device"] = str(tensor.device)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -185,7 +185,7 @@ def encode_tensor(tensor: torch.Tensor) -> bytes:
 def decode_tensor(data: bytes) -> torch.Tensor:
     length = int.from_bytes(data[:4], "little")
     head = json.loads(data[4 : 4 + length])
-    dtype = DTYPE_OF_NAME[head["dtype"]]
+    dtype = DTYPES_BY_NAME[head["dtype"]]
     body = bytearray(data[4 + length :])
     flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
     return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])

@@ -1,52 +1,50 @@
-"""Element types as a plan writes them: short names, C types, and torch's scalar-type numbers.
+"""Element types: their names in every text form, torch's numbers for them, and their extremes.
 
-    torch.float32  is  "f32" in text and files,  `float` in C++ kernels,  6 in the native executor
+    torch.float32        "f32" in texts and files,  6 in the native executor
+    extremes(torch.int8)        (-128, 127)
+    extremes(torch.float32)     (-inf, inf)
 
-The numbers are those of `c10::ScalarType`, which torch keeps stable because they stand in saved models.
+The numbers are those of `c10::ScalarType`, which torch keeps stable because saved models contain them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class DtypeRow:
-    """What the runtime knows of one dtype."""
-
-    dtype: torch.dtype
-    name: str
-    number: int
-
-
 # fmt: off
-DTYPES = (
-    #        dtype                 name      c10::ScalarType
-    DtypeRow(torch.uint8,          "u8",     0),
-    DtypeRow(torch.int8,           "i8",     1),
-    DtypeRow(torch.int16,          "i16",    2),
-    DtypeRow(torch.int32,          "i32",    3),
-    DtypeRow(torch.int64,          "i64",    4),
-    DtypeRow(torch.float16,        "f16",    5),
-    DtypeRow(torch.float32,        "f32",    6),
-    DtypeRow(torch.float64,        "f64",    7),
-    DtypeRow(torch.complex32,      "c32",    8),
-    DtypeRow(torch.complex64,      "c64",    9),
-    DtypeRow(torch.complex128,     "c128",   10),
-    DtypeRow(torch.bool,           "b8",     11),
-    DtypeRow(torch.bfloat16,       "bf16",   15),
-    DtypeRow(torch.float8_e5m2,    "f8e5m2", 23),
-    DtypeRow(torch.float8_e4m3fn,  "f8e4m3", 24),
-    DtypeRow(torch.uint16,         "u16",    27),
-    DtypeRow(torch.uint32,         "u32",    28),
-    DtypeRow(torch.uint64,         "u64",    29),
+_ROWS = (
+    # dtype                name      c10::ScalarType
+    (torch.uint8,          "u8",     0),
+    (torch.int8,           "i8",     1),
+    (torch.int16,          "i16",    2),
+    (torch.int32,          "i32",    3),
+    (torch.int64,          "i64",    4),
+    (torch.float16,        "f16",    5),
+    (torch.float32,        "f32",    6),
+    (torch.float64,        "f64",    7),
+    (torch.complex32,      "c32",    8),
+    (torch.complex64,      "c64",    9),
+    (torch.complex128,     "c128",   10),
+    (torch.bool,           "b8",     11),
+    (torch.bfloat16,       "bf16",   15),
+    (torch.float8_e5m2,    "f8e5m2", 23),
+    (torch.float8_e4m3fn,  "f8e4m3", 24),
+    (torch.uint16,         "u16",    27),
+    (torch.uint32,         "u32",    28),
+    (torch.uint64,         "u64",    29),
 )
 # fmt: on
 
-NAME_OF = {row.dtype: row.name for row in DTYPES}
-NUMBER_OF = {row.dtype: row.number for row in DTYPES}
-DTYPE_OF_NAME = {row.name: row.dtype for row in DTYPES}
+DTYPE_NAMES = {dtype: name for dtype, name, _ in _ROWS}
+DTYPES_BY_NAME = {name: dtype for dtype, name, _ in _ROWS}
+SCALAR_TYPE_NUMBERS = {dtype: number for dtype, _, number in _ROWS}
+
+
+def extremes(dtype: torch.dtype) -> tuple[bool | int | float, bool | int | float]:
+    """The least and the greatest value, infinities included: where searches for a maximum and a minimum start."""
+    if dtype.is_floating_point:
+        return float("-inf"), float("inf")
+    if dtype == torch.bool:
+        return False, True
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max

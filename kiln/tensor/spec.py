@@ -15,19 +15,9 @@ from typing import Protocol, final
 import torch
 
 from kiln.symbolic import Int, Relation, product
+from kiln.tensor.dtypes import DTYPE_NAMES
 
 CPU = torch.device("cpu")
-
-# fmt: off
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
-    torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
-    torch.bool: "b8", torch.complex32: "c32", torch.complex64: "c64", torch.complex128: "c128",
-}
-# fmt: on
-DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class SizeOracle(Protocol):
@@ -64,6 +54,13 @@ class TensorSpec:
                 return False
             expected = expected * size
         return True
+
+    def storage_elements(self) -> Int:
+        """Elements from the start of the storage to the last one that the tensor reaches."""
+        if 0 in self.sizes:
+            return self.offset
+        reach = sum(((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True)), self.offset)
+        return reach + 1
 
     def with_sizes(self, sizes: tuple[Int, ...]) -> TensorSpec:
         """The same dtype and device, contiguous, at offset 0."""

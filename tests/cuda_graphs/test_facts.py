@@ -10,7 +10,6 @@ import torch
 from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
 from kiln.plan.plan import (
-    BufferSpec,
     CallAten,
     Check,
     HostRead,
@@ -25,12 +24,13 @@ from kiln.plan.plan import (
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import spec
 
 CUDA = torch.device("cuda", 0)
 
 
-def on_cuda(planned: BufferSpec) -> BufferSpec:
+def on_cuda(planned: TensorSpec) -> TensorSpec:
     return replace(planned, device=CUDA)
 
 
@@ -40,7 +40,7 @@ def plan(*steps: Step, symbols: tuple[SymbolBinding, ...] = ()) -> Plan:
     return Plan("net", inputs, symbols, (call, *steps), (PlanOutput(slot=1),), (), num_slots=8)
 
 
-def call(target: str, *args: object, out: BufferSpec | None = None) -> CallAten:
+def call(target: str, *args: object, out: TensorSpec | None = None) -> CallAten:
     return CallAten(target, args, (), (2,), (out or on_cuda(spec(4)),))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from kiln.build.cpp_compile import Libraries
-from kiln.plan.plan import BufferSpec, CallAten, Plan, PlanOutput, RandomSeed, Ref
+from kiln.plan.plan import CallAten, Plan, PlanOutput, RandomSeed, Ref
 from kiln.plan.reference import PythonExecutor
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import GraphedPlan
@@ -22,6 +22,7 @@ from kiln.runtime.cuda_graphs.graphs import gpu
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
+from kiln.tensor.spec import TensorSpec
 from tests.cuda_graphs.plans import random_holds
 from tests.cuda_graphs.scenarios import SCENARIOS, Setup, random_order
 
@@ -188,7 +189,7 @@ def test_dropout_in_the_users_own_capture() -> None:
 
 
 def test_both_executors_draw_seeds_while_recording() -> None:
-    clone = CallAten("aten.clone.default", (Ref(0),), (), (1,), (BufferSpec(torch.int64, (2,), (1,), 0, CUDA),))
+    clone = CallAten("aten.clone.default", (Ref(0),), (), (1,), (TensorSpec(torch.int64, (2,), (1,), 0, CUDA),))
     plan = Plan("seed", (), (), (RandomSeed(0, CUDA, 4), clone), (PlanOutput(slot=1),), (), 2)
     for run in (PythonExecutor(plan, Libraries({}, ())), make_executor(plan, Libraries({}, ()))):
         run()

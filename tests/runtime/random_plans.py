@@ -10,7 +10,6 @@ import torch
 
 from kiln.plan.plan import (
     Allocate,
-    BufferSpec,
     CallAten,
     Free,
     Launch,
@@ -23,6 +22,7 @@ from kiln.plan.plan import (
     View,
 )
 from kiln.symbolic import symbol
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import KERNELS, spec
 
 s0 = symbol("s0")
@@ -37,17 +37,17 @@ class PlanBuilder:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.steps: list[Step] = []
-        self.specs: dict[int, BufferSpec] = {0: ROWS, 1: ROWS}
+        self.specs: dict[int, TensorSpec] = {0: ROWS, 1: ROWS}
         self.base: dict[int, int] = {}
         self.dead: list[int] = []
         self.slots = 3  # slot 2 is the number eps
 
-    def fresh(self, layout: BufferSpec) -> int:
+    def fresh(self, layout: TensorSpec) -> int:
         self.specs[self.slots] = layout
         self.slots += 1
         return self.slots - 1
 
-    def pick(self, layout: BufferSpec = ROWS) -> int:
+    def pick(self, layout: TensorSpec = ROWS) -> int:
         return self.random.choice([slot for slot, one in self.specs.items() if one == layout and slot not in self.dead])
 
     def allocate(self) -> int:

@@ -8,7 +8,6 @@ import torch
 
 from kiln.plan.plan import (
     Allocate,
-    BufferSpec,
     CallAten,
     Free,
     Kernel,
@@ -21,6 +20,7 @@ from kiln.plan.plan import (
     SymbolBinding,
 )
 from kiln.symbolic import Int, symbol
+from kiln.tensor.spec import TensorSpec
 
 HEAD = """
 #ifndef KILN_TEST_PRELUDE
@@ -33,7 +33,7 @@ HEAD = """
 F32 = torch.float32
 
 
-def spec(*sizes: Int, strides: tuple[Int, ...] | None = None, dtype: torch.dtype = F32, offset: Int = 0) -> BufferSpec:
+def spec(*sizes: Int, strides: tuple[Int, ...] | None = None, dtype: torch.dtype = F32, offset: Int = 0) -> TensorSpec:
     if strides is None:
         step: Int = 1
         made: list[Int] = []
@@ -41,7 +41,7 @@ def spec(*sizes: Int, strides: tuple[Int, ...] | None = None, dtype: torch.dtype
             made.append(step)
             step = step * (1 if size == 0 else size)
         strides = tuple(reversed(made))
-    return BufferSpec(dtype, sizes, strides, offset)
+    return TensorSpec(dtype, sizes, strides, offset)
 
 
 def kernel(symbol: str, body: str, params: str, ints: int = 0, floats: int = 0, **more: Any) -> Kernel:

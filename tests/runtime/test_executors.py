@@ -16,7 +16,6 @@ from kiln.plan.errors import CheckFailed, IndexOutOfRange, InputMismatch, Invali
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -34,6 +33,7 @@ from kiln.plan.reference import PythonExecutor
 from kiln.runtime.executor import Explain, make_executor
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.symbolic import symbol
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import SCALE, add_norm, gather, spec
 from tests.runtime.test_plan_text import everything
 
@@ -285,12 +285,12 @@ def test_programs_of_another_format_are_refused() -> None:
 
 def test_a_branch_that_fails_keeps_nothing(libraries: Libraries) -> None:
     def plan(name: str, message: str) -> Plan:
-        flag = BufferSpec(torch.bool, (), ())
+        flag = TensorSpec(torch.bool, (), ())
         steps = (Check(None, 1, message),) if message else ()
         return Plan(name, (PlanInput("x", spec(4)), PlanInput("flag", flag)), (), steps, (), (), num_slots=2)
 
     inner, other = plan("inner", "always wrong"), plan("other", "")
-    flag = PlanInput("flag", BufferSpec(torch.bool, (), ()))
+    flag = PlanInput("flag", TensorSpec(torch.bool, (), ()))
     steps = (Branch(1, other, inner, (0, 1), ()),)
     outer = Plan("outer", (PlanInput("x", spec(4)), flag), (), steps, (), (), num_slots=2)
     run = make_executor(outer, libraries)

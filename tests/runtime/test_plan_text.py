@@ -12,7 +12,6 @@ from kiln.build.cpp_compile import Libraries
 from kiln.plan.plan import (
     Allocate,
     Branch,
-    BufferSpec,
     Check,
     Constant,
     Copy,
@@ -27,9 +26,10 @@ from kiln.plan.plan import (
     View,
 )
 from kiln.plan.python_view import plan_python
-from kiln.plan.text import plan_text, spec_text
+from kiln.plan.text import plan_text
 from kiln.plan.verify import InvalidPlan, verify_plan
 from kiln.symbolic import rel_lt, symbol
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import SCALE, add_norm, gather, spec
 
 u0, s0 = symbol("u0"), symbol("s0")
@@ -49,8 +49,8 @@ def everything() -> Plan:
         name="every thing",
         inputs=(
             PlanInput("x", spec(4)),
-            PlanInput("flag", BufferSpec(torch.bool, (), ())),
-            PlanInput("count", BufferSpec(torch.int64, (), ())),
+            PlanInput("flag", TensorSpec(torch.bool, (), ())),
+            PlanInput("count", TensorSpec(torch.int64, (), ())),
             PlanInput("eps", None, "float"),
             PlanInput("n", None, "int"),
         ),
@@ -114,13 +114,13 @@ def test_python_text_runs(libraries: Libraries) -> None:
     [
         (spec(), "f32[]"),
         (spec(s0, 4), "f32[s0, 4]"),
-        (spec(4, 1, strides=(1, 7)), "f32[4, 1]"),
-        (spec(4, 2, strides=(1, 4), offset=s0), "f32[4, 2 | 1, 4 + s0]"),
-        (BufferSpec(torch.bfloat16, (2,), (1,), 0, torch.device("cuda:0")), "bf16[2 @cuda:0]"),
+        (spec(4, 1, strides=(1, 7)), "f32[4, 1 | 1, 7]"),
+        (spec(4, 2, strides=(1, 4), offset=s0), "f32[4, 2 | 1, 4 at s0]"),
+        (TensorSpec(torch.bfloat16, (2,), (1,), 0, torch.device("cuda:0")), "bf16[2 @cuda:0]"),
     ],
 )
-def test_spec_text(layout: BufferSpec, text: str) -> None:
-    assert spec_text(layout) == text
+def test_spec_text(layout: TensorSpec, text: str) -> None:
+    assert str(layout) == text
 
 
 @pytest.mark.parametrize(

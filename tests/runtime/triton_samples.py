@@ -9,7 +9,6 @@ import torch
 
 from kiln.plan.plan import (
     Allocate,
-    BufferSpec,
     CallAten,
     Free,
     Kernel,
@@ -23,6 +22,7 @@ from kiln.plan.plan import (
     SymbolBinding,
 )
 from kiln.symbolic import Int, symbol
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import spec
 
 CUDA = torch.device("cuda", 0)
@@ -93,7 +93,7 @@ COPY_PAIR = triton_kernel(
 )
 
 
-def on_cuda(one: BufferSpec, device: torch.device = CUDA) -> BufferSpec:
+def on_cuda(one: TensorSpec, device: torch.device = CUDA) -> TensorSpec:
     return replace(one, device=device)
 
 

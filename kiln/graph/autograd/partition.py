@@ -24,7 +24,7 @@ from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
-from kiln.plan.plan import BufferSpec, SymbolBinding
+from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.symbolic import Expr, ShapeEnv, Symbol
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
@@ -61,10 +61,7 @@ class Partition:
             carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
             saved=self.saved,
             tangents=tuple(
-                [
-                    Tangent(output, BufferSpec(spec.dtype, spec.sizes, spec.strides, spec.offset, spec.device))
-                    for output, spec in zip(self.tangent_of, self.tangent_specs, strict=True)
-                ]
+                [Tangent(output, spec) for output, spec in zip(self.tangent_of, self.tangent_specs, strict=True)]
             ),
             gradients=tuple([owners[place] for place in range(len(owners))]),
         )

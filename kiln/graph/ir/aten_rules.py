@@ -17,7 +17,7 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
-from kiln.tensor.extremes import extremes
+from kiln.tensor.dtypes import extremes
 from kiln.tensor.spec import TensorSpec
 
 

@@ -23,7 +23,8 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.support.location import Location
 from kiln.symbolic import parse_int
 from kiln.symbolic.parse import read_int
-from kiln.tensor.spec import CPU, DTYPES_BY_NAME, ScalarSpec, Spec, TensorSpec, contiguous_strides
+from kiln.tensor.dtypes import DTYPES_BY_NAME
+from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec, contiguous_strides
 
 HEAD = re.compile(r"(?:@\d+ = )?graph ?(?P<name>\w*)\((?P<inputs>.*)\):$")
 INPUT = re.compile(r'%(?P<value>\d+): (?P<spec>.+?) (?P<name>"(?:[^"\\]|\\.)*")(?:, |$)')

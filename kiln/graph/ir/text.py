@@ -24,7 +24,8 @@ import torch
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Arg, Node, Origin
 from kiln.symbolic import Expr
-from kiln.tensor.spec import DTYPE_NAMES, Spec
+from kiln.tensor.dtypes import DTYPE_NAMES
+from kiln.tensor.spec import Spec
 
 INDENT = "    "
 

@@ -19,7 +19,8 @@ from kiln.graph.prims.meta import META, SUPPLIED
 from kiln.graph.prims.table import Kind
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, ShapeEnv
-from kiln.tensor.spec import DTYPE_NAMES, ScalarSpec, Spec, TensorSpec
+from kiln.tensor.dtypes import DTYPE_NAMES
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Problem = tuple[Node | None, str]
 GraphRule = Callable[[Graph, ShapeEnv | None], Iterator[Problem]]

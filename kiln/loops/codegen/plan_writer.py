@@ -24,7 +24,6 @@ from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan.plan import (
     Allocate,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -62,10 +61,6 @@ def write_plan(program: ScheduledProgram, write_kernel: KernelWriter, *, inputs_
     """The plan of `program`. `inputs_aligned`: whoever runs it sees to it that tensors of its arguments whose offset is
     a multiple of `ALIGNMENT` bytes in the plan start at one in memory."""
     return _PlanWriter(program, write_kernel, inputs_aligned).plan()
-
-
-def buffer_spec(spec: TensorSpec) -> BufferSpec:
-    return BufferSpec(spec.dtype, spec.sizes, spec.strides, spec.offset, spec.device)
 
 
 @final
@@ -125,7 +120,7 @@ class _PlanWriter:
         if isinstance(one, Symbol):
             return PlanInput(one.name, None, "int")
         self.slots[one.name], self.specs[one.name], self.buffers[one.name] = slot, one.spec, one
-        return PlanInput(one.name, buffer_spec(one.spec))
+        return PlanInput(one.name, one.spec)
 
     def slot(self, buffer: Buffer) -> Slot:
         """The slot of a buffer, made at its first mention."""
@@ -137,7 +132,7 @@ class _PlanWriter:
 
     def _allocate(self, one: Allocation) -> None:
         """Memory of its own, or a view of the memory that the buffer is a part of."""
-        slot, spec = self.slot(one.buffer), buffer_spec(one.buffer.spec)
+        slot, spec = self.slot(one.buffer), one.buffer.spec
         if one.buffer.base is not None:
             self.steps.append(View(slot, self.slots[one.buffer.base], spec))
         else:
@@ -154,7 +149,7 @@ class _PlanWriter:
         found = self.views.get((name, spec))
         if found is None:
             found = self.views[name, spec] = self._new_slot()
-            self.steps.append(View(found, self.slots[name], buffer_spec(spec)))
+            self.steps.append(View(found, self.slots[name], spec))
         return found
 
     def _free(self, names: Sequence[str]) -> None:
@@ -208,7 +203,7 @@ class _PlanWriter:
         args = tuple(self._argument(value) for value in step.args)
         kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
         outs = tuple(None if out is None else self.slot(out) for out in step.outs)
-        specs = tuple(None if out is None else buffer_spec(out.spec) for out in step.outs)
+        specs = tuple(None if out is None else out.spec for out in step.outs)
         self.steps.append(CallAten(step.target, args, kwargs, outs, specs, step.origin))
 
     def _argument(self, value: Any) -> Any:
@@ -221,9 +216,8 @@ class _PlanWriter:
     # Ends.
 
     def _output(self, one: LoopOutput) -> PlanOutput:
-        view = None if one.view is None else buffer_spec(one.view)
         if one.alias_input is not None or one.alias_output is not None:
-            return PlanOutput(alias_input=one.alias_input, alias_output=one.alias_output, view=view)
+            return PlanOutput(alias_input=one.alias_input, alias_output=one.alias_output, view=one.view)
         if one.buffer is None:
             return PlanOutput(value=one.value)
         return PlanOutput(slot=self.view(one.buffer, one.view))
@@ -281,7 +275,7 @@ def _empty(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     if out.name not in writer.slots:
-        writer.steps.append(Allocate(writer.slot(out), buffer_spec(out.spec)))
+        writer.steps.append(Allocate(writer.slot(out), out.spec))
 
 
 def _random_seed(writer: _PlanWriter, step: Extern) -> None:

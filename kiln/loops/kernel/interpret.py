@@ -41,7 +41,7 @@ from kiln.loops.program.nodes import (
 from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, FloorDiv, Int, Min, Relation, Symbol
 from kiln.symbolic.expr import Extremum, Quotient
-from kiln.tensor.extremes import extremes
+from kiln.tensor.dtypes import extremes
 from kiln.tensor.spec import TensorSpec
 
 Tensor = torch.Tensor

@@ -45,7 +45,8 @@ from kiln.loops.program.nodes import (
     Scatter,
 )
 from kiln.symbolic import Symbol, parse_int, parse_relation, symbol
-from kiln.tensor.spec import DTYPES_BY_NAME, TensorSpec, contiguous_strides
+from kiln.tensor.dtypes import DTYPES_BY_NAME
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 _OPEN, _CLOSE = "([{", ")]}"
 

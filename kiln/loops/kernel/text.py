@@ -51,7 +51,7 @@ from kiln.loops.program.nodes import (
     Scatter,
 )
 from kiln.symbolic import Expr, Symbol
-from kiln.tensor.spec import DTYPE_NAMES
+from kiln.tensor.dtypes import DTYPE_NAMES
 
 MAX_NESTED, MAX_RESULT = 72, 100
 """Longest expression that is written where it is used: as an operand, as a result."""

@@ -20,7 +20,6 @@ import torch
 
 from kiln.plan.plan import (
     Branch,
-    BufferSpec,
     CallAten,
     Check,
     Constant,
@@ -33,6 +32,7 @@ from kiln.plan.plan import (
     Step,
 )
 from kiln.plan.verify import refs_in, slot_specs
+from kiln.tensor.spec import TensorSpec
 
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
 """Namespaces of operators that talk to other processes."""
@@ -95,20 +95,20 @@ def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
 SYMBOL_FROM = {"offset": "the offset of an argument", "unbacked": "known from data only"}
 
 
-def no_refusal(step: Any, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+def no_refusal(step: Any, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     yield from ()
 
 
-def _reads_host(step: Any, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+def _reads_host(step: Any, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     yield f"{type(step).__name__} reads a value on the host"
 
 
-def _check(step: Check, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+def _check(step: Check, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     if step.condition is not None:
         yield "a check reads its condition on the host"
 
 
-def _call(step: CallAten, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
+def _call(step: CallAten, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     namespace, _, rest = step.target.partition(".")
     name = rest.partition(".")[0]
     if namespace in COLLECTIVES:
@@ -121,7 +121,7 @@ def _call(step: CallAten, specs: Mapping[int, BufferSpec]) -> Iterator[str]:
             yield f"{step.target} with a mask waits for the device"
 
 
-STEP_REFUSALS: Mapping[type, Callable[[Any, Mapping[int, BufferSpec]], Iterator[str]]] = {
+STEP_REFUSALS: Mapping[type, Callable[[Any, Mapping[int, TensorSpec]], Iterator[str]]] = {
     HostRead: _reads_host,
     Branch: _reads_host,
     Check: _check,
@@ -146,7 +146,7 @@ def seeded_plan(plan: Plan) -> Plan:
             steps.append(Constant(step.out, place))
             continue
         # A seed that is returned (for the backward) is this call's: the constant changes with the next one.
-        own = BufferSpec(torch.int64, (2,), (1,), 0, step.device)
+        own = TensorSpec(torch.int64, (2,), (1,), 0, step.device)
         steps.append(Constant(slots, place))
         steps.append(CallAten("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
         slots += 1
