@@ -1,50 +1,60 @@
 """The boundary of docs/design.md section 1: no import of the parts of torch that Kiln replaces.
 
-This is check (a), static; (b) and (c) run in `tests/boundary`. Exempt: `kiln/backends`, benchmarks and tests.
+This is check (a), static; (b) and (c) run in `tests/boundary`. `[boundary]` in limits.toml names the files that may,
+each with its reason.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
+from source import load, modules
+
 FORBIDDEN = (
     "torch._dynamo", "torch._inductor", "torch._functorch", "torch._decomp", "torch._refs", "torch._prims",
     "torch._prims_common", "torch._meta_registrations", "torch._subclasses", "torch.fx.experimental",
     "torch._export", "torch.export", "torch._C._dynamo",
 )  # fmt: skip
-EXEMPT = ("kiln/backends/", "kiln/cli/bench")
+MAX_EXEMPT = 8
 
 
 def forbidden(name: str) -> bool:
     return any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN)
 
 
-def names_used(node: ast.AST) -> list[str]:
-    """Dotted names that a node imports, looks up, or names in a call of import_module."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-    if isinstance(node, ast.Attribute):
-        return [ast.unparse(node)]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-        return [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
-        return [str(node.slice.value)] if isinstance(node.slice, ast.Constant) else []
-    return []
+def names_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of what a module imports or looks up, by strings too where it imports by name."""
+    by_name = any(isinstance(node, ast.Call) and is_import(node.func) for node in ast.walk(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and by_name:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+            yield node.lineno, ast.unparse(node.slice).strip("'")
+
+
+def is_import(function: ast.expr) -> bool:
+    return ast.unparse(function).endswith(("import_module", "__import__"))
 
 
 def main() -> int:
-    problems = []
-    for path in sorted((ROOT / "kiln").rglob("*.py")):
-        place = path.relative_to(ROOT).as_posix()
-        if place.startswith(EXEMPT):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            problems += [f"{place}:{node.lineno}: {name}" for name in names_used(node) if forbidden(name)]  # type: ignore[attr-defined]
+    exempt = load("limits.toml")["boundary"]
+    uses = {
+        module.file: [f"{module.file}:{line}: {name}" for line, name in names_used(module.tree) if forbidden(name)]
+        for module in modules()
+    }
+    problems = [problem for file, found in uses.items() if file not in exempt for problem in found]
+    problems += [f"limits.toml: {file} needs no exemption" for file in exempt if not uses.get(file)]
+    problems += [f"limits.toml: {file} is exempt without a reason" for file, reason in exempt.items() if not reason]
+    if len(exempt) > MAX_EXEMPT:
+        problems.append(f"limits.toml: {len(exempt)} files may cross the boundary (limit {MAX_EXEMPT})")
     print("\n".join(problems))
     return bool(problems)
 

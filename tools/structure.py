@@ -1,57 +1,29 @@
-"""Layers, import cycles and size limits of docs/design.md sections 4 and 5, read from layers.toml and limits.toml.
+"""The structure that docs/design.md sections 4 and 5 ask for: layers, import cycles, sizes, names, budgets, pass lists.
 
-Prints one line per finding; exits 1 if there is one.
+layers.toml and limits.toml hold the numbers and the exemptions. Prints one line per finding; exits 1 if there is one.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "kiln"
+from names import check_banned_names, check_budgets, check_class_names
+from pass_lists import check_pass_lists
+from source import ROOT, Limits, Module, load, modules
+
 MAX_FILE, MAX_FUNCTION, MAX_METHODS, MAX_CLASS, MAX_NESTED = 800, 80, 20, 400, 4
 MAX_CPP_FUNCTION = 100
-MAX_OPTIONS, MAX_ENVIRONMENT = 24, 4
+MAX_OPTIONS, MAX_ENVIRONMENT = 30, 4
 BAD_NAMES = {"utils.py", "util.py", "common.py", "misc.py", "helpers.py"}
 MAY_IMPORT_LATE = {"kiln/__init__.py", "kiln/support/optional.py"}
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
 
-def load(name: str) -> dict[str, dict[str, object]]:
-    return tomllib.loads((ROOT / name).read_text())
-
-
-@dataclasses.dataclass(frozen=True)
-class Module:
-    path: Path
-    tree: ast.Module
-
-    @property
-    def place(self) -> str:
-        return self.path.relative_to(ROOT).as_posix()
-
-    @property
-    def name(self) -> str:
-        parts = list(self.path.relative_to(ROOT).with_suffix("").parts)
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-    @property
-    def folder(self) -> str:
-        return self.path.parent.relative_to(ROOT).as_posix()
-
-
-def modules() -> list[Module]:
-    return [Module(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
-
-
 def imports_of(module: Module, known: set[str]) -> Iterator[tuple[str, int, bool]]:
-    """(module of ours, line, inside a function?) for each import."""
+    """(name of the imported module, line, inside a function?) for each import."""
     inside_lines = {
         line
         for node in ast.walk(module.tree)
@@ -71,28 +43,29 @@ def imports_of(module: Module, known: set[str]) -> Iterator[tuple[str, int, bool
 
 
 def layer_of(name: str, layers: dict[str, int]) -> tuple[str, int]:
-    """The longest entry of layers.toml that holds module `name`, with its layer."""
+    """The entry of layers.toml that is the longest prefix of module `name`, with its layer."""
     path = name.replace(".", "/")
     folder = max((entry for entry in layers if path == entry or path.startswith(entry + "/")), key=len)
     return folder, layers[folder]
 
 
-def check_layers(found: list[Module]) -> Iterator[str]:
+def check_layers(found: list[Module], limits: Limits) -> Iterator[str]:
     layers = {str(folder): int(str(layer)) for folder, layer in load("layers.toml")["layers"].items()}
     known = {module.name for module in found}
+    yield from (f"layers.toml: {entry} does not exist" for entry in layers if not (ROOT / entry).is_dir())
     for module in found:
         here, height = layer_of(module.name, layers)
         for name, line, inside in imports_of(module, known):
-            if inside and module.place not in MAY_IMPORT_LATE:
-                yield f"{module.place}:{line}: import of {name} inside a function"
+            if inside and module.file not in MAY_IMPORT_LATE:
+                yield f"{module.file}:{line}: import of {name} inside a function"
             if not name.startswith("kiln") or name == "kiln":
                 continue
             there, depth = layer_of(name, layers)
             if there != here and depth >= height:
-                yield f"{module.place}:{line}: {here} (layer {height}) imports {there} (layer {depth})"
+                yield f"{module.file}:{line}: {here} (layer {height}) imports {there} (layer {depth})"
 
 
-def check_cycles(found: list[Module]) -> Iterator[str]:
+def check_cycles(found: list[Module], limits: Limits) -> Iterator[str]:
     known = {module.name for module in found}
     graph = {module.name: {name for name, _, _ in imports_of(module, known) if name in known} for module in found}
     done: set[str] = set()
@@ -122,45 +95,43 @@ def nesting(node: ast.AST) -> int:
     return deepest
 
 
-def check_sizes(found: list[Module]) -> Iterator[str]:
-    limits = load("limits.toml")
-    tables = set(map(str, limits["data_tables"]["files"]))  # type: ignore[call-overload]
-    protocols = set(map(str, limits["foreign_protocols"]["classes"]))  # type: ignore[call-overload]
+def check_sizes(found: list[Module], limits: Limits) -> Iterator[str]:
+    tables, protocols = limits["data_tables"]["files"], limits["foreign_protocols"]["classes"]
     for module in found:
         lines = module.path.read_text().count("\n")
-        if lines > MAX_FILE and module.place not in tables:
-            yield f"{module.place}: {lines} lines (limit {MAX_FILE})"
+        if lines > MAX_FILE and module.file not in tables:
+            yield f"{module.file}: {lines} lines (limit {MAX_FILE})"
         if module.path.name in BAD_NAMES:
-            yield f"{module.place}: a file named {module.path.name}"
+            yield f"{module.file}: a file named {module.path.name}"
         for node in ast.walk(module.tree):
             size = (getattr(node, "end_lineno", 0) or 0) - getattr(node, "lineno", 0) + 1
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if size > MAX_FUNCTION:
-                    yield f"{module.place}:{node.lineno}: {node.name} has {size} lines (limit {MAX_FUNCTION})"
+                    yield f"{module.file}:{node.lineno}: {node.name} has {size} lines (limit {MAX_FUNCTION})"
                 if (depth := nesting(node)) > MAX_NESTED:
-                    yield f"{module.place}:{node.lineno}: {node.name} nests {depth} blocks (limit {MAX_NESTED})"
+                    yield f"{module.file}:{node.lineno}: {node.name} nests {depth} blocks (limit {MAX_NESTED})"
             elif isinstance(node, ast.ClassDef) and f"{module.name}.{node.name}" not in protocols:
                 methods = sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
                 if methods > MAX_METHODS or size > MAX_CLASS:
-                    yield f"{module.place}:{node.lineno}: class {node.name}: {methods} methods, {size} lines"
+                    yield f"{module.file}:{node.lineno}: class {node.name}: {methods} methods, {size} lines"
 
 
-def check_module_state(found: list[Module]) -> Iterator[str]:
+def check_module_state(found: list[Module], limits: Limits) -> Iterator[str]:
     """No `global` statement: module-level state lives in registered tables and context objects."""
     for module in found:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Global):
-                yield f"{module.place}:{node.lineno}: `global {', '.join(node.names)}`"
+                yield f"{module.file}:{node.lineno}: `global {', '.join(node.names)}`"
 
 
-def check_knobs(found: list[Module]) -> Iterator[str]:
+def check_knobs(found: list[Module], limits: Limits) -> Iterator[str]:
     names: set[str] = set()
     for module in found:
         for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef) and node.name == "Options" and module.place == "kiln/support/options.py":
+            if isinstance(node, ast.ClassDef) and node.name == "Options" and module.file == "kiln/support/options.py":
                 count = sum(isinstance(item, ast.AnnAssign) for item in node.body)
                 if count > MAX_OPTIONS:
-                    yield f"{module.place}: {count} options (limit {MAX_OPTIONS})"
+                    yield f"{module.file}: {count} options (limit {MAX_OPTIONS})"
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names |= set((re.fullmatch(r"KILN_[A-Z_]+", node.value) and [node.value]) or [])
     if len(names) > MAX_ENVIRONMENT:
@@ -172,9 +143,9 @@ def check_cpp() -> Iterator[str]:
         if path.suffix not in (".cpp", ".h"):
             continue
         lines = path.read_text().splitlines()
-        place = path.relative_to(ROOT).as_posix()
+        file = path.relative_to(ROOT).as_posix()
         if len(lines) > MAX_FILE:
-            yield f"{place}: {len(lines)} lines (limit {MAX_FILE})"
+            yield f"{file}: {len(lines)} lines (limit {MAX_FILE})"
         start = None
         for number, line in enumerate(lines, 1):
             if re.match(r"^[A-Za-z].*\{$", line) and not re.match(
@@ -183,14 +154,27 @@ def check_cpp() -> Iterator[str]:
                 start = number
             elif line == "}" and start is not None:
                 if number - start + 1 > MAX_CPP_FUNCTION:
-                    yield f"{place}:{start}: function of {number - start + 1} lines (limit {MAX_CPP_FUNCTION})"
+                    yield f"{file}:{start}: function of {number - start + 1} lines (limit {MAX_CPP_FUNCTION})"
                 start = None
+
+
+CHECKS = (
+    check_layers,
+    check_cycles,
+    check_sizes,
+    check_module_state,
+    check_knobs,
+    check_class_names,
+    check_banned_names,
+    check_budgets,
+    check_pass_lists,
+)
 
 
 def main() -> int:
     found = modules()
-    checks = (check_layers, check_cycles, check_sizes, check_module_state, check_knobs)
-    problems = [problem for check in checks for problem in check(found)] + list(check_cpp())
+    limits = load("limits.toml")
+    problems = [problem for check in CHECKS for problem in check(found, limits)] + list(check_cpp())
     print("\n".join(problems))
     return bool(problems)
 

@@ -1,0 +1,45 @@
+"""The package as parsed modules, and the two files of limits: what the checks in this folder read."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kiln"
+Limits = dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def file(self) -> str:
+        """kiln/graph/ir/node.py"""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def name(self) -> str:
+        """kiln.graph.ir.node"""
+        parts = list(self.path.relative_to(ROOT).with_suffix("").parts)
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+
+def modules() -> list[Module]:
+    return [Module(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def load(name: str) -> Limits:
+    """layers.toml or limits.toml."""
+    return tomllib.loads((ROOT / name).read_text())
