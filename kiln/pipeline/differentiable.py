@@ -20,7 +20,7 @@ from typing import final
 import torch
 
 from kiln.build.cubins import compiles_elsewhere
-from kiln.graph.autograd import Partition, make_joint, partition, with_wholes
+from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
 from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_tangents
 from kiln.graph.ir.graph import Graph
@@ -56,9 +56,9 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
     with context.events.stage("joint"):
         users = trace
-        trace, hidden = with_wholes(recorder, trace)
+        trace, hidden = with_alias_bases(recorder, trace)
         joint = make_joint(recorder, trace)
-        users.take_up()
+        users.add_backward_inputs()
         joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("partition"):

@@ -88,7 +88,7 @@ def written_inputs(trace: Trace) -> list[int]:
         if number in written and (id(record.node) in needed or record.requires_grad):
             raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
         if isinstance(record.fake, FakeTensor):
-            other = memory.setdefault(id(record.origin.place.storage), record.name)
+            other = memory.setdefault(id(record.origin.storage_view.storage), record.name)
             if other != record.name:
                 raise NotReplayable(f"it changes inputs of which `{record.name}` and `{other}` share memory")
     return written
@@ -239,7 +239,7 @@ def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
 def shown_by(record: InputRecord) -> list[tuple[Any, str, int]]:
     """The sizes and strides of a tensor, or a number, and how each is read."""
     if isinstance(record.fake, FakeTensor):
-        spec = record.origin.place.spec
+        spec = record.origin.storage_view.spec
         sizes = [(one, "size", axis) for axis, one in enumerate(spec.sizes)]
         return sizes + [(one, "stride", axis) for axis, one in enumerate(spec.strides)]
     return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, NUMBERS) else []

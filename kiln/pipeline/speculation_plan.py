@@ -53,7 +53,7 @@ def with_calls(graph: Graph) -> Graph:
         inputs = tuple([made.get(one, one) for one in node.inputs])
         made[node] = as_call(node, inputs) or Node(node.op, inputs, node.attrs, node.spec, node.origin)
     outputs = tuple([Output(made.get(one.value, one.value)) for one in graph.outputs])
-    return Graph(graph.inputs, [made[node] for node in graph.nodes], outputs, (), graph.name, graph.facts)
+    return Graph(graph.inputs, [made[node] for node in graph.nodes], outputs, (), graph.name)
 
 
 def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -77,4 +77,4 @@ def with_numbers(graph: Graph) -> Graph:
         for place, output in enumerate(graph.outputs)
     ]
     outputs = tuple([Output(one) for one in reads])
-    return Graph(graph.inputs, [*graph.nodes, *reads], outputs, (), graph.name, graph.facts)
+    return Graph(graph.inputs, [*graph.nodes, *reads], outputs, (), graph.name)

@@ -13,9 +13,7 @@ from typing import Literal
 
 from kiln.support.errors import KilnError
 
-OptionalPackage = Literal[
-    "sympy", "networkx", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers", "timm"
-]
+OptionalPackage = Literal["sympy", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers", "timm"]
 
 
 class MissingPackage(KilnError):

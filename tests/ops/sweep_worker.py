@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import kiln
+from kiln.graph.ops.breaks import TraceBreak
 from kiln.pipeline.session import KilnWarning
-from kiln.support.breaks import GraphBreak
 from kiln.support.errors import ERRORS
 from tests.ops.sweep_compare import Difference, differences, leaves, scale_of
 
@@ -224,7 +224,7 @@ class OpCheck:
 
     def note_warning(self, text: str) -> None:
         code = next((one for one in ERRORS if one in text), "")
-        if not code or not issubclass(ERRORS[code], GraphBreak):
+        if not code or not issubclass(ERRORS[code], TraceBreak):
             self.fail("warning", code, text[:1200])
 
     def note(self, found: list[Difference]) -> None:

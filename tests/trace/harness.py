@@ -26,8 +26,8 @@ if DEVICE != "cpu":
     torch.set_default_device(DEVICE)
 
 
-def new_recorder(numerics: str = "fast") -> Recorder:
-    return Recorder(env=ShapeEnv(), events=EventSink(), numerics=numerics)
+def new_recorder() -> Recorder:
+    return Recorder(env=ShapeEnv(), events=EventSink())
 
 
 @dataclass

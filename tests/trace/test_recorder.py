@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kiln.graph.ir.text import graph_text
+from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
-from kiln.support.breaks import GraphBreak
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
@@ -71,17 +71,17 @@ def test_values_that_follow_from_constants_are_known():
 def test_values_of_inputs_break():
     r = recorder()
     x = r.add_tensor(torch.randn(3), "x", LocalSource("x"))
-    with pytest.raises(GraphBreak, match="KILN2403"):
+    with pytest.raises(TraceBreak, match="KILN2403"):
         r.call(lambda x: bool(x.sum() > 0), (x,), {})
-    with pytest.raises(GraphBreak, match="KILN2402"):
+    with pytest.raises(TraceBreak, match="KILN2402"):
         r.call(torch.nonzero, (x,), {})
-    with pytest.raises(GraphBreak, match="KILN2402"):
+    with pytest.raises(TraceBreak, match="KILN2402"):
         r.call(lambda x: x[x > 0], (x,), {})
 
 
 def test_tensors_from_outside_break():
     r = recorder()
-    with pytest.raises(GraphBreak, match="made outside"):
+    with pytest.raises(TraceBreak, match="made outside"):
         r.call(torch.get_rng_state, (), {})
 
 

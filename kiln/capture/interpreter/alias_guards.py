@@ -121,7 +121,7 @@ def memory(s: Session) -> None:
     if written:
         several_groups(s, ([one.source for one in group] for group in groups.values()), "storage")
     for group in groups.values():
-        overlapping = len({id(one.fake.place.storage) for one in group}) < len(group)
+        overlapping = len({id(one.fake.storage_view.storage) for one in group}) < len(group)
         if overlapping and not written:
             several_groups(s, [[one.source for one in group]], "storage")
         if len(group) > 1 and (overlapping or any(is_written(one) for one in group)):
@@ -132,7 +132,7 @@ def memory(s: Session) -> None:
 
 
 def is_written(value: Any) -> bool:
-    return bool(value.fake.place.storage.version)
+    return bool(value.fake.storage_view.storage.version)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

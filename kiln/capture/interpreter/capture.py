@@ -381,7 +381,7 @@ def refuse_shared_history(s: Session, trace: Any) -> None:
     """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
     found: dict[int, list[Any]] = {}
     for value in s.state.get("inputs", ()):
-        found.setdefault(id(value.fake.place.storage), []).append(value.fake)
+        found.setdefault(id(value.fake.storage_view.storage), []).append(value.fake)
     shared = {id(fake) for group in found.values() if len(group) > 1 for fake in group}
     if any(record.has_history and id(record.fake) in shared for record in trace.inputs):
         break_before(s.state["in_place"][0], "in-place operation", "another input of the region has its memory")

@@ -82,7 +82,7 @@ def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
     s.unguarded += 1
-    known = s.recorder.known_value(fake)
+    known = s.recorder.constant_value(fake)
     if known is not None:
         return bool(known)
     if not s.speculate:

@@ -15,7 +15,7 @@ from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.storage_view import root_of
 
 
-def with_wholes(recorder: Recorder, trace: Trace) -> tuple[Trace, int]:
+def with_alias_bases(recorder: Recorder, trace: Trace) -> tuple[Trace, int]:
     """The trace with the memories that parts need in front of its results, and how many these are."""
     wholes: dict[int, FakeTensor] = {}
     results = trace.fake_outputs
@@ -34,5 +34,5 @@ def with_wholes(recorder: Recorder, trace: Trace) -> tuple[Trace, int]:
 
 def holds_all(fake: FakeTensor) -> bool:
     """Does this tensor reach every element of its memory?"""
-    place = fake.place
-    return place.spec.numel() == root_of(place.storage).spec.numel() and not repeats(place.spec)
+    view = fake.storage_view
+    return view.spec.numel() == root_of(view.storage).spec.numel() and not repeats(view.spec)

@@ -14,7 +14,7 @@ class BackwardOfOutside(KilnError):
     try_ = ("run this region eagerly and report it",)
 
 
-class UntoldSymbol(KilnError):
+class UnboundSymbol(KilnError):
     """A size that depends on data and that no saved tensor carries into the backward."""
 
     code = "KILN2602"

@@ -18,8 +18,8 @@ from kiln.graph.prims.table import Kind
 
 
 @final
-class Stages:
-    """Stages of a joint graph's nodes. `backward`: those that need tangents."""
+class BarrierDepths:
+    """BarrierDepths of a joint graph's nodes. `backward`: those that need tangents."""
 
     def __init__(self, nodes: Iterable[Node], backward: Collection[Node]) -> None:
         self._nodes = list(nodes)

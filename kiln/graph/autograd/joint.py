@@ -21,12 +21,11 @@ from typing import Any, final
 from kiln.graph.autograd.errors import BackwardOfOutside
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import without_dead_code
+from kiln.graph.ir.rewrite import live_nodes, without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.finish import live_nodes
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
@@ -93,10 +92,10 @@ def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]
     waiting = [record for record in trace.inputs if not record.used]
     if not waiting:
         return
-    live, _ = live_nodes(recorder.nodes, gradients)
+    live = live_nodes(recorder.nodes, gradients)
     for record in waiting:
-        record.used = id(record.node) in live
-    trace.take_up()
+        record.used = record.node in live
+    trace.add_backward_inputs()
 
 
 def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:
@@ -105,7 +104,7 @@ def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor
     Where strides of size-1 dimensions are all that differs from a contiguous tensor, it is one: a size that only such
     a stride tells could not be read off a tangent, whose strides are the caller's.
     """
-    spec = preserved(recorder.env, like.place.spec)
+    spec = preserved(recorder.env, like.storage_view.spec)
     known = tuple([recorder.env.simplify(size) for size in spec.sizes])
     if spec.with_view(known, spec.strides, 0).is_contiguous():
         spec = spec.with_sizes(spec.sizes)
@@ -127,7 +126,7 @@ def _assemble(
     results = (*outputs, *[Output(node) for node in gradients.values()])
     targets = {trace.graph.inputs[index] for index in carried}
     writes: list[Write] = [write for write in trace.graph.writes if write.target not in targets]
-    whole = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint", trace.graph.facts)
+    whole = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint")
     graph, _ = without_dead_code(whole)
     known = {*graph.inputs, *graph.nodes}
     for node in graph.nodes:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import final
 
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
-from kiln.graph.autograd.fusion_barriers import Stages
+from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import has_effect
@@ -156,7 +156,7 @@ class _CutNetwork:
         self.distances = _distances(sides)
         in_memory = sides.read_by_libraries(backward=False)
         in_memory.update(map(base_of, sides.forward_roots))
-        stages = Stages(sides.nodes, sides.backward)
+        stages = BarrierDepths(sides.nodes, sides.backward)
         self.in_memory = in_memory | self.primals | stages.crossing
         self.kept = sides.read_by_libraries(backward=True)
         ends = {node for node in sides.nodes if node in self.kept or node.op.kind in KEPT_KINDS}

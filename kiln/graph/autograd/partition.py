@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from kiln.graph.autograd.errors import UntoldSymbol
+from kiln.graph.autograd.errors import UnboundSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.ir.graph import Alias, Graph, Output
@@ -77,7 +77,7 @@ def backward_for(whole: Graph, grads: Sequence[int | None], needed: Sequence[boo
     if len(wanted) == len(whole.outputs):
         return whole
     outputs = _share_memory([whole.outputs[place] for place in wanted], wanted)
-    graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name, whole.facts))
+    graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name))
     return graph
 
 
@@ -108,7 +108,7 @@ def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
     forward, places = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)
-    saved: tuple[SavedValue, ...] = (*places, *[where_told(symbol, sides.primals) for symbol in symbols])
+    saved: tuple[SavedValue, ...] = (*places, *[binding_of(symbol, sides.primals) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if place is None else place - offset for place in joint.grads])
     return Partition(forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads)
@@ -138,7 +138,7 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
         places.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
     nodes = cut_out(joint.graph.nodes, inputs, needed)
-    graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward", joint.graph.facts)
+    graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward")
     return graph, places
 
 
@@ -154,7 +154,7 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
     """The backward on the kept values, and the symbols that it needs as numbers."""
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
     nodes = late_recomputation(cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
-    names = _Names()
+    names = _InputList()
     place: dict[Node, Node] = {}
     for number, node in enumerate(kept):
         spec = node.tensor.with_sizes(node.tensor.sizes) if node in changing else node.spec
@@ -170,7 +170,7 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
         made.append(new)
     num_saved = len(kept) + len(symbols)
     outputs, copies = gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
-    graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward", joint.graph.facts)
+    graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward")
     return graph, symbols
 
 
@@ -194,7 +194,7 @@ def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
     return list(order)
 
 
-class _Names:
+class _InputList:
     """Inputs of a graph in the making."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ def gradient_outputs(
 # Symbols.
 
 
-def where_told(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
+def binding_of(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
     """Where an input of the forward tells a symbol."""
     name = str(symbol)
     for slot, node in enumerate(inputs):
@@ -249,7 +249,7 @@ def where_told(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
                 return SymbolBinding(name, "stride", slot, spec.strides.index(symbol))
             if spec.offset is symbol:
                 return SymbolBinding(name, "offset", slot)
-    raise UntoldSymbol(symbol=symbol)
+    raise UnboundSymbol(symbol=symbol)
 
 
 def may_have_symbols(env: ShapeEnv | None) -> bool:

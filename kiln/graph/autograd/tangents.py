@@ -73,7 +73,7 @@ class _Cut:
         # A sum that lost a summand may be the same value as another gradient, or a tangent.
         outputs, copies = gradient_outputs(values, self.made.inputs, num_saved)
         nodes = [*self.made.nodes, *copies]
-        graph, _ = without_dead_code(Graph(tuple(self.made.inputs), nodes, outputs, (), self.old.name, self.old.facts))
+        graph, _ = without_dead_code(Graph(tuple(self.made.inputs), nodes, outputs, (), self.old.name))
         return graph
 
     def summand(self, node: Node) -> Node | None:

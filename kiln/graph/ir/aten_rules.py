@@ -21,7 +21,7 @@ from kiln.tensor.dtypes import extremes
 from kiln.tensor.spec import TensorSpec
 
 
-class Call(Protocol):
+class AtenCaller(Protocol):
     """Runs (or records) one ATen overload, named without `aten.`."""
 
     @property
@@ -33,7 +33,7 @@ class Call(Protocol):
 AtenRule = Callable[..., Any]
 
 ATEN_RULES = PRIMS.column(
-    "aten", required=frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER})
+    "aten", required=frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER})
 )
 rule = ATEN_RULES
 
@@ -46,7 +46,7 @@ WALKED = frozenset(
 def overload(name: str) -> AtenRule:
     """The rule that calls one overload with the inputs in order."""
 
-    def run(call: Call, *inputs: Any) -> Any:
+    def run(call: AtenCaller, *inputs: Any) -> Any:
         return call(name, *inputs)
 
     return run
@@ -77,12 +77,12 @@ for _name, _target in {
 
 
 @rule("trunc_div")
-def trunc_div(call: Call, x: Any, y: Any) -> Any:
+def trunc_div(call: AtenCaller, x: Any, y: Any) -> Any:
     return call("div.Tensor_mode", x, y, rounding_mode="trunc")
 
 
 @rule("fma")
-def fma(call: Call, x: Any, y: Any, z: Any) -> Any:
+def fma(call: AtenCaller, x: Any, y: Any, z: Any) -> Any:
     dtype = call.spec.dtype
     if dtype.itemsize > 4:
         return call("addcmul.default", z, x, y)
@@ -92,12 +92,12 @@ def fma(call: Call, x: Any, y: Any, z: Any) -> Any:
 
 
 @rule("convert")
-def convert(call: Call, x: Any, *, dtype: torch.dtype) -> Any:
+def convert(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
     return call("_to_copy.default", x, dtype=dtype)
 
 
 @rule("bitcast")
-def bitcast(call: Call, x: Any, *, dtype: torch.dtype) -> Any:
+def bitcast(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
     return call("clone.default", call("view.dtype", x, dtype))
 
 
@@ -105,21 +105,21 @@ def bitcast(call: Call, x: Any, *, dtype: torch.dtype) -> Any:
 
 
 @rule("sum")
-def sum_(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def sum_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("sum.dim_IntList", x, axes, dtype=call.spec.dtype) if axes else x
 
 
 @rule("amax")
-def amax(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def amax(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return extreme(call, "amax.default", x, axes)
 
 
 @rule("amin")
-def amin(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def amin(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return extreme(call, "amin.default", x, axes)
 
 
-def extreme(call: Call, name: str, x: Any, axes: tuple[int, ...]) -> Any:
+def extreme(call: AtenCaller, name: str, x: Any, axes: tuple[int, ...]) -> Any:
     """Of rows without elements, which ATen refuses, it is where the search for one begins."""
     if not axes:
         return x
@@ -131,49 +131,49 @@ def extreme(call: Call, name: str, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 @rule("any")
-def any_(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def any_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("any.dims", x, axes) if axes else x
 
 
 @rule("all")
-def all_(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def all_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("all.dims", x, axes) if axes else x
 
 
 @rule("prod")
-def prod(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def prod(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     for axis in reversed(axes):
         x = call("prod.dim_int", x, axis, dtype=call.spec.dtype)
     return x
 
 
 @rule("argmax")
-def argmax(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def argmax(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("argmax.default", x, axes[0])
 
 
 @rule("argmin")
-def argmin(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def argmin(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("argmin.default", x, axes[0])
 
 
 @rule("cumsum")
-def cumsum(call: Call, x: Any, *, axis: int) -> Any:
+def cumsum(call: AtenCaller, x: Any, *, axis: int) -> Any:
     return call("cumsum.default", x, axis, dtype=call.spec.dtype)
 
 
 @rule("cumprod")
-def cumprod(call: Call, x: Any, *, axis: int) -> Any:
+def cumprod(call: AtenCaller, x: Any, *, axis: int) -> Any:
     return call("cumprod.default", x, axis, dtype=call.spec.dtype)
 
 
 @rule("cummax")
-def cummax(call: Call, x: Any, *, axis: int) -> Any:
+def cummax(call: AtenCaller, x: Any, *, axis: int) -> Any:
     return call("getitem", call("cummax.default", x, axis), 0)
 
 
 @rule("cummin")
-def cummin(call: Call, x: Any, *, axis: int) -> Any:
+def cummin(call: AtenCaller, x: Any, *, axis: int) -> Any:
     return call("getitem", call("cummin.default", x, axis), 0)
 
 
@@ -181,57 +181,57 @@ def cummin(call: Call, x: Any, *, axis: int) -> Any:
 
 
 @rule("expand")
-def expand(call: Call, x: Any, *, sizes: Any) -> Any:
+def expand(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
     return call("expand.default", x, sizes)
 
 
 @rule("permute")
-def permute(call: Call, x: Any, *, dims: tuple[int, ...]) -> Any:
+def permute(call: AtenCaller, x: Any, *, dims: tuple[int, ...]) -> Any:
     return call("permute.default", x, dims)
 
 
 @rule("view")
-def view(call: Call, x: Any, *, sizes: Any) -> Any:
+def view(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
     return call("view.default", x, sizes)
 
 
 @rule("unsqueeze")
-def unsqueeze(call: Call, x: Any, *, axis: int) -> Any:
+def unsqueeze(call: AtenCaller, x: Any, *, axis: int) -> Any:
     return call("unsqueeze.default", x, axis)
 
 
 @rule("squeeze")
-def squeeze(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def squeeze(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("squeeze.dims", x, axes)
 
 
 @rule("slice")
-def slice_(call: Call, x: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
+def slice_(call: AtenCaller, x: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
     return call("slice.Tensor", x, axis, start, stop, step)
 
 
 @rule("select")
-def select(call: Call, x: Any, *, axis: int, index: Any) -> Any:
+def select(call: AtenCaller, x: Any, *, axis: int, index: Any) -> Any:
     return call("select.int", x, axis, index)
 
 
 @rule("diagonal")
-def diagonal(call: Call, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+def diagonal(call: AtenCaller, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
     return call("diagonal.default", x, offset, axis1, axis2)
 
 
 @rule("unfold")
-def unfold(call: Call, x: Any, *, axis: int, size: Any, step: Any) -> Any:
+def unfold(call: AtenCaller, x: Any, *, axis: int, size: Any, step: Any) -> Any:
     return call("unfold.default", x, axis, size, step)
 
 
 @rule("as_strided")
-def as_strided(call: Call, x: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
+def as_strided(call: AtenCaller, x: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
     return call("as_strided.default", x, sizes, strides, offset)
 
 
 @rule("view_dtype")
-def view_dtype(call: Call, x: Any, *, dtype: torch.dtype) -> Any:
+def view_dtype(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
     return call("view.dtype", x, dtype)
 
 
@@ -239,7 +239,7 @@ def view_dtype(call: Call, x: Any, *, dtype: torch.dtype) -> Any:
 
 
 @rule("clone")
-def clone(call: Call, x: Any, *, strides: Any) -> Any:
+def clone(call: AtenCaller, x: Any, *, strides: Any) -> Any:
     if strides is None:
         return call("clone.default", x, memory_format=torch.contiguous_format)
     spec = call.spec
@@ -248,22 +248,22 @@ def clone(call: Call, x: Any, *, strides: Any) -> Any:
 
 
 @rule("reshape")
-def reshape(call: Call, x: Any, *, sizes: Any) -> Any:
+def reshape(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
     return call("_unsafe_view.default", call("clone.default", x, memory_format=torch.contiguous_format), sizes)
 
 
 @rule("cat")
-def cat(call: Call, *inputs: Any, axis: int) -> Any:
+def cat(call: AtenCaller, *inputs: Any, axis: int) -> Any:
     return call("cat.default", list(inputs), axis)
 
 
 @rule("flip")
-def flip(call: Call, x: Any, *, axes: tuple[int, ...]) -> Any:
+def flip(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
     return call("flip.default", x, axes)
 
 
 @rule("pad")
-def pad(call: Call, x: Any, value: Any, *, low: Any, high: Any) -> Any:
+def pad(call: AtenCaller, x: Any, value: Any, *, low: Any, high: Any) -> Any:
     """Pads with 0, then puts the value, which is a tensor, where a padded mask of ones is 0."""
     amounts = [amount for pair in zip(reversed(low), reversed(high), strict=True) for amount in pair]
     inside = call("constant_pad_nd.default", call("ones_like.default", x, dtype=torch.bool), amounts, 0)
@@ -271,7 +271,7 @@ def pad(call: Call, x: Any, value: Any, *, low: Any, high: Any) -> Any:
 
 
 @rule("gather")
-def gather(call: Call, x: Any, index: Any, *, axis: int) -> Any:
+def gather(call: AtenCaller, x: Any, index: Any, *, axis: int) -> Any:
     return call("gather.default", x, axis, index)
 
 
@@ -284,37 +284,37 @@ def index_list(axes: tuple[int, ...], indices: tuple[Any, ...]) -> list[Any]:
 
 
 @rule("index")
-def index(call: Call, x: Any, *indices: Any, axes: tuple[int, ...]) -> Any:
+def index(call: AtenCaller, x: Any, *indices: Any, axes: tuple[int, ...]) -> Any:
     return call("index.Tensor", x, index_list(axes, indices))
 
 
 @rule("index_put")
-def index_put(call: Call, x: Any, *others: Any, axes: tuple[int, ...], accumulate: bool) -> Any:
+def index_put(call: AtenCaller, x: Any, *others: Any, axes: tuple[int, ...], accumulate: bool) -> Any:
     return call("index_put.default", x, index_list(axes, others[:-1]), others[-1], accumulate)
 
 
 @rule("select_scatter")
-def select_scatter(call: Call, x: Any, y: Any, *, axis: int, index: Any) -> Any:
+def select_scatter(call: AtenCaller, x: Any, y: Any, *, axis: int, index: Any) -> Any:
     return call("select_scatter.default", x, y, axis, index)
 
 
 @rule("slice_scatter")
-def slice_scatter(call: Call, x: Any, y: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
+def slice_scatter(call: AtenCaller, x: Any, y: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
     return call("slice_scatter.default", x, y, axis, start, stop, step)
 
 
 @rule("diagonal_scatter")
-def diagonal_scatter(call: Call, x: Any, y: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+def diagonal_scatter(call: AtenCaller, x: Any, y: Any, *, offset: int, axis1: int, axis2: int) -> Any:
     return call("diagonal_scatter.default", x, y, offset, axis1, axis2)
 
 
 @rule("as_strided_scatter")
-def as_strided_scatter(call: Call, x: Any, y: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
+def as_strided_scatter(call: AtenCaller, x: Any, y: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
     return call("as_strided_scatter.default", x, y, sizes, strides, offset)
 
 
 @rule("scatter")
-def scatter(call: Call, x: Any, index: Any, src: Any, *, axis: int, reduce: str | None) -> Any:
+def scatter(call: AtenCaller, x: Any, index: Any, src: Any, *, axis: int, reduce: str | None) -> Any:
     if reduce is None:
         return call("scatter.src", x, axis, index, src)
     if reduce == "sum":
@@ -326,17 +326,17 @@ def scatter(call: Call, x: Any, index: Any, src: Any, *, axis: int, reduce: str 
 
 
 @rule("constant")
-def constant(call: Call, *, value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def constant(call: AtenCaller, *, value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return call("full.default", [], value, dtype=dtype, device=device)
 
 
 @rule("full")
-def full(call: Call, x: Any, *, sizes: Any) -> Any:
+def full(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
     return call("clone.default", call("expand.default", x, sizes), memory_format=torch.contiguous_format)
 
 
 @rule("iota")
-def iota(call: Call, *, length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def iota(call: AtenCaller, *, length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> Any:
     whole = torch.int64 if not dtype.is_floating_point else torch.float64
     counted = call("arange.default", length, dtype=whole, device=device)
     scaled = call("add.Scalar", call("mul.Scalar", counted, step), start)
@@ -344,7 +344,7 @@ def iota(call: Call, *, length: Any, start: Any, step: Any, dtype: torch.dtype, 
 
 
 @rule("empty")
-def empty(call: Call, *, sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def empty(call: AtenCaller, *, sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return call("zeros.default", sizes, dtype=dtype, device=device)
 
 
@@ -361,7 +361,7 @@ DISTRIBUTIONS: dict[str, AtenRule] = {
 
 @rule("random")
 def random(
-    call: Call, *inputs: Any, distribution: str, params: Any, sizes: Any, dtype: torch.dtype, device: torch.device
+    call: AtenCaller, *inputs: Any, distribution: str, params: Any, sizes: Any, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Draws from torch's default generator; a Bernoulli probability may be a tensor."""
     if inputs:
@@ -370,11 +370,11 @@ def random(
 
 
 @rule("assert")
-def assert_(call: Call, x: Any, *, message: str) -> Any:
+def assert_(call: AtenCaller, x: Any, *, message: str) -> Any:
     call("_assert_async.msg", x, message)
     return ()
 
 
 @rule("local_scalar")
-def local_scalar(call: Call, x: Any, *, kind: object) -> Any:
+def local_scalar(call: AtenCaller, x: Any, *, kind: object) -> Any:
     return call("_local_scalar_dense.default", x)

@@ -1,6 +1,6 @@
 """A hash of what a graph computes, independent of names and of where it came from.
 
-    fingerprint(graph)      equal for graphs of equal text up to names of inputs, origins and `facts`
+    fingerprint(graph)      equal for graphs of equal text up to names of inputs and origins
     block_key(nodes)        equal for runs of nodes that compute the same from their own outside values
 
 Values are numbered by first use, so equal blocks of a model (layers) have equal keys wherever they stand.

@@ -13,7 +13,7 @@ the end) and in `Output.alias` (outputs that share memory with an input or an ea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from kiln.graph.ir.node import Node
@@ -74,7 +74,6 @@ class Graph:
     outputs: tuple[Output, ...]
     writes: tuple[Write, ...] = ()
     name: str = "graph"
-    facts: dict[str, object] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

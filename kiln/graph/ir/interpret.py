@@ -5,7 +5,7 @@
     run.written                     (input number, new contents) in the order of `writes`; inputs stay as they are
 
 Each result is compared with its spec: a wrong dtype or size raises `WrongPrediction`, so does a wrong view;
-another layout of fresh memory is copied into the predicted one. Symbols are bound from the inputs' sizes.
+another layout of fresh memory is copied into the predicted one. SymbolValues are bound from the inputs' sizes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, Symbol, evaluate
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
-Symbols = dict[Symbol, int]
+SymbolValues = dict[Symbol, int]
 
 
 @final
 @dataclass(frozen=True)
-class Run:
+class GraphRun:
     """What a run of a graph gave."""
 
     outputs: tuple[Any, ...]
     written: tuple[tuple[int, torch.Tensor], ...]
-    symbols: Symbols
+    symbols: SymbolValues
 
 
 def interpret(
@@ -43,8 +43,8 @@ def interpret(
     inputs: Sequence[Any],
     symbols: Mapping[Symbol, int] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
-) -> Run:
-    """Run `graph` on `inputs`; `constants` are the tensors of `constant_tensor` nodes by key."""
+) -> GraphRun:
+    """GraphRun `graph` on `inputs`; `constants` are the tensors of `constant_tensor` nodes by key."""
     walk = Interpreter(dict(symbols or {}), constants or {})
     return walk.run(graph, inputs)
 
@@ -67,11 +67,11 @@ class EagerCall:
 class Interpreter:
     """The state of one run."""
 
-    symbols: Symbols
+    symbols: SymbolValues
     constants: Mapping[str, torch.Tensor]
     values: dict[Node, Any] = field(default_factory=dict)
 
-    def run(self, graph: Graph, inputs: Sequence[Any]) -> Run:
+    def run(self, graph: Graph, inputs: Sequence[Any]) -> GraphRun:
         if len(inputs) != len(graph.inputs):
             raise ValueError(f"the graph takes {len(graph.inputs)} inputs, not {len(inputs)}")
         values = self.values
@@ -82,7 +82,7 @@ class Interpreter:
             values[node] = self.checked(node, self.step(node))
         places = {node: i for i, node in enumerate(graph.inputs)}
         written = tuple((places[write.target], values[write.value]) for write in graph.writes)
-        return Run(tuple(values[output.value] for output in graph.outputs), written, self.symbols)
+        return GraphRun(tuple(values[output.value] for output in graph.outputs), written, self.symbols)
 
     def step(self, node: Node) -> Any:
         """The value of one node."""

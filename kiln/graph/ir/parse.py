@@ -53,7 +53,7 @@ class _Line:
 
 
 @dataclass
-class _Reader:
+class _LineReader:
     """The lines still to read."""
 
     lines: list[_Line]
@@ -76,7 +76,7 @@ class _Reader:
 
 def parse_graph(text: str) -> Graph:
     """The graph of `text`."""
-    reader = _Reader(list(_split_lines(text)))
+    reader = _LineReader(list(_split_lines(text)))
     graph = _read_graph(reader)
     if reader.peek() is not None:
         reader.next()
@@ -100,7 +100,7 @@ def _cut_comment(line: str) -> tuple[str, str, str]:
     return line, "", ""
 
 
-def _read_graph(reader: _Reader) -> Graph:
+def _read_graph(reader: _LineReader) -> Graph:
     head = HEAD.match(reader.next().text)
     if head is None:
         raise reader.error("a graph begins with `graph(...):`")
@@ -122,7 +122,7 @@ def _read_graph(reader: _Reader) -> Graph:
     return Graph(tuple(inputs), nodes, outputs, tuple(writes), head["name"] or "graph")
 
 
-def _matches(reader: _Reader, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+def _matches(reader: _LineReader, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     place = 0
     while place < len(text):
         match = pattern.match(text, place)
@@ -132,13 +132,13 @@ def _matches(reader: _Reader, pattern: re.Pattern[str], text: str) -> Iterator[r
         place = match.end()
 
 
-def _value(reader: _Reader, values: dict[str, Node], number: str) -> Node:
+def _value(reader: _LineReader, values: dict[str, Node], number: str) -> Node:
     if number not in values:
         raise reader.error(f"no value is called %{number}")
     return values[number]
 
 
-def _read_outputs(reader: _Reader, values: dict[str, Node]) -> tuple[Output, ...]:
+def _read_outputs(reader: _LineReader, values: dict[str, Node]) -> tuple[Output, ...]:
     outputs = []
     for match in _matches(reader, OUTPUT, reader.current.text.removeprefix("return").strip()):
         alias = None
@@ -156,7 +156,7 @@ def _side(text: str) -> Any:
     return text
 
 
-def _read_node(reader: _Reader, values: dict[str, Node]) -> Node:
+def _read_node(reader: _LineReader, values: dict[str, Node]) -> Node:
     line = reader.current
     match = NODE.match(line.text)
     if match is None:
@@ -168,7 +168,7 @@ def _read_node(reader: _Reader, values: dict[str, Node]) -> Node:
     return node
 
 
-def _read_nested(reader: _Reader, line: _Line) -> list[Graph]:
+def _read_nested(reader: _LineReader, line: _Line) -> list[Graph]:
     graphs = []
     while (following := reader.peek()) and following.depth > line.depth and following.text.startswith("@"):
         graphs.append(_read_graph(reader))
@@ -187,7 +187,7 @@ def _read_origin(comment: str) -> Origin | None:
 # Specs.
 
 
-def _read_spec(reader: _Reader, text: str) -> Spec:
+def _read_spec(reader: _LineReader, text: str) -> Spec:
     text = text.strip()
     if text.startswith("("):
         return tuple(
@@ -199,7 +199,7 @@ def _read_spec(reader: _Reader, text: str) -> Spec:
 SCALARS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
 
 
-def _read_single(reader: _Reader, text: str) -> TensorSpec | ScalarSpec:
+def _read_single(reader: _LineReader, text: str) -> TensorSpec | ScalarSpec:
     kind, _, rest = text.partition("(")
     if kind in SCALARS:
         return ScalarSpec(SCALARS[kind], parse_int(rest[:-1]) if rest else None)
@@ -239,7 +239,7 @@ def split_outside(text: str) -> list[str]:
 class _CallReader:
     """Reads `op(%0, axes=(1,))` and its attribute values."""
 
-    reader: _Reader
+    reader: _LineReader
     values: dict[str, Node]
     nested: list[Graph]
     inputs: list[Node] = field(default_factory=list)

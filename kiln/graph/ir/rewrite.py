@@ -9,7 +9,7 @@ Nodes are immutable: a node whose inputs are unchanged is kept as the same objec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kiln.graph.ir.build import Builder
@@ -64,7 +64,7 @@ def rebuilt(graph: Graph, nodes: list[Node], place: Mapping[Node, Node]) -> Grap
     """`graph` with other nodes, its outputs and writes mapped by `place`."""
     outputs = tuple([_with_value(one, place.get(one.value, one.value)) for one in graph.outputs])
     writes = tuple([Write(one.target, place.get(one.value, one.value)) for one in graph.writes])
-    return Graph(graph.inputs, nodes, outputs, writes, graph.name, graph.facts)
+    return Graph(graph.inputs, nodes, outputs, writes, graph.name)
 
 
 def _with_value(output: Output, value: Node) -> Output:
@@ -81,10 +81,10 @@ def _holds_effect(node: Node) -> bool:
     return any(has_effect(inner) for graph in graphs for inner in graph.nodes)
 
 
-def live_nodes(graph: Graph) -> set[Node]:
-    """What outputs, writes and effects need."""
-    live = set(graph.roots())
-    for node in reversed(graph.nodes):
+def live_nodes(nodes: Sequence[Node], roots: Iterable[Node]) -> set[Node]:
+    """What `roots` and the effects among `nodes` (in order) need, themselves included."""
+    live = set(roots)
+    for node in reversed(nodes):
         if node in live or has_effect(node):
             live.add(node)
             live.update(node.inputs)
@@ -93,7 +93,7 @@ def live_nodes(graph: Graph) -> set[Node]:
 
 def without_dead_code(graph: Graph) -> tuple[Graph, int]:
     """The graph without nodes that nothing needs, and how many went."""
-    live = live_nodes(graph)
+    live = live_nodes(graph.nodes, graph.roots())
     kept = [node for node in graph.nodes if node in live]
     gone = len(graph.nodes) - len(kept)
     return (rebuilt(graph, kept, {}), gone) if gone else (graph, 0)

@@ -10,7 +10,7 @@
         write %0 <- %2
         return %3 requires_grad, %2 is input 0, %2 views input 0 as f32[8, 4]
 
-Values are numbered in order, in each nested graph anew. `facts` are not part of the text.
+Values are numbered in order, in each nested graph anew.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def graph_text(graph: Graph, around: Node | None = None, lines: int = 5, origins
     return "\n".join(text)
 
 
-class _Names(dict[Node, str]):
+class _ValueNames(dict[Node, str]):
     """Names of values; a value from elsewhere shows as one."""
 
     def __missing__(self, node: Node) -> str:
@@ -56,7 +56,7 @@ class _Names(dict[Node, str]):
 
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """`%0`, `%1`, ... in order."""
-    return _Names({node: f"%{i}" for i, node in enumerate((*graph.inputs, *graph.nodes))})
+    return _ValueNames({node: f"%{i}" for i, node in enumerate((*graph.inputs, *graph.nodes))})
 
 
 def input_text(node: Node, names: Mapping[Node, str]) -> str:

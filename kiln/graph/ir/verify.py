@@ -12,8 +12,8 @@ import torch
 
 from kiln.graph.ir.errors import InvalidGraph
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.known import KnownSizes, OpenQuestion
 from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
 from kiln.graph.ir.text import graph_text
 from kiln.graph.prims.meta import META, SUPPLIED
 from kiln.graph.prims.table import Kind
@@ -90,13 +90,13 @@ def _pointwise_problem(node: Node) -> str | None:
 
 
 def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
-    oracle = KnownSizes(env)
+    oracle = GuardFreeOracle(env)
     for node in graph.nodes:
         if node.op.name in SUPPLIED:
             continue
         try:
             expected: Spec = META[node.op.name](oracle, *[one.spec for one in node.inputs], **node.attrs)
-        except OpenQuestion:
+        except UnknownRelation:
             continue
         except (KilnError, ValueError, TypeError, AttributeError, IndexError) as error:
             yield node, f"the shape rule of `{node.op.name}` refuses: {error}"
@@ -105,7 +105,7 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
             yield node, f"`{node.op.name}` has the spec {node.spec}, its shape rule gives {expected}"
 
 
-def same_spec(oracle: KnownSizes, left: Spec, right: Spec, layout: bool) -> bool:
+def same_spec(oracle: GuardFreeOracle, left: Spec, right: Spec, layout: bool) -> bool:
     """Equal dtype, sizes and device, with `layout` strides and offset too."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
         return (
@@ -124,7 +124,7 @@ def same_spec(oracle: KnownSizes, left: Spec, right: Spec, layout: bool) -> bool
     return isinstance(left, ScalarSpec) and isinstance(right, ScalarSpec) and left.kind is right.kind
 
 
-def _same_layout(oracle: KnownSizes, left: TensorSpec, right: TensorSpec) -> bool:
+def _same_layout(oracle: GuardFreeOracle, left: TensorSpec, right: TensorSpec) -> bool:
     """Nothing depends on the stride of a size-1 dimension."""
     strides = zip(left.strides, right.strides, left.sizes, strict=True)
     return not oracle.differ(left.offset, right.offset) and not any(
@@ -172,7 +172,7 @@ def _is_plain(value: object) -> bool:
 def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
     known = {*graph.inputs, *graph.nodes}
     inputs = set(graph.inputs)
-    oracle = KnownSizes(env)
+    oracle = GuardFreeOracle(env)
     for root in graph.roots():
         if root not in known:
             yield root, f"an output or a written value, a `{root.op.name}`, is not in the graph"
@@ -183,7 +183,7 @@ def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]
             yield write.target, f"{write.value.spec} is written to an input {write.target.spec}"
 
 
-def _same_contents(oracle: KnownSizes, target: TensorSpec, value: TensorSpec) -> bool:
+def _same_contents(oracle: GuardFreeOracle, target: TensorSpec, value: TensorSpec) -> bool:
     same_rank = target.rank == value.rank and target.dtype is value.dtype
     return same_rank and not any(map(oracle.differ, target.sizes, value.sizes))
 

@@ -1,12 +1,21 @@
-"""Graph breaks that a rule asks for: ops and arguments that cannot be in a graph."""
+"""Reasons why an op or its arguments cannot be in a graph.
+
+    raise UnsupportedOp(op="aten.frobnicate.default", reason="it has no shape rule")
+
+The interpreter catches a `TraceBreak`, compiles the graph recorded so far, and leaves the call to Python.
+"""
 
 from __future__ import annotations
 
-from kiln.support.breaks import GraphBreak
+from kiln.support.errors import KilnError
 
 
-class UnsupportedOp(GraphBreak):
-    """An op, or this use of it, for which there is no rule."""
+class TraceBreak(KilnError):
+    """Base of what the recorder cannot put into a graph."""
+
+
+class UnsupportedOp(TraceBreak):
+    """An op without a rule, or with arguments that its rule does not cover."""
 
     code = "KILN2401"
     what = "`{op}` cannot be put into a graph"
@@ -17,8 +26,8 @@ class UnsupportedOp(GraphBreak):
     )
 
 
-class DataDependentOp(GraphBreak):
-    """An op whose result has sizes that only the data decide."""
+class DataDependentOp(TraceBreak):
+    """An op with result sizes that depend on data."""
 
     code = "KILN2402"
     what = "the sizes of the result of `{op}` depend on the values of a tensor"
@@ -29,8 +38,8 @@ class DataDependentOp(GraphBreak):
     )
 
 
-class DataDependentValue(GraphBreak):
-    """The number in a tensor, asked for by `.item()`, `bool()`, `if` or indexing."""
+class DataDependentScalar(TraceBreak):
+    """The value of a tensor, asked for by `.item()`, `bool()`, `if` or indexing."""
 
     code = "KILN2403"
     what = "`{op}` asks for the value of a tensor"
@@ -41,7 +50,7 @@ class DataDependentValue(GraphBreak):
     )
 
 
-class UnsupportedMutation(GraphBreak):
+class UnsupportedMutation(TraceBreak):
     """A write to memory that the functional graph cannot express."""
 
     code = "KILN2404"

@@ -47,15 +47,12 @@ def refuse_complex(op: str, *operands: Node) -> None:
 
 @final
 class Emit(Builder):
-    """A growing list of nodes. `numerics` is "fast", "rounded" or "strict" (see the design)."""
+    """A growing list of nodes, with the operations that decompositions need."""
 
-    __slots__ = ("_specialise", "givens", "numerics")
+    __slots__ = ("_specialise", "givens")
 
-    def __init__(
-        self, oracle: SizeOracle, numerics: str = "fast", specialise: Callable[[Int], int] | None = None
-    ) -> None:
+    def __init__(self, oracle: SizeOracle, specialise: Callable[[Int], int] | None = None) -> None:
         super().__init__(oracle)
-        self.numerics = numerics
         self._specialise = specialise
         self.givens: dict[Given, Node] = {}
         """The inputs that hold the caller's real numbers."""

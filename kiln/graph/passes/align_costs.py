@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import Users, users_of
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.passes.misaligned import Padding, Product
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Int
@@ -61,7 +61,7 @@ class Costs:
     """Seconds, at the sizes of the call that is compiled."""
 
     rates: Rates
-    sizes: KnownSizes
+    sizes: GuardFreeOracle
 
     def is_known(self, product: Product) -> bool:
         return self.sizes.hint(product.flops) is not None
@@ -85,10 +85,10 @@ class Costs:
 
 
 IN_LOOPS = frozenset({
-    Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.MOVE, Kind.SCATTER, Kind.CREATE, Kind.RANDOM,
+    Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.RANDOM,
 })  # fmt: skip
 """Readers that index what they read, whatever its strides."""
-BY_ELEMENT = frozenset({Kind.POINTWISE, Kind.MOVE})
+BY_ELEMENT = frozenset({Kind.POINTWISE, Kind.DATA_MOVEMENT})
 """Makers that can write their elements anywhere."""
 BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
 """They look at memory, not at elements."""

@@ -18,8 +18,7 @@ is written into its part of the padded tensor (`cat`); where rows follow it, tha
 The result is sliced, and a `clone` gives it eager's strides where it lacks them: a copy only if something needs it in
 memory. One padding serves all products of the graph.
 
-The contracted dimension has zeros in both factors: zeros in one would meet anything in the other. The library may sum
-in another order: not for strict numerics.
+The contracted dimension has zeros in both factors: zeros in one would meet anything in the other.
 Needs: to run on graphs that are cut already, or padded values would be saved for the backward.
 """
 
@@ -46,18 +45,16 @@ class AlignProducts:
     rates: Rates = field(default_factory=Rates)
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        if context.numerics == "strict":
-            return graph, 0
         found = [product for node in graph.nodes if (product := misaligned_product(node)) is not None]
         if not found:
             return graph, 0
         readers = Readers(graph)
         chosen = worth_aligning(found, readers, Costs(self.rates, context.oracle))
-        return (Alignment(graph, context, chosen, readers).run(), len(chosen)) if chosen else (graph, 0)
+        return (ProductAligner(graph, context, chosen, readers).run(), len(chosen)) if chosen else (graph, 0)
 
 
 @final
-class Alignment:
+class ProductAligner:
     """One run: the new node of each old one, and the paddings that were made."""
 
     def __init__(self, graph: Graph, context: PassContext, products: Sequence[Product], readers: Readers) -> None:

@@ -266,7 +266,7 @@ def _shortened(graph: Graph, blocks: Blocks) -> ShortGraph | None:
         return None
     writes = tuple([Write(one.target, place.get(one.value, one.value)) for one in graph.writes])
     kept = tuple([graph.inputs[number] for number in inputs])
-    short = Graph(kept, nodes, tuple(results), writes, graph.name, graph.facts)
+    short = Graph(kept, nodes, tuple(results), writes, graph.name)
     return ShortGraph(short, blocks, tuple(inputs), tuple(outputs))
 
 

@@ -24,7 +24,6 @@ weight is made here: under autocast it is the cast.
 Training. A graph that was already cut saves the argument of each convolution in eager's layout and does not gain. On
 the GPU, whose tensor cores want this layout for half precision, the joint graph is laid out before the cut, backward
 convolutions with it; only gradients of weights are copied back. On the CPU a joint graph stays as it is.
-The library may sum in another order: not for strict numerics.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
-from kiln.graph.ir.known import OpenQuestion
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
+from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import LIBRARY
 from kiln.graph.passes.manager import PassContext
@@ -88,8 +87,6 @@ class ChannelsLast:
     name: str = "channels-last"
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        if context.numerics == "strict":
-            return graph, 0
         library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
         if any(node.attrs["target"] == BACKWARD and on_cpu(node) for node in library):
             return graph, 0
@@ -155,7 +152,7 @@ class Relayout:
     def __init__(self, graph: Graph, context: PassContext, chosen: set[Node]) -> None:
         self.graph = graph
         self.chosen = chosen
-        self.emit = Emit(context.oracle, context.numerics)
+        self.emit = Emit(context.oracle)
         self.place: dict[Node, Node] = {node: node for node in graph.inputs}
         self.moved = 0
         self.changes = 0
@@ -223,7 +220,7 @@ class Relayout:
         kept = len(self.emit.nodes)
         try:
             made = rule(self.emit, node, inputs)
-        except (OpenQuestion, ShapeMismatch, ImpossibleView):
+        except (UnknownRelation, ShapeMismatch, ImpossibleView):
             del self.emit.nodes[kept:]
             return None
         if made.op is not node.op:

@@ -30,10 +30,6 @@ from kiln.graph.passes.uniform import Number, Uniform
 from kiln.graph.prims.table import Kind
 from kiln.tensor.spec import TensorSpec
 
-EVERY_FLOPS = 1 << 30
-EXACT_FLOPS = 6
-"""Above this an op is a series, and eager's vector kernel may differ from its scalar one in the last bit."""
-
 ONE_IS_ALL = frozenset({"amax", "amin", "any", "all"})
 """Reductions of a uniform value (not empty) that give the value."""
 
@@ -45,13 +41,12 @@ class ConstantFold:
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         uniform = Uniform()
-        most_flops = EXACT_FLOPS if context.numerics == "strict" else EVERY_FLOPS
-        return rewrite(graph, lambda builder, node: folded(builder, node, uniform, most_flops), context.oracle)
+        return rewrite(graph, lambda builder, node: folded(builder, node, uniform), context.oracle)
 
 
-def folded(builder: Builder, node: Node, uniform: Uniform, most_flops: int) -> Node | None:
+def folded(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
     """A node that does not compute, or None."""
-    if node.op.kind is Kind.POINTWISE and node.op.flops <= most_flops:
+    if node.op.kind is Kind.POINTWISE:
         return _uniform_pointwise(builder, node, uniform) or _iota_arithmetic(builder, node, uniform)
     if node.op.name in ONE_IS_ALL:
         number = uniform.value(node.inputs[0])

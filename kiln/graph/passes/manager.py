@@ -16,14 +16,13 @@ from typing import Literal, Protocol, final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.known import KnownSizes
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.verify import RULES, STRUCTURE, verify
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
 Checks = Literal["none", "structure", "full"]
-Numerics = Literal["strict", "rounded", "fast"]
 
 
 @final
@@ -31,8 +30,7 @@ Numerics = Literal["strict", "rounded", "fast"]
 class PassContext:
     """What a pass is handed."""
 
-    oracle: KnownSizes
-    numerics: Numerics = "fast"
+    oracle: GuardFreeOracle
 
 
 class GraphPass(Protocol):
@@ -50,11 +48,10 @@ def apply_passes(
     events: EventSink,
     *,
     env: ShapeEnv | None = None,
-    numerics: Numerics = "fast",
     checks: Checks = "structure",
 ) -> Graph:
     """Run `passes` in order. Each reports an event `pass` with the number of changes and of nodes after it."""
-    context = PassContext(KnownSizes(env), numerics)
+    context = PassContext(GuardFreeOracle(env))
     for one in passes:
         with events.stage(one.name):
             before = graph

@@ -1,8 +1,8 @@
 """Patterns and rules as data.
 
     x, k = var("x"), const("k")
-    Rule("neg_neg", -(-x), x)
-    Rule("permute_permute", op.permute(op.permute(x, dims=attr("p")), dims=attr("q")),
+    RewriteRule("neg_neg", -(-x), x)
+    RewriteRule("permute_permute", op.permute(op.permute(x, dims=attr("p")), dims=attr("q")),
                             op.permute(x, dims=computed(compose, "p", "q")))
 
 In a pattern `var` matches any value (twice the same name: the same node), a number every uniform value that is
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.graph.ir.build import Builder
-from kiln.graph.ir.known import OpenQuestion
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
 from kiln.graph.prims.rows import PRIMS
@@ -62,7 +62,7 @@ class Var(Pattern):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Const(Pattern):
+class ConstVar(Pattern):
     """Any uniform value; in a replacement the same number."""
 
     name: str
@@ -107,8 +107,8 @@ def var(name: str) -> Var:
     return Var(name)
 
 
-def const(name: str) -> Const:
-    return Const(name)
+def const(name: str) -> ConstVar:
+    return ConstVar(name)
 
 
 def attr(name: str) -> Attr:
@@ -140,7 +140,7 @@ Condition = Callable[["Match"], bool]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RewriteRule:
     """`replacement` for `pattern` where `only_if` holds of the match."""
 
     name: str
@@ -153,7 +153,7 @@ class Rule:
     def __post_init__(self) -> None:
         parts = self.pattern.inputs
         needs = {one.name for one in parts if isinstance(one, Apply)}
-        if any(isinstance(one, Literal | Const) for one in parts):
+        if any(isinstance(one, Literal | ConstVar) for one in parts):
             needs.add("number")
         object.__setattr__(self, "needs", frozenset(needs))
 
@@ -162,16 +162,16 @@ class Rule:
 class RuleSet:
     """Rules by the op at the root of their pattern."""
 
-    def __init__(self, *rules: Rule) -> None:
+    def __init__(self, *rules: RewriteRule) -> None:
         self.rules = rules
-        self.by_root: dict[str, list[Rule]] = {}
+        self.by_root: dict[str, list[RewriteRule]] = {}
         names = [rule.name for rule in rules]
         if len(set(names)) != len(names):
             raise ValueError("two rules have one name")
         for rule in rules:
             self.by_root.setdefault(rule.pattern.name, []).append(rule)
 
-    def __iter__(self) -> Iterator[Rule]:
+    def __iter__(self) -> Iterator[RewriteRule]:
         return iter(self.rules)
 
 
@@ -190,7 +190,7 @@ class Match:
         return self.values[name] if name in self.values else self.nodes[name].spec
 
 
-def match(rule: Rule, node: Node, uniform: Uniform) -> Match | None:
+def match(rule: RewriteRule, node: Node, uniform: Uniform) -> Match | None:
     """How `rule` fits `node`, if it does."""
     for inputs in _orders(node):
         found = Match(node, uniform)
@@ -220,7 +220,7 @@ def _match(pattern: Pattern, node: Node, found: Match) -> bool:
         case Literal(value):
             number = found.uniform.value(node)
             return number is not None and same_number(number, value)
-        case Const(name):
+        case ConstVar(name):
             number = found.uniform.value(node)
             known = found.values.setdefault(name, number)
             return number is not None and known is not None and same_number(known, number)
@@ -242,10 +242,10 @@ def _match_attr(expected: Any, actual: Any, found: Match) -> bool:
     return bool(expected == actual)
 
 
-NOT_APPLICABLE = (ShapeMismatch, DeviceMismatch, ImpossibleView, OpenQuestion)
+NOT_APPLICABLE = (ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation)
 
 
-def build(rule: Rule, found: Match, builder: Builder) -> Node | None:
+def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
     """The replacement, or None where it would differ in sizes, dtype, device or strides.
 
     On None, what was begun stays in the builder as dead code.
@@ -261,7 +261,7 @@ def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
     match pattern:
         case Var(name):
             return found.nodes[name]
-        case Literal() | Const() | Computed():
+        case Literal() | ConstVar() | Computed():
             number = _number(pattern, found)
             spec = found.root.tensor
             return None if number is None else builder.constant(number, spec.dtype, spec.device)
@@ -278,7 +278,7 @@ def _number(pattern: Pattern, found: Match) -> Any:
     match pattern:
         case Literal(value):
             return value
-        case Const(name):
+        case ConstVar(name):
             return found.values[name]
         case Computed(function, names):
             return function(*[found.bound(name) for name in names])

@@ -10,7 +10,7 @@ from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.manager import Checks, GraphPass, Numerics, apply_passes, before, check_order
+from kiln.graph.passes.manager import Checks, GraphPass, apply_passes, before, check_order
 from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
@@ -78,9 +78,8 @@ def run_passes(
     events: EventSink,
     *,
     env: ShapeEnv | None = None,
-    numerics: Numerics = "fast",
     checks: Checks = "structure",
     passes: tuple[GraphPass, ...] = GRAPH_PASSES,
 ) -> Graph:
     """The graph that is lowered. `env` tells what is known of symbols; without it rules that ask do not apply."""
-    return apply_passes(passes, graph, events, env=env, numerics=numerics, checks=checks)
+    return apply_passes(passes, graph, events, env=env, checks=checks)

@@ -52,7 +52,7 @@ class PoolChannelsLast:
         def relaid(builder: Builder, node: Node) -> Node:
             (pool,), place = node.inputs, node.attrs["index"]
             if pool not in made:
-                made[pool] = pooled(builder, pool, Emit(context.oracle, context.numerics))
+                made[pool] = pooled(builder, pool, Emit(context.oracle))
             new = made[pool]
             part = builder.add(PRIMS["item"], (new,), node.attrs, new.spec[place])  # type: ignore[index]
             return builder.node("clone", part, strides=node.tensor.strides)

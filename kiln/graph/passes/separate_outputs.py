@@ -44,7 +44,7 @@ class SeparateOutputs:
         if not copies:
             return graph, 0
         nodes = [*graph.nodes, *copies]
-        return Graph(graph.inputs, nodes, tuple(outputs), graph.writes, graph.name, graph.facts), len(copies)
+        return Graph(graph.inputs, nodes, tuple(outputs), graph.writes, graph.name), len(copies)
 
 
 def shared_views(graph: Graph) -> set[Node]:

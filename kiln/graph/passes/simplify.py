@@ -16,7 +16,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import Rule, RuleSet, build, match
+from kiln.graph.passes.patterns import RewriteRule, RuleSet, build, match
 from kiln.graph.passes.separate_outputs import shared_views
 from kiln.graph.passes.uniform import Uniform
 
@@ -31,7 +31,7 @@ class Simplify:
 
     rule_sets: tuple[RuleSet, ...]
     name: str = "simplify"
-    by_root: dict[str, list[Rule]] = field(init=False, repr=False, default_factory=dict)
+    by_root: dict[str, list[RewriteRule]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for rules in self.rule_sets:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from kiln.graph.passes.patterns import Match, Rule, RuleSet, attr, computed, op, var
+from kiln.graph.passes.patterns import Match, RewriteRule, RuleSet, attr, computed, op, var
 from kiln.tensor.spec import TensorSpec
 
 x, y, z = var("x"), var("y"), var("z")
@@ -46,32 +46,32 @@ SPOT = {"axis": axis, "index": index}
 # fmt: off
 VIEWS = RuleSet(
     #    name                     pattern                                                   replacement      only if
-    Rule("permute_permute",       op.permute(op.permute(x, dims=p), dims=q),                op.permute(x, dims=computed(compose, "p", "q"))),
-    Rule("permute_nothing",       op.permute(x, dims=p),                                    x),
-    Rule("view_view",             op.view(op.view(x), sizes=q),                             op.view(x, sizes=q)),
-    Rule("view_unsqueeze",        op.view(op.unsqueeze(x), sizes=q),                        op.view(x, sizes=q)),
-    Rule("view_squeeze",          op.view(op.squeeze(x), sizes=q),                          op.view(x, sizes=q)),
-    Rule("view_reshape",          op.view(op.reshape(x), sizes=q),                          op.reshape(x, sizes=q)),
-    Rule("view_nothing",          op.view(x),                                               x),
-    Rule("expand_expand",         op.expand(op.expand(x), sizes=q),                         op.expand(x, sizes=q)),
-    Rule("expand_nothing",        op.expand(x),                                             x),
-    Rule("squeeze_nothing",       op.squeeze(x, axes=()),                                   x),
-    Rule("squeeze_unsqueeze",     op.squeeze(op.unsqueeze(x, axis=axis), axes=q),           x,               same_axis),
-    Rule("unsqueeze_squeeze",     op.unsqueeze(op.squeeze(x, axes=q), axis=axis),           x,               same_axis),
-    Rule("slice_whole",           op.slice(x, **PLACE),                                     x,               is_whole),
-    Rule("reshape_reshape",       op.reshape(op.reshape(x), sizes=q),                       op.reshape(x, sizes=q)),
-    Rule("reshape_view",          op.reshape(op.view(x), sizes=q),                          op.reshape(x, sizes=q)),
-    Rule("reshape_packed",        op.reshape(x, sizes=q),                                   op.view(x, sizes=q), is_packed),
-    Rule("clone_nothing",         op.clone(x),                                              x),
-    Rule("clone_clone",           op.clone(op.clone(x), strides=q),                         op.clone(x, strides=q)),
-    Rule("reshape_clone",         op.reshape(op.clone(x), sizes=q),                         op.reshape(x, sizes=q)),
-    Rule("cat_one",               op.cat(x),                                                x),
-    Rule("flip_nothing",          op.flip(x, axes=()),                                      x),
-    Rule("slice_of_scatter",      op.slice(op.slice_scatter(x, y, **PLACE), **PLACE),       y),
-    Rule("select_of_scatter",     op.select(op.select_scatter(x, y, **SPOT), **SPOT),       y),
-    Rule("scatter_own_slice",     op.slice_scatter(x, op.slice(x, **PLACE), **PLACE),       x),
-    Rule("scatter_own_select",    op.select_scatter(x, op.select(x, **SPOT), **SPOT),       x),
-    Rule("slice_scatter_twice",   op.slice_scatter(op.slice_scatter(x, y, **PLACE), z, **PLACE), op.slice_scatter(x, z, **PLACE)),
-    Rule("select_scatter_twice",  op.select_scatter(op.select_scatter(x, y, **SPOT), z, **SPOT), op.select_scatter(x, z, **SPOT)),
+    RewriteRule("permute_permute",       op.permute(op.permute(x, dims=p), dims=q),                op.permute(x, dims=computed(compose, "p", "q"))),
+    RewriteRule("permute_nothing",       op.permute(x, dims=p),                                    x),
+    RewriteRule("view_view",             op.view(op.view(x), sizes=q),                             op.view(x, sizes=q)),
+    RewriteRule("view_unsqueeze",        op.view(op.unsqueeze(x), sizes=q),                        op.view(x, sizes=q)),
+    RewriteRule("view_squeeze",          op.view(op.squeeze(x), sizes=q),                          op.view(x, sizes=q)),
+    RewriteRule("view_reshape",          op.view(op.reshape(x), sizes=q),                          op.reshape(x, sizes=q)),
+    RewriteRule("view_nothing",          op.view(x),                                               x),
+    RewriteRule("expand_expand",         op.expand(op.expand(x), sizes=q),                         op.expand(x, sizes=q)),
+    RewriteRule("expand_nothing",        op.expand(x),                                             x),
+    RewriteRule("squeeze_nothing",       op.squeeze(x, axes=()),                                   x),
+    RewriteRule("squeeze_unsqueeze",     op.squeeze(op.unsqueeze(x, axis=axis), axes=q),           x,               same_axis),
+    RewriteRule("unsqueeze_squeeze",     op.unsqueeze(op.squeeze(x, axes=q), axis=axis),           x,               same_axis),
+    RewriteRule("slice_whole",           op.slice(x, **PLACE),                                     x,               is_whole),
+    RewriteRule("reshape_reshape",       op.reshape(op.reshape(x), sizes=q),                       op.reshape(x, sizes=q)),
+    RewriteRule("reshape_view",          op.reshape(op.view(x), sizes=q),                          op.reshape(x, sizes=q)),
+    RewriteRule("reshape_packed",        op.reshape(x, sizes=q),                                   op.view(x, sizes=q), is_packed),
+    RewriteRule("clone_nothing",         op.clone(x),                                              x),
+    RewriteRule("clone_clone",           op.clone(op.clone(x), strides=q),                         op.clone(x, strides=q)),
+    RewriteRule("reshape_clone",         op.reshape(op.clone(x), sizes=q),                         op.reshape(x, sizes=q)),
+    RewriteRule("cat_one",               op.cat(x),                                                x),
+    RewriteRule("flip_nothing",          op.flip(x, axes=()),                                      x),
+    RewriteRule("slice_of_scatter",      op.slice(op.slice_scatter(x, y, **PLACE), **PLACE),       y),
+    RewriteRule("select_of_scatter",     op.select(op.select_scatter(x, y, **SPOT), **SPOT),       y),
+    RewriteRule("scatter_own_slice",     op.slice_scatter(x, op.slice(x, **PLACE), **PLACE),       x),
+    RewriteRule("scatter_own_select",    op.select_scatter(x, op.select(x, **SPOT), **SPOT),       x),
+    RewriteRule("slice_scatter_twice",   op.slice_scatter(op.slice_scatter(x, y, **PLACE), z, **PLACE), op.slice_scatter(x, z, **PLACE)),
+    RewriteRule("select_scatter_twice",  op.select_scatter(op.select_scatter(x, y, **SPOT), z, **SPOT), op.select_scatter(x, z, **SPOT)),
 )
 # fmt: on

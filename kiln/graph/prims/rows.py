@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from kiln.graph.prims.table import Kind, Prim, PrimTable
 
-POINTWISE, REDUCTION, SCAN, VIEW, MOVE = Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE
+POINTWISE, REDUCTION, SCAN, VIEW, DATA_MOVEMENT = (
+    Kind.POINTWISE,
+    Kind.REDUCTION,
+    Kind.SCAN,
+    Kind.VIEW,
+    Kind.DATA_MOVEMENT,
+)
 SCATTER, CREATE, RANDOM, LIBRARY = Kind.SCATTER, Kind.CREATE, Kind.RANDOM, Kind.LIBRARY
 STRUCTURE, EFFECT, NESTED = Kind.STRUCTURE, Kind.EFFECT, Kind.NESTED
 
@@ -126,17 +132,17 @@ PRIMS = PrimTable(
     Prim("view_dtype",      1, "the same bytes as another dtype, last dim scaled",  VIEW, ("dtype",), result="attr", flops=0),
 
     # moves
-    Prim("clone",           1, "a copy with strides `strides` (None: contiguous)",  MOVE, ("strides",), flops=0),
-    Prim("reshape",         1, "the elements in order under `sizes`, contiguous copy", MOVE, ("sizes",), flops=0),
-    Prim("cat",          None, "inputs one after the other along `axis`",           MOVE, ("axis",), flops=0),
-    Prim("flip",            1, "reversed along `axes`",                             MOVE, ("axes",), flops=0),
-    Prim("pad",             2, "x with `low` and `high` elements y (rank 0) added per dim; negative crops", MOVE, ("low", "high"), flops=0),
-    Prim("gather",          2, "out[i..] = x[i.., index[i..] at `axis`, ..]",       MOVE, ("axis",), flops=0),
-    Prim("index",        None, "x[..., i0, i1, ...]: advanced indexing, indices at `axes` (adjacent as in eager)", MOVE, ("axes",), flops=0),
-    Prim("select_scatter",  2, "x with y put at `index` of `axis`",                 MOVE, ("axis", "index"), flops=0),
-    Prim("slice_scatter",   2, "x with y put at start:stop:step of `axis`",         MOVE, ("axis", "start", "stop", "step"), flops=0),
-    Prim("diagonal_scatter", 2, "x with y put on the diagonal",                     MOVE, ("offset", "axis1", "axis2"), flops=0),
-    Prim("as_strided_scatter", 2, "x with y put at sizes, strides, offset of its storage", MOVE, ("sizes", "strides", "offset"), flops=0),
+    Prim("clone",           1, "a copy with strides `strides` (None: contiguous)",  DATA_MOVEMENT, ("strides",), flops=0),
+    Prim("reshape",         1, "the elements in order under `sizes`, contiguous copy", DATA_MOVEMENT, ("sizes",), flops=0),
+    Prim("cat",          None, "inputs one after the other along `axis`",           DATA_MOVEMENT, ("axis",), flops=0),
+    Prim("flip",            1, "reversed along `axes`",                             DATA_MOVEMENT, ("axes",), flops=0),
+    Prim("pad",             2, "x with `low` and `high` elements y (rank 0) added per dim; negative crops", DATA_MOVEMENT, ("low", "high"), flops=0),
+    Prim("gather",          2, "out[i..] = x[i.., index[i..] at `axis`, ..]",       DATA_MOVEMENT, ("axis",), flops=0),
+    Prim("index",        None, "x[..., i0, i1, ...]: advanced indexing, indices at `axes` (adjacent as in eager)", DATA_MOVEMENT, ("axes",), flops=0),
+    Prim("select_scatter",  2, "x with y put at `index` of `axis`",                 DATA_MOVEMENT, ("axis", "index"), flops=0),
+    Prim("slice_scatter",   2, "x with y put at start:stop:step of `axis`",         DATA_MOVEMENT, ("axis", "start", "stop", "step"), flops=0),
+    Prim("diagonal_scatter", 2, "x with y put on the diagonal",                     DATA_MOVEMENT, ("offset", "axis1", "axis2"), flops=0),
+    Prim("as_strided_scatter", 2, "x with y put at sizes, strides, offset of its storage", DATA_MOVEMENT, ("sizes", "strides", "offset"), flops=0),
 
     # scatters
     Prim("scatter",         3, "x with out[i.., index[i..] at `axis`, ..] = src; `reduce` is None, sum, prod, amax, amin", SCATTER, ("axis", "reduce"), flops=0),

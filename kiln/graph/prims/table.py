@@ -28,7 +28,7 @@ class Kind(Enum):
     REDUCTION = "combines elements along axes"
     SCAN = "running combination along one axis"
     VIEW = "the same elements under other sizes and strides"
-    MOVE = "result elements are input elements, picked by an index expression or by data"
+    DATA_MOVEMENT = "result elements are input elements, picked by an index expression or by data"
     SCATTER = "input elements are written to places picked by data"
     CREATE = "elements from nothing but attributes"
     RANDOM = "elements from a random stream"

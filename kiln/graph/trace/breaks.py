@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kiln.support.breaks import GraphBreak
+from kiln.graph.ops.breaks import TraceBreak
 
 
-class FakeEscaped(GraphBreak):
+class FakeEscaped(TraceBreak):
     """A fake tensor reached code that ran outside of a recording."""
 
     code = "KILN2501"
@@ -14,7 +14,7 @@ class FakeEscaped(GraphBreak):
     try_ = ("do not store tensors of a compiled function in global objects",)
 
 
-class UnsupportedInput(GraphBreak):
+class UnsupportedInput(TraceBreak):
     """A tensor that cannot be an input of a graph."""
 
     code = "KILN2502"

@@ -26,7 +26,7 @@ from kiln.graph.trace.recorder import Recorder
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
 
-PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER, Kind.CREATE})
+PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE})
 LARGEST = 1 << 22
 """Elements of the largest tensor that a condition may be computed from."""
 

@@ -14,7 +14,7 @@ import torch
 from kiln.graph.ops import Emit
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.storage_view import Place, fresh_place
+from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 20
@@ -43,13 +43,13 @@ class Constants:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def place(self, emit: Emit, tensor: torch.Tensor) -> Place:
-        """A fresh place that holds the value of a real tensor."""
+    def bake(self, emit: Emit, tensor: torch.Tensor) -> StorageView:
+        """A fresh view that holds the value of a real tensor."""
         spec = spec_of_real(tensor)
         if tensor.numel() * tensor.element_size() > LARGEST:
             raise UnsupportedInput(name="constant", reason=f"it is too large to be baked into a graph ({spec})")
         if spec.rank == 0 and not spec.dtype.is_complex:
-            return fresh_place(emit.number(tensor.item(), spec.dtype, spec.device))
+            return new_storage(emit.number(tensor.item(), spec.dtype, spec.device))
         key = content_key(tensor)
         self.tensors[key] = tensor.detach().contiguous().clone()
-        return fresh_place(emit.add(PRIMS["constant_tensor"], (), {"key": key}, spec.with_sizes(spec.sizes)))
+        return new_storage(emit.add(PRIMS["constant_tensor"], (), {"key": key}, spec.with_sizes(spec.sizes)))

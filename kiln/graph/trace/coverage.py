@@ -38,7 +38,7 @@ TABLES = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Row:
+class OverloadCoverage:
     """How one overload is recorded. `kind` is "" where only a probe could tell."""
 
     name: str
@@ -56,23 +56,23 @@ def overloads() -> Iterator[OpOverload]:
                 yield found
 
 
-def row(op: OpOverload) -> Row:
+def row(op: OpOverload) -> OverloadCoverage:
     name = str(op)
     for kind, table in TABLES:
         if name in table:
-            return Row(name, kind)
+            return OverloadCoverage(name, kind)
     if op._schema.is_mutable and (found := mutable_rule(op, name)):
-        return Row(name, "in place" if found.in_place else "out", found.functional)
+        return OverloadCoverage(name, "in place" if found.in_place else "out", found.functional)
     if op._can_decompose():
-        return Row(name, "composite")
+        return OverloadCoverage(name, "composite")
     if foreach_handler(op, functional_rule):
-        return Row(name, "foreach")
+        return OverloadCoverage(name, "foreach")
     if "_copy." in name and name.replace("_copy.", ".") in VIEWS:
-        return Row(name, "view copy")
-    return Row(name, "")
+        return OverloadCoverage(name, "view copy")
+    return OverloadCoverage(name, "")
 
 
-def rows() -> list[Row]:
+def rows() -> list[OverloadCoverage]:
     return [row(op) for op in overloads()]
 
 

@@ -1,4 +1,4 @@
-"""Fake tensors: metadata of a tensor on its real device, and the place where its value is.
+"""Fake tensors: metadata of a tensor on its real device, and the view where its value is.
 
 A fake goes through torch's own Python functions, argument parser, composite ops and autograd; what they
 call in the end arrives at the recording mode, which makes the results. Used outside of a recording it answers
@@ -17,8 +17,8 @@ import torch
 
 from kiln.graph.prims.meta import is_contiguous, is_dense, is_in_format
 from kiln.graph.trace.breaks import FakeEscaped
-from kiln.graph.trace.storage_view import Place
-from kiln.graph.trace.symbols import Symbols
+from kiln.graph.trace.storage_view import StorageView
+from kiln.graph.trace.symbols import TraceSymbols
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _strided = torch.strided
@@ -31,8 +31,8 @@ class FakeTensor(torch.Tensor):
     `symbols` is None where all sizes are numbers.
     """
 
-    place: Place
-    symbols: Symbols | None
+    storage_view: StorageView
+    symbols: TraceSymbols | None
     is_input = False
     _is_param: bool
 
@@ -46,31 +46,31 @@ class FakeTensor(torch.Tensor):
         return question(*args, **(kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"FakeTensor({self.place.spec})"
+        return f"FakeTensor({self.storage_view.spec})"
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise FakeEscaped(op="copy.deepcopy")
 
 
-def make_fake(place: Place, requires_grad: bool = False) -> FakeTensor:
-    """A fake tensor at `place`, whose sizes are numbers."""
-    spec = place.spec
+def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
+    """A fake tensor at `view`, whose sizes are numbers."""
+    spec = view.spec
     fake: FakeTensor = _make_wrapper(
         FakeTensor, spec.sizes, spec.strides, spec.offset, None, spec.dtype, _strided, spec.device, False, requires_grad
     )
-    fake.place = place
+    fake.storage_view = view
     fake.symbols = None
     return fake
 
 
-def make_symbolic_fake(place: Place, symbols: Symbols, requires_grad: bool = False) -> FakeTensor:
-    """A fake tensor at `place`, some of whose sizes, strides or offset are expressions."""
-    spec = place.spec
+def make_symbolic_fake(view: StorageView, symbols: TraceSymbols, requires_grad: bool = False) -> FakeTensor:
+    """A fake tensor at `view`, some of whose sizes, strides or offset are expressions."""
+    spec = view.spec
     fake: FakeTensor = _make_wrapper(
         FakeTensor, symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset), None, spec.dtype,
         _strided, spec.device, False, requires_grad, "sizes",
     )  # fmt: skip
-    fake.place = place
+    fake.storage_view = view
     fake.symbols = symbols
     return fake
 
@@ -78,13 +78,13 @@ def make_symbolic_fake(place: Place, symbols: Symbols, requires_grad: bool = Fal
 # What C++ asks of a fake with symbolic sizes. Plain numbers (`size`, not `sym_size`) specialise.
 
 
-def _symbols(fake: FakeTensor) -> Symbols:
+def _symbols(fake: FakeTensor) -> TraceSymbols:
     assert fake.symbols is not None
     return fake.symbols
 
 
 def _in_format(fake: FakeTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-    spec, symbols = fake.place.spec, _symbols(fake)
+    spec, symbols = fake.storage_view.spec, _symbols(fake)
     if memory_format is torch.contiguous_format:
         return is_contiguous(symbols, spec.sizes, spec.strides)
     layout: Any = "channels_last" if memory_format is torch.channels_last else "channels_last_3d"
@@ -92,13 +92,13 @@ def _in_format(fake: FakeTensor, memory_format: torch.memory_format = torch.cont
 
 
 def _is_dense(fake: FakeTensor) -> bool:
-    spec = fake.place.spec
+    spec = fake.storage_view.spec
     return is_dense(_symbols(fake), spec.sizes, spec.strides)
 
 
 def _plain(part: str) -> Callable[[FakeTensor], Any]:
     def question(fake: FakeTensor) -> Any:
-        value = getattr(fake.place.spec, part)
+        value = getattr(fake.storage_view.spec, part)
         specialise = _symbols(fake).specialise
         return [specialise(one) for one in value] if isinstance(value, tuple) else specialise(value)
 
@@ -107,15 +107,15 @@ def _plain(part: str) -> Callable[[FakeTensor], Any]:
 
 # fmt: off
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    "aten.sym_size.default":                  lambda fake: _symbols(fake).syms(fake.place.spec.sizes),
-    "aten.sym_stride.default":                lambda fake: _symbols(fake).syms(fake.place.spec.strides),
-    "aten.sym_storage_offset.default":        lambda fake: _symbols(fake).sym(fake.place.spec.offset),
-    "aten.sym_numel.default":                 lambda fake: _symbols(fake).sym(fake.place.spec.numel()),
+    "aten.sym_size.default":                  lambda fake: _symbols(fake).syms(fake.storage_view.spec.sizes),
+    "aten.sym_stride.default":                lambda fake: _symbols(fake).syms(fake.storage_view.spec.strides),
+    "aten.sym_storage_offset.default":        lambda fake: _symbols(fake).sym(fake.storage_view.spec.offset),
+    "aten.sym_numel.default":                 lambda fake: _symbols(fake).sym(fake.storage_view.spec.numel()),
     "aten.size.default":                      _plain("sizes"),
     "aten.stride.default":                    _plain("strides"),
     "aten.storage_offset.default":            _plain("offset"),
-    "aten.numel.default":                     lambda fake: _symbols(fake).specialise(fake.place.spec.numel()),
-    "aten.dim.default":                       lambda fake: fake.place.spec.rank,
+    "aten.numel.default":                     lambda fake: _symbols(fake).specialise(fake.storage_view.spec.numel()),
+    "aten.dim.default":                       lambda fake: fake.storage_view.spec.rank,
     "aten.is_contiguous.default":             _in_format,
     "aten.is_contiguous.memory_format":       _in_format,
     "aten.sym_is_contiguous.default":         _in_format,

@@ -37,7 +37,7 @@ _UNTAGGED = frozenset({
 
 
 def fallback_handler(op: OpOverload) -> Handler:
-    """The handler of an op that no table knows; raises a `GraphBreak` where nothing can be predicted."""
+    """The handler of an op that no table knows; raises a `TraceBreak` where nothing can be predicted."""
     name = str(op)
     if op.name().split(".")[0] in _UNTAGGED or any(tag in op.tags for tag in _DATA_DEPENDENT):
         raise DataDependentOp(op=name)
@@ -80,7 +80,7 @@ def _fake_handler(kernel: Any) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with mode:
             made = kernel.func(*args, **kwargs) if hasattr(kernel, "func") else kernel(*args, **kwargs)
-        return _record(mode, op, args, kwargs, _specs(op, made, lambda one: mode.place(one).spec))
+        return _record(mode, op, args, kwargs, _specs(op, made, lambda one: mode.view_of(one).spec))
 
     return handler
 
@@ -117,7 +117,7 @@ def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
 
 def _frozen(specialise: Any, mode: RecordingMode, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        spec = mode.place(value).spec
+        spec = mode.view_of(value).spec
         numbers = [tuple([specialise(one) for one in part]) for part in (spec.sizes, spec.strides)]
         return TensorSpec(spec.dtype, numbers[0], numbers[1], 0, spec.device)
     if isinstance(value, list | tuple):

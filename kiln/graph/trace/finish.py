@@ -9,22 +9,21 @@ graph(%0: f32[4] "x"):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import live_nodes
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.storage_view import Place, root_of
+from kiln.graph.trace.storage_view import StorageView, root_of
 from kiln.symbolic import Expr, Int, Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
-
-_KEPT = (Kind.EFFECT,)
 
 
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
@@ -33,12 +32,13 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     draft = _Outputs(mode, records, outputs)
     made = [draft.output(fake) for fake in outputs]
     roots = [output.value for output in made] + [value for _, value in written]
-    live, nodes = live_nodes(mode.emit.nodes, roots)
+    live = live_nodes(mode.emit.nodes, roots)
+    nodes = [node for node in mode.emit.nodes if node in live]
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
     numbers: dict[int, int] = {}
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
-        record.used = id(record.node) in live or index in aliased or target
+        record.used = record.node in live or index in aliased or target
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     for index, record in enumerate(records):
@@ -104,22 +104,10 @@ def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
         if isinstance(record.fake, FakeTensor):
-            place = record.origin.place
-            if place.step is None and place.node is not record.node:
-                found.append((record, place.node))
+            view = record.origin.storage_view
+            if view.step is None and view.node is not record.node:
+                found.append((record, view.node))
     return found
-
-
-def live_nodes(nodes: Iterable[Node], roots: Iterable[Node]) -> tuple[set[int], list[Node]]:
-    """What the roots need, and ops with effects, in order."""
-    live = {id(root) for root in roots}
-    kept: list[Node] = []
-    for node in reversed(list(nodes)):
-        if id(node) in live or node.op.kind in _KEPT:
-            kept.append(node)
-            live.update([id(one) for one in node.inputs])
-    kept.reverse()
-    return live, kept
 
 
 class _Outputs:
@@ -127,8 +115,8 @@ class _Outputs:
 
     def __init__(self, mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
         self.mode = mode
-        places = {id(fake): fake.place for fake in outputs}
-        self.sharing = Counter(id(place.storage) for place in places.values())
+        views = {id(fake): fake.storage_view for fake in outputs}
+        self.sharing = Counter(id(view.storage) for view in views.values())
         self.made = 0
         self.owners: dict[int, tuple[str, int, FakeTensor]] = {}
         self.same: dict[int, tuple[str, int, FakeTensor]] = {}
@@ -136,41 +124,41 @@ class _Outputs:
         for index, record in enumerate(records):
             if isinstance(record.fake, FakeTensor):
                 owner = self.same[id(record.fake)] = ("input", index, record.fake)
-                if record.origin.place.step is None:
-                    self.owners[id(record.fake.place.storage)] = owner
+                if record.origin.storage_view.step is None:
+                    self.owners[id(record.fake.storage_view.storage)] = owner
                 self.bases.add(id(record.node))
 
     def output(self, fake: FakeTensor) -> Output:
-        place = fake.place
-        value = self.mode.memory.read(place)
-        owner = self.same.get(id(fake)) or self.owners.get(id(place.storage))
+        view = fake.storage_view
+        value = self.mode.memory.read(view)
+        owner = self.same.get(id(fake)) or self.owners.get(id(view.storage))
         alias: Alias | None = None
         if owner is None:
-            self.owners[id(place.storage)] = self.same[id(fake)] = ("output", self.made, fake)
-            inside = place.step is not None and self.sharing[id(place.storage)] > 1
-            value = self.in_whole(place) if inside else self.owned(place, value)
+            self.owners[id(view.storage)] = self.same[id(fake)] = ("output", self.made, fake)
+            inside = view.step is not None and self.sharing[id(view.storage)] > 1
+            value = self.in_whole(view) if inside else self.owned(view, value)
         else:
             of, index, first = owner
-            refuse_other_dtype(place.spec, first.place.spec)
-            alias = Alias(of, index, None if fake is first else place.spec)  # type: ignore[arg-type]
+            refuse_other_dtype(view.spec, first.storage_view.spec)
+            alias = Alias(of, index, None if fake is first else view.spec)  # type: ignore[arg-type]
         self.made += 1
         return Output(value, alias, fake.requires_grad)
 
-    def in_whole(self, place: Place) -> Node:
+    def in_whole(self, view: StorageView) -> Node:
         """The value of a view as part of its storage, which further outputs share."""
-        root = root_of(place.storage)
-        return self.mode.memory.within(place, self.owned(root, self.mode.memory.read(root)))
+        root = root_of(view.storage)
+        return self.mode.memory.within(view, self.owned(root, self.mode.memory.read(root)))
 
-    def owned(self, place: Place, value: Node) -> Node:
+    def owned(self, view: StorageView, value: Node) -> Node:
         """A value that no other output has, with the strides that eager gives."""
         base = value
         while base.op.kind is Kind.VIEW:
             base = base.inputs[0]
         shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
-        strides = place.spec.strides
+        strides = view.spec.strides
         if shared or id(base) in self.bases or not _same_strides(value.tensor.strides, strides, value.tensor.sizes):
-            base = value = self.copied(value, place.spec)
-            if repeats(place.spec):
+            base = value = self.copied(value, view.spec)
+            if repeats(view.spec):
                 base = value.inputs[0]
         self.bases.add(id(base))
         return value

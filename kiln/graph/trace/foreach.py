@@ -50,7 +50,7 @@ def _handler(rule: Rule, *, in_place: bool, zero: bool) -> Handler:
         if not in_place:
             return [mode.wrap(one) for one in results]
         for target, value in zip(args[0], results, strict=True):
-            mode.write(target, mode.emit.convert(value, mode.place(target).spec.dtype), op)
+            mode.write(target, mode.emit.convert(value, mode.view_of(target).spec.dtype), op)
         return None
 
     return handler

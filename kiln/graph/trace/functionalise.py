@@ -1,12 +1,12 @@
-"""Functionalise while recording: reads and writes of places as functional nodes.
+"""Functionalise while recording: reads and writes of views as functional nodes.
 
     v = x[1]; v.add_(1); w = x * 2         %1 = select(%0, axis=0, index=1)
                                            %3 = add(%1, 1)
                                            %4 = select_scatter(%0, %3, axis=0, index=1)      the new x
                                            %5 = mul(%4, 2)
 
-A write goes up the chain through the inverse of each view. A stale place is replayed from its parent
-when it is read. The strides of a place never change by a write: a new value with others is relaid by a `clone`.
+A write goes up the chain through the inverse of each view. A stale view is replayed from its parent
+when it is read. The strides of a view never change by a write: a new value with others is relaid by a `clone`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import Emit, Step
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.prims.meta import META, equal, view_strides
-from kiln.graph.trace.storage_view import Place, parent_of, reaches_outside, root_of
+from kiln.graph.trace.storage_view import StorageView, parent_of, reaches_outside, root_of
 from kiln.tensor.spec import TensorSpec
 
 Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
@@ -27,31 +27,31 @@ Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
 
 @final
 class Functionaliser:
-    """Reads, writes and views of places; makes the nodes that they need."""
+    """Reads, writes and views of views; makes the nodes that they need."""
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
 
-    def read(self, place: Place) -> Node:
-        """The node with the present value of `place`."""
-        if place.version != place.storage.version:
-            self._replay(place)
-        return place.node
+    def read(self, view: StorageView) -> Node:
+        """The node with the present value of `view`."""
+        if view.version != view.storage.version:
+            self._replay(view)
+        return view.node
 
-    def _replay(self, place: Place) -> None:
-        assert place.step is not None, "the root of a storage is never stale"
-        parent = parent_of(place)
-        place.node = self._apply(place.step, self.read(parent), parent)
-        place.version = place.storage.version
+    def _replay(self, view: StorageView) -> None:
+        assert view.step is not None, "the root of a storage is never stale"
+        parent = parent_of(view)
+        view.node = self._apply(view.step, self.read(parent), parent)
+        view.version = view.storage.version
 
-    def within(self, place: Place, whole: Node) -> Node:
-        """`place` as a view of `whole`, a value of the root of its storage."""
-        if place.step is None:
+    def within(self, view: StorageView, whole: Node) -> Node:
+        """`view` as a view of `whole`, a value of the root of its storage."""
+        if view.step is None:
             return whole
-        parent = parent_of(place)
-        return self._apply(place.step, self.within(parent, whole), parent)
+        parent = parent_of(view)
+        return self._apply(view.step, self.within(parent, whole), parent)
 
-    def _apply(self, step: Step, node: Node, parent: Place) -> Node:
+    def _apply(self, step: Step, node: Node, parent: StorageView) -> Node:
         name, attrs = step
         if name == "view" and view_strides(self.emit.oracle, node.tensor, attrs["sizes"]) is None:
             name = "reshape"
@@ -59,7 +59,7 @@ class Functionaliser:
             attrs = self._rebased(attrs, node, parent)
         return self.emit.node(name, node, **attrs)
 
-    def _rebased(self, attrs: dict[str, Any], node: Node, root: Place) -> dict[str, Any]:
+    def _rebased(self, attrs: dict[str, Any], node: Node, root: StorageView) -> dict[str, Any]:
         """Sizes, strides and offset over the storage, for the node that now holds what is in it."""
         if node.spec is root.spec:
             return attrs
@@ -67,28 +67,28 @@ class Functionaliser:
             raise UnsupportedMutation(op="as_strided", reason="it reads memory around a tensor that was changed")
         return attrs | {"offset": attrs["offset"] - root.spec.offset + node.tensor.offset}
 
-    def view(self, place: Place, step: Step) -> Place:
-        """The place one view step below `place`."""
-        parent = root_of(place.storage) if step[0] == "as_strided" else place
+    def step_view(self, view: StorageView, step: Step) -> StorageView:
+        """The view one view step below `view`."""
+        parent = root_of(view.storage) if step[0] == "as_strided" else view
         source = self.read(parent)
         node = self._apply(step, source, parent)
         spec = node.tensor if source.spec is parent.spec else self._spec(step, parent.spec)
-        return Place(place.storage, node, spec, parent, step)
+        return StorageView(view.storage, node, spec, parent, step)
 
     def _spec(self, step: Step, parent: TensorSpec) -> TensorSpec:
         name, attrs = step
         spec: TensorSpec = META[name](self.emit.oracle, parent, **attrs)
         return spec
 
-    def write(self, place: Place, value: Node, op: str) -> None:
-        """`place` now holds `value`: a node with its sizes and dtype."""
-        storage = place.storage
+    def write(self, view: StorageView, value: Node, op: str) -> None:
+        """`view` now holds `value`: a node with its sizes and dtype."""
+        storage = view.storage
         if storage.tangled:
             raise UnsupportedMutation(op=op, reason="it writes to memory that two inputs share in part")
-        target, value = place, self._relaid(value, place.spec)
+        target, value = view, self._relaid(value, view.spec)
         chain = [(target, value)]
         while target.step is not None:
-            if target is not place and repeats(target.spec):
+            if target is not view and repeats(target.spec):
                 raise UnsupportedMutation(op=op, reason="it writes to a part of an expanded tensor")
             parent = parent_of(target)
             value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
@@ -98,7 +98,7 @@ class Functionaliser:
         for target, value in chain:
             target.node, target.version = value, storage.version
 
-    def _put_back(self, target: Place, parent: Place, value: Node, op: str) -> Node:
+    def _put_back(self, target: StorageView, parent: StorageView, value: Node, op: str) -> Node:
         """The new value of `parent` when the view `target` of it becomes `value`."""
         assert target.step is not None
         name, attrs = target.step

@@ -21,7 +21,7 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.storage_view import Place, Storage, extent, fresh_place, root_of
+from kiln.graph.trace.storage_view import FakeStorage, StorageView, extent, new_storage, root_of
 from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.node import to_sym
@@ -98,10 +98,10 @@ class InputTable:
         return Node(PRIMS["input"], (), {"index": len(self.records), "name": name}, spec)
 
     def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
-        """Register a tensor: a fake at a place of its own, or in the memory of an input that it overlaps."""
+        """Register a tensor: a fake at a view of its own, or in the memory of an input that it overlaps."""
         node = self.node(name, spec)
         grad = real.requires_grad
-        fake = origin = self.mode.fake(self._memory.place(real, node), grad)
+        fake = origin = self.mode.fake(self._memory.view_of(real, node), grad)
         if grad and not real.is_leaf:
             fake = self._non_leaf(origin)
         fake.is_input = True
@@ -152,7 +152,7 @@ class InputTable:
         """A fake with a history, so that what eager forbids on leaves is allowed on it."""
         with self.mode, torch.enable_grad():
             made: FakeTensor = origin.clone()  # type: ignore[assignment]
-        made.place = origin.place
+        made.storage_view = origin.storage_view
         return made
 
 
@@ -180,19 +180,19 @@ class SharedMemory:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, list[Place]] = {}
+        self._views: dict[int, list[StorageView]] = {}
 
-    def place(self, real: torch.Tensor, node: Node) -> Place:
+    def view_of(self, real: torch.Tensor, node: Node) -> StorageView:
         """Where a new input is."""
-        place = fresh_place(node)
+        view = new_storage(node)
         if not real.numel():
-            return place
-        for other in self._places.setdefault(real.untyped_storage()._cdata, []):
-            self._relate(place, other)
-        self._places[real.untyped_storage()._cdata].append(place)
-        return place
+            return view
+        for other in self._views.setdefault(real.untyped_storage()._cdata, []):
+            self._relate(view, other)
+        self._views[real.untyped_storage()._cdata].append(view)
+        return view
 
-    def _relate(self, new: Place, old: Place) -> None:
+    def _relate(self, new: StorageView, old: StorageView) -> None:
         if new.storage is old.storage:
             return
         mine, theirs = extent(new.spec), extent(old.spec)
@@ -212,18 +212,18 @@ class SharedMemory:
             new.storage.tangled = old.storage.tangled = True
 
 
-def join(place: Place, storage: Storage) -> None:
-    """Bring a place without views into another storage; what was written there before, it has not seen."""
-    storage.tangled |= place.storage.tangled
-    place.storage = storage
-    place.version = 0
+def join(view: StorageView, storage: FakeStorage) -> None:
+    """Bring a view without views into another storage; what was written there before, it has not seen."""
+    storage.tangled |= view.storage.tangled
+    view.storage = storage
+    view.version = 0
 
 
-def hang(place: Place, root: Place) -> None:
+def hang(view: StorageView, root: StorageView) -> None:
     """Make a root a view over the storage of another."""
-    spec = place.spec
-    place.step = ("as_strided", {"sizes": spec.sizes, "strides": spec.strides, "offset": spec.offset})
-    place.parent = root
+    spec = view.spec
+    view.step = ("as_strided", {"sizes": spec.sizes, "strides": spec.strides, "offset": spec.offset})
+    view.parent = root
 
 
 def symbolic_spec(env: ShapeEnv, real: torch.Tensor, dims: tuple[DimChoice, ...]) -> TensorSpec:

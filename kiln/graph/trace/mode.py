@@ -1,6 +1,6 @@
 """The dispatch mode that records: every ATen op below autograd becomes primitive nodes.
 
-    aten.add_(v, 1)     =>     nodes of `aten.add`, then a write to the place of v
+    aten.add_(v, 1)     =>     nodes of `aten.add`, then a write to the view of v
 
 A handler is made once per overload (`resolve`), from the first of these that applies:
 a special handler, a view rule, a mutation rule, a decomposition, a library rule; for an in-place or `out=`
@@ -22,8 +22,8 @@ from kiln.graph.ops import Emit
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
-from kiln.graph.trace.storage_view import Place, fresh_place
-from kiln.graph.trace.symbols import Symbols, is_symbolic
+from kiln.graph.trace.storage_view import StorageView, new_storage
+from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.symbolic import Expr
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import TensorSpec
@@ -34,9 +34,9 @@ Resolver = Callable[[OpOverload], Handler]
 
 @final
 class RecordingMode(TorchDispatchMode):
-    """Records while it is entered; keeps nothing of a call but nodes and places."""
+    """Records while it is entered; keeps nothing of a call but nodes and views."""
 
-    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, symbols: Symbols) -> None:
+    def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, symbols: TraceSymbols) -> None:
         super().__init__()
         self.symbols = symbols
         self.emit = emit
@@ -62,11 +62,11 @@ class RecordingMode(TorchDispatchMode):
 
     # Fakes to nodes and back.
 
-    def place(self, tensor: torch.Tensor) -> Place:
+    def view_of(self, tensor: torch.Tensor) -> StorageView:
         """Where a tensor is; a real one is a constant of the graph."""
         if type(tensor) is FakeTensor:
-            return tensor.place
-        return self.constants.place(self.emit, tensor)
+            return tensor.storage_view
+        return self.constants.bake(self.emit, tensor)
 
     def values(self, arguments: Iterable[Any]) -> list[Any]:
         """`value` of each; the common kinds without a call."""
@@ -74,8 +74,8 @@ class RecordingMode(TorchDispatchMode):
         for one in arguments:
             kind = type(one)
             if kind is FakeTensor:
-                place = one.place
-                made.append(place.node if place.version == place.storage.version else self.memory.read(place))
+                view = one.storage_view
+                made.append(view.node if view.version == view.storage.version else self.memory.read(view))
             elif kind in _PLAIN:
                 made.append(one)
             else:
@@ -86,7 +86,7 @@ class RecordingMode(TorchDispatchMode):
         """An argument as rules take it: nodes for tensors, `Int` for sizes."""
         kind = type(argument)
         if kind is FakeTensor:
-            return self.memory.read(argument.place)
+            return self.memory.read(argument.storage_view)
         if kind in _PLAIN:
             return argument
         if kind is list or kind is tuple:
@@ -96,31 +96,31 @@ class RecordingMode(TorchDispatchMode):
         if kind is torch.SymFloat:
             return argument.node.value
         if isinstance(argument, torch.Tensor):
-            return self.memory.read(self.place(argument))
+            return self.memory.read(self.view_of(argument))
         return argument
 
-    def fake(self, place: Place, requires_grad: bool = False) -> FakeTensor:
-        """A fake tensor at `place`."""
-        spec = place.spec
+    def fake(self, view: StorageView, requires_grad: bool = False) -> FakeTensor:
+        """A fake tensor at `view`."""
+        spec = view.spec
         if self.symbolic and (is_symbolic(spec.sizes) or is_symbolic(spec.strides) or isinstance(spec.offset, Expr)):
-            return make_symbolic_fake(place, self.symbols, requires_grad)
-        return make_fake(place, requires_grad)
+            return make_symbolic_fake(view, self.symbols, requires_grad)
+        return make_fake(view, requires_grad)
 
     def wrap(self, result: Any) -> Any:
         """Fresh fakes for the nodes that a rule gave."""
         if type(result) is Node:
-            return self.fake(fresh_place(result)) if type(result.spec) is TensorSpec else result
+            return self.fake(new_storage(result)) if type(result.spec) is TensorSpec else result
         if isinstance(result, list | tuple):
             return type(result)([self.wrap(one) for one in result])
         return self.symbols.sym(result) if isinstance(result, Expr) else result
 
     def write(self, target: torch.Tensor, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
         """New contents; `uniform` ones may go to elements that are one another."""
-        place = self.place(target)
+        view = self.view_of(target)
         if not uniform:
-            refuse_overlap(place.spec)
+            refuse_overlap(view.spec)
         self.mutations += 1
-        self.memory.write(place, value, str(op))
+        self.memory.write(view, value, str(op))
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})

@@ -22,19 +22,19 @@ from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import COMPOSITES, has_symbols
+from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
 from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
-from kiln.graph.trace.known import known_value
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.repeat import Copies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
-from kiln.graph.trace.storage_view import fresh_place
-from kiln.graph.trace.symbols import Symbols
+from kiln.graph.trace.storage_view import new_storage
+from kiln.graph.trace.symbols import TraceSymbols
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.eager_replay import ambient_state
 from kiln.runtime.guards.source import Source
@@ -71,7 +71,7 @@ def alike(old: Any, new: Any) -> bool:
     """Whether two results are tensors of equal specs, in equal containers."""
     if isinstance(old, list | tuple):
         return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
-    return old is None if new is None else bool(old.place.spec == new.place.spec)
+    return old is None if new is None else bool(old.storage_view.spec == new.storage_view.spec)
 
 
 def changes_state(target: Target) -> bool:
@@ -90,10 +90,9 @@ class Recorder:
     `writes` counts the calls that had effects.
     """
 
-    def __init__(self, *, env: ShapeEnv, events: EventSink, numerics: str = "fast") -> None:
+    def __init__(self, *, env: ShapeEnv, events: EventSink) -> None:
         self.env = env
         self.events = events
-        self.numerics = numerics
         self.region = 0
         """The checkpoint region that the calls belong to; 0: none."""
         self.grad_at_start = torch.is_grad_enabled()
@@ -103,8 +102,8 @@ class Recorder:
     def _restart(self) -> None:
         self.calls: list[TorchCall] = []
         self.writes = 0
-        self._symbols = Symbols(self.env)
-        self._emit = Emit(self._symbols, self.numerics, self._symbols.specialise)
+        self._symbols = TraceSymbols(self.env)
+        self._emit = Emit(self._symbols, self._symbols.specialise)
         self._constants = Constants()
         self.constants = self._constants.tensors
         self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
@@ -136,7 +135,7 @@ class Recorder:
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
-        fake = self._mode.fake(self._constants.place(self._emit, real))
+        fake = self._mode.fake(self._constants.bake(self._emit, real))
         self._baked.append((real, fake))
         return fake
 
@@ -166,9 +165,9 @@ class Recorder:
         kind: CallKind = "method" if isinstance(target, str) else "function"
         effects = self._mode.mutations != mutations or changes_state(target)
         self.writes += effects
-        place, nodes = location or NOWHERE, (first, len(self.nodes))
+        where, nodes = location or NOWHERE, (first, len(self.nodes))
         self.calls.append(
-            TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, place, stack, effects, nodes)
+            TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, where, stack, effects, nodes)
         )
         return result
 
@@ -232,7 +231,7 @@ class Recorder:
 
     def fake_of(self, node: Node) -> FakeTensor:
         """A fresh fake tensor that holds the value of `node`: a tangent, for one."""
-        return self._mode.fake(fresh_place(node))
+        return self._mode.fake(new_storage(node))
 
     # Questions.
 
@@ -240,15 +239,15 @@ class Recorder:
         return type(value) is FakeTensor
 
     def spec_of(self, fake: torch.Tensor) -> TensorSpec:
-        return self._mode.place(fake).spec
+        return self._mode.view_of(fake).spec
 
     def node_of(self, fake: torch.Tensor) -> Node:
         """The node of the present value."""
-        return self._mode.memory.read(self._mode.place(fake))
+        return self._mode.memory.read(self._mode.view_of(fake))
 
-    def known_value(self, fake: torch.Tensor) -> torch.Tensor | None:
+    def constant_value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that is computed from constants alone: the same in every call."""
-        return known_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
+        return constant_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor of an input or a constant."""
@@ -260,7 +259,7 @@ class Recorder:
     # The end.
 
     def mark(self) -> int:
-        """A place in the log to which `truncate` can go back."""
+        """A position in the log to which `truncate` can return."""
         return len(self.calls)
 
     def truncate(self, mark: int) -> Successors:
@@ -323,15 +322,15 @@ def record_function(
     `single`: it returns its only output, not a tuple.
     """
     inputs = [one for one in args if type(one) is FakeTensor]
-    places = [number for number, one in enumerate(outputs) if type(one) is FakeTensor]
-    marked = [order for order, number in enumerate(places) if number in plain]
+    tensors = [number for number, one in enumerate(outputs) if type(one) is FakeTensor]
+    marked = [order for order, number in enumerate(tensors) if number in plain]
     results = list(outputs)
     _push(recorder._mode)
     try:
-        attached = attach(inputs, [outputs[number] for number in places], marked, backward)
+        attached = attach(inputs, [outputs[number] for number in tensors], marked, backward)
     finally:
         _pop(None)
-    for number, fake in zip(places, attached, strict=True):
+    for number, fake in zip(tensors, attached, strict=True):
         results[number] = fake
     effects = any(call.effects for call in recorder.calls[mark:])
     del recorder.calls[mark:]

@@ -19,7 +19,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor, make_fake
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.replay import Successors
-from kiln.graph.trace.storage_view import Place, Storage
+from kiln.graph.trace.storage_view import FakeStorage, StorageView
 from kiln.support.location import Location
 
 UNIQUE = (Kind.EFFECT, Kind.NESTED)
@@ -29,7 +29,7 @@ REBASED = "as_strided"
 
 @final
 class Copies:
-    """Copies of the nodes, places and fakes that `calls` made; for what they only used, `successors` tells what to use.
+    """Copies of the nodes, storage views and fakes that `calls` made, reading the `successors` of what they read.
 
     `possible` is false where a node that the calls used cannot be told from another one.
     """
@@ -39,8 +39,8 @@ class Copies:
         self.successors = successors
         self.possible = True
         self._nodes: dict[int, Node] = {}
-        self._places: dict[int, Place] = {}
-        self._storages: dict[int, Storage] = {}
+        self._views: dict[int, StorageView] = {}
+        self._storages: dict[int, FakeStorage] = {}
         self._outside: set[int] = set()
         self._behind: set[int] = set()
         own: set[int] = set()
@@ -55,16 +55,16 @@ class Copies:
         for fake in fakes_in(values):
             if id(fake) not in own and id(fake) not in self._outside:
                 self._outside.add(id(fake))
-                self._pair(fake.place, self.successors.of(fake).place)
+                self._pair(fake.storage_view, self.successors.of(fake).storage_view)
 
-    def _pair(self, old: Place, new: Place) -> None:
+    def _pair(self, old: StorageView, new: StorageView) -> None:
         self.possible &= (
             self._nodes.setdefault(id(old.node), new.node) is new.node
             and self._storages.setdefault(id(old.storage), new.storage) is new.storage
             and new.version == new.storage.version
             and old.node.spec == new.node.spec
         )
-        self._places[id(old)] = new
+        self._views[id(old)] = new
         if old is not new:
             behind = old
             while behind.parent is not None:
@@ -87,17 +87,17 @@ class Copies:
         args, kwargs = self.successors.of(call.args), self.successors.of(call.kwargs)
         made: list[Node] = []
         origin: Origin | None = None
-        place = stack[-1] if stack else call.location
+        where = stack[-1] if stack else call.location
         for old in self.log[first:last]:
             if old.op is CONSTANT:
                 continue  # of a number there is one
             if origin is None and old.origin is not None:
-                origin = Origin(old.origin.call, number, place, region=old.origin.region)
+                origin = Origin(old.origin.call, number, where, region=old.origin.region)
             new = self._nodes[id(old)] = Node(old.op, self._inputs(old.inputs), old.attrs, old.spec, origin)
             made.append(new)
         result = self._result(call.result)
         nodes = (len(self.log), len(self.log) + len(made))
-        return made, TorchCall(number, call.kind, call.target, args, kwargs, result, place, stack, call.effects, nodes)
+        return made, TorchCall(number, call.kind, call.target, args, kwargs, result, where, stack, call.effects, nodes)
 
     def _inputs(self, inputs: Iterable[Node]) -> tuple[Node, ...]:
         known = self._nodes
@@ -107,7 +107,7 @@ class Copies:
         if isinstance(value, FakeTensor):
             known: FakeTensor = self.successors.of(value)
             if known is value and id(value) not in self._outside:
-                known = make_fake(self._place(value.place))
+                known = make_fake(self._copied_view(value.storage_view))
                 self.successors.add(value, known)
             return known
         if isinstance(value, list | tuple):
@@ -115,13 +115,13 @@ class Copies:
             return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
-    def _place(self, old: Place) -> Place:
-        found = self._places.get(id(old))
+    def _copied_view(self, old: StorageView) -> StorageView:
+        found = self._views.get(id(old))
         if found is None:
-            parent = self._place(old.parent) if old.parent is not None else None
-            storage = self._storages.setdefault(id(old.storage), Storage())
+            parent = self._copied_view(old.parent) if old.parent is not None else None
+            storage = self._storages.setdefault(id(old.storage), FakeStorage())
             node = self._nodes.get(id(old.node), old.node)
-            found = self._places[id(old)] = Place(storage, node, old.spec, parent, old.step)
+            found = self._views[id(old)] = StorageView(storage, node, old.spec, parent, old.step)
             if old.storage.root is old:
                 storage.root = found
         return found

@@ -13,18 +13,17 @@ from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.emit import Rule
 from kiln.graph.ops.sizes import same_sizes
-from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import QUESTIONS
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.graph.trace.special import SPECIAL
-from kiln.graph.trace.storage_view import Place
+from kiln.graph.trace.storage_view import StorageView
 from kiln.tensor.spec import TensorSpec
 
 
 def resolve(op: OpOverload) -> Handler:
-    """The handler of `op`; raises a `GraphBreak` where there is none."""
+    """The handler of `op`; raises a `TraceBreak` where there is none."""
     name = str(op)
     if handler := SPECIAL.get(name):
         return handler
@@ -35,7 +34,7 @@ def resolve(op: OpOverload) -> Handler:
     if rule := MUTATIONS.get(name):
         return mutation_handler(rule)
     if rule := functional_rule(name):
-        return strict_handler(rule) if name in DECOMPOSITIONS else functional_handler(rule)
+        return functional_handler(rule)
     if op._schema.is_mutable and (handler := mutable_handler(op, name)):
         return handler
     if op._can_decompose():
@@ -74,38 +73,11 @@ def functional_handler(rule: Rule) -> Handler:
     return handler
 
 
-def strict_handler(rule: Rule) -> Handler:
-    """Bit-equal to eager: what is more than one primitive stays an ATen step, with the specs of its decomposition."""
-    plain = functional_handler(rule)
-
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if mode.emit.numerics != "strict" or torch.Tag.nondeterministic_seeded in op.tags:
-            return plain(mode, op, args, kwargs)
-        values, named = arguments(mode, args, kwargs)
-        before = len(mode.emit.nodes)
-        result = rule(mode.emit, *values, **named)
-        if is_exact(mode.emit.nodes[before:]):
-            return mode.wrap(result)
-        specs = tuple([one and one.spec for one in result]) if isinstance(result, tuple | list) else result.spec
-        return mode.wrap(mode.emit.library(str(op), values, named, specs))
-
-    return handler
-
-
-def is_exact(nodes: list[Node]) -> bool:
-    """Is this at most one rounding of one primitive, so that eager's bits follow?"""
-    counted = [node for node in nodes if node.op.kind in _ROUNDING and node.op.name not in ("convert", "where")]
-    return not counted or (len(counted) == 1 and counted[0].op.kind is Kind.POINTWISE)
-
-
-_ROUNDING = (Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN)
-
-
-def walk(mode: RecordingMode, place: Place, steps: Any) -> torch.Tensor:
+def walk(mode: RecordingMode, view: StorageView, steps: Any) -> torch.Tensor:
     """The fake at the end of some view steps."""
     for step in steps:
-        place = mode.memory.view(place, step)
-    return mode.fake(place)
+        view = mode.memory.step_view(view, step)
+    return mode.fake(view)
 
 
 def view_copy_handler(rule: Rule) -> Handler:
@@ -129,12 +101,12 @@ def copied_steps(mode: RecordingMode, node: Node, steps: Any) -> Node:
 
 def view_handler(rule: Rule) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = mode.place(args[0])
+        view = mode.view_of(args[0])
         values, named = arguments(mode, args[1:], kwargs)
-        steps = rule(mode.emit, place.spec, *values, **named)
+        steps = rule(mode.emit, view.spec, *values, **named)
         if isinstance(steps, list):
-            return [walk(mode, place, one) for one in steps]
-        return walk(mode, place, steps)
+            return [walk(mode, view, one) for one in steps]
+        return walk(mode, view, steps)
 
     return handler
 
@@ -145,7 +117,7 @@ def mutation_handler(rule: Rule) -> Handler:
         effects = rule(mode.emit, *values, **named)
         for key, value in effects.writes.items():
             target = args[key] if isinstance(key, int) else kwargs[key]
-            mode.write(target, fitted(mode, value, mode.place(target).spec, op), op)
+            mode.write(target, fitted(mode, value, mode.view_of(target).spec, op), op)
         return mode.wrap(effects.results)
 
     return handler
@@ -157,7 +129,7 @@ def composite_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...]
         return op.decompose(*args, **kwargs)
 
 
-# In-place and out= overloads from their functional ones.
+# In-view and out= overloads from their functional ones.
 
 
 @final
@@ -226,7 +198,7 @@ def functional_overload(packet: Any, op: OpOverload, written: list[str]) -> str 
 
 def inplace_handler(rule: Rule) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        spec = mode.place(args[0]).spec
+        spec = mode.view_of(args[0]).spec
         values, named = arguments(mode, args, kwargs)
         mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec, op), op)
         return args[0]
@@ -242,7 +214,7 @@ def out_handler(rule: Rule, written: list[str], factory: bool) -> Handler:
             named |= {"dtype": outs[0].dtype, "device": outs[0].device}
         result = rule(mode.emit, *[mode.value(one) for one in args], **named)
         for out, value in zip(outs, result if isinstance(result, tuple | list) else (result,), strict=True):
-            spec = mode.place(out).spec
+            spec = mode.view_of(out).spec
             if not same_sizes(mode.emit, spec.sizes, value.tensor.sizes):
                 raise UnsupportedMutation(
                     op=str(op), reason=f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"

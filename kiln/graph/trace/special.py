@@ -1,4 +1,4 @@
-"""Handlers of ATen ops that act on places: aliases, writes of given values, changes of metadata."""
+"""Handlers of ATen ops that act on views: aliases, writes of given values, changes of metadata."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import VIEWS
-from kiln.graph.ops.breaks import DataDependentValue, UnsupportedMutation
+from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation
 from kiln.graph.ops.pointwise import truth
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
+from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.known import known_value
 from kiln.graph.trace.mode import Handler, RecordingMode
 from kiln.symbolic import rel_le
 from kiln.tensor.spec import ScalarSpec
@@ -37,12 +37,12 @@ def special(*names: str) -> Callable[[Handler], Handler]:
 
 @special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
 def same_place(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return mode.fake(mode.place(args[0]))
+    return mode.fake(mode.view_of(args[0]))
 
 
 @special("copy_.default")
 def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    spec, source = mode.place(args[0]).spec, mode.value(args[1])
+    spec, source = mode.view_of(args[0]).spec, mode.value(args[1])
     value = mode.emit.convert(source, spec.dtype)
     if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
         value = mode.emit.node("expand", value, sizes=spec.sizes)
@@ -52,7 +52,7 @@ def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
 
 @special("fill_.Scalar", "fill_.Tensor", "zero_.default")
 def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    spec = mode.place(args[0]).spec
+    spec = mode.view_of(args[0]).spec
     value = mode.value(args[1]) if len(args) > 1 else 0
     if not isinstance(value, int | float | complex):
         one = mode.emit.convert(value, spec.dtype)
@@ -62,30 +62,30 @@ def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
     return args[0]
 
 
-def metadata_change(view: str) -> Handler:
+def metadata_change(name: str) -> Handler:
     """`x.t_()`: the tensor moves to the view; its geometry is changed below the Python key."""
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         fake: FakeTensor = args[0]
         if fake.is_input:
             raise UnsupportedMutation(op=str(op), reason="it changes the sizes or strides of an input")
-        place = fake.place
-        rule: Any = VIEWS.get(view)
-        for step in rule(mode.emit, place.spec, *[mode.value(one) for one in args[1:]], **kwargs):
-            place = mode.memory.view(place, step)
+        view = fake.storage_view
+        rule: Any = VIEWS.get(name)
+        for step in rule(mode.emit, view.spec, *[mode.value(one) for one in args[1:]], **kwargs):
+            view = mode.memory.step_view(view, step)
         mode.mutations += 1
-        move(mode, fake, place)
+        move(mode, fake, view)
         return fake
 
     return handler
 
 
-def move(mode: RecordingMode, fake: FakeTensor, place: Any) -> None:
-    spec, symbols = place.spec, mode.symbols
+def move(mode: RecordingMode, fake: FakeTensor, view: Any) -> None:
+    spec, symbols = view.spec, mode.symbols
     sizes, strides, offset = symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset)
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         torch.ops.aten.as_strided_.default(fake, sizes, strides, offset)
-    fake.place = place
+    fake.storage_view = view
 
 
 for _name, _view in {
@@ -135,12 +135,12 @@ def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwa
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
 def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     node = mode.value(args[0])
-    value = known_value(mode.emit.nodes, node, mode.constants.tensors)
+    value = constant_value(mode.emit.nodes, node, mode.constants.tensors)
     if value is not None:
         return value.item()
     dtype = node.tensor.dtype
     if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
-        raise DataDependentValue(op="item")
+        raise DataDependentScalar(op="item")
     return unbacked_integer(mode, node)
 
 

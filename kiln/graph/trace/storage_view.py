@@ -1,11 +1,11 @@
 """Where a fake tensor's elements are: a storage with versions, and a chain of views from its root.
 
     x = ...            root of a storage, version 0
-    v = x[1]           place: parent x, step select(axis=0, index=1)
+    v = x[1]           view: parent x, step select(axis=0, index=1)
     v.add_(1)          the storage has version 1; v and x hold new nodes, written through the inverse of the step
     w (= x[0])         is stale: replayed from x when it is read next
 
-A place knows the node that holds its value as of one version of its storage.
+A view knows the node that holds its value as of one version of its storage.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kiln.tensor.spec import TensorSpec
 
 
 @final
-class Storage:
-    """Memory that places share. `version` counts the writes.
+class FakeStorage:
+    """Memory that views share. `version` counts the writes.
 
     `tangled`: another storage of the recording may overlap it, so that a write would have to reach both.
     """
@@ -29,18 +29,23 @@ class Storage:
 
     def __init__(self) -> None:
         self.version = 0
-        self.root: Place | None = None
+        self.root: StorageView | None = None
         self.tangled = False
 
 
 @final
-class Place:
+class StorageView:
     """A tensor in a storage: `step` applied to `parent`, or the root."""
 
     __slots__ = ("node", "parent", "spec", "step", "storage", "version")
 
     def __init__(
-        self, storage: Storage, node: Node, spec: TensorSpec, parent: Place | None = None, step: Step | None = None
+        self,
+        storage: FakeStorage,
+        node: Node,
+        spec: TensorSpec,
+        parent: StorageView | None = None,
+        step: Step | None = None,
     ) -> None:
         self.storage = storage
         self.node = node
@@ -50,15 +55,15 @@ class Place:
         self.version = storage.version
 
 
-def root_of(storage: Storage) -> Place:
+def root_of(storage: FakeStorage) -> StorageView:
     assert storage.root is not None
     return storage.root
 
 
-def parent_of(place: Place) -> Place:
-    """What the step of `place` is applied to; `as_strided` counts from the root, whatever that is by now."""
-    assert place.parent is not None and place.step is not None
-    return root_of(place.storage) if place.step[0] == "as_strided" else place.parent
+def parent_of(view: StorageView) -> StorageView:
+    """What the step of `view` is applied to; `as_strided` counts from the root, whatever that is by now."""
+    assert view.parent is not None and view.step is not None
+    return root_of(view.storage) if view.step[0] == "as_strided" else view.parent
 
 
 def extent(spec: TensorSpec) -> tuple[int, int] | None:
@@ -78,8 +83,8 @@ def reaches_outside(attrs: dict[str, Any], root: TensorSpec) -> bool:
     return whole is None or part is None or part[0] < whole[0] or part[1] > whole[1]
 
 
-def fresh_place(node: Node) -> Place:
+def new_storage(node: Node) -> StorageView:
     """The root of a new storage that holds `node`."""
-    storage = Storage()
-    place = storage.root = Place(storage, node, node.tensor)
-    return place
+    storage = FakeStorage()
+    view = storage.root = StorageView(storage, node, node.tensor)
+    return view

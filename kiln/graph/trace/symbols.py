@@ -27,7 +27,7 @@ UNKNOWN = 8191
 
 
 @final
-class Symbols:
+class TraceSymbols:
     """The shape environment behind the fakes. `location` is the user's line that asks, for guards."""
 
     def __init__(self, env: ShapeEnv) -> None:

@@ -30,7 +30,7 @@ from kiln.symbolic.values import Given, Real
 NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
-class _Builder:
+class _TorchGraphBuilder:
     """fx nodes for the values of a log, found by the identity of the fake."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Builder:
     def size(self, node: Any, fake: Any, one: Symbol) -> Any:
         if not isinstance(fake, FakeTensor):
             return node
-        spec = fake.place.spec
+        spec = fake.storage_view.spec
         method, values = ("size", spec.sizes) if one in spec.sizes else ("stride", spec.strides)
         return self.graph.call_method(method, (node, values.index(one)))
 
@@ -126,7 +126,7 @@ def torch_graph(
     calls: Sequence[TorchCall], inputs: Sequence[tuple[str, Any]], outputs: Sequence[Any]
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs."""
-    builder = _Builder()
+    builder = _TorchGraphBuilder()
     leaves = _leaves([call.args for call in calls] + [list(call.kwargs.values()) for call in calls] + [list(outputs)])
     made = {id(leaf) for call in calls for leaf in _leaves(call.result)}
     numbers = [leaf.node.value for leaf in leaves if isinstance(leaf, NUMBERS) and id(leaf) not in made]
@@ -157,7 +157,7 @@ def plain_function(target: Any) -> Any:
 def _given(fake: Any) -> list[Any]:
     """The symbols that can be read off an input, or the real number that it is."""
     if isinstance(fake, FakeTensor):
-        spec = fake.place.spec
+        spec = fake.storage_view.spec
         return [one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol)]
     value = fake.node.value if isinstance(fake, NUMBERS) else None
     if isinstance(value, Real):

@@ -33,7 +33,7 @@ class Trace:
         """The records of `graph.inputs`, in that order."""
         return [record for record in self.inputs if record.used]
 
-    def take_up(self) -> None:
+    def add_backward_inputs(self) -> None:
         """Make inputs of the graph those that have come to be used since it was built: backward alone reads them."""
         order = [record.node for record in self.used_inputs]
         numbers = {old: order.index(node) for old, node in enumerate(self.graph.inputs)}

@@ -1,4 +1,4 @@
-"""Elements of MOVE ops that choose between inputs, or pick by data.
+"""Elements of DATA_MOVEMENT ops that choose between inputs, or pick by data.
 
 cat(x, y)        at (i0)       =>   where(i0 < 4, x at (i0), y at (i0 - 4)), each loaded only where it is chosen
 pad(x, value)    at (i0)       =>   where(0 <= i0 - 2 < 8, x at (i0 - 2), value)

@@ -11,8 +11,8 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
-from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.parse import parse_graph
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import GRAPH_PASSES, run_passes
@@ -68,7 +68,7 @@ def body(graph: Graph) -> list[str]:
 
 def check(graph: Graph, *expected: str, env: ShapeEnv | None = None) -> None:
     """The body after the pass and dead-code removal; the values and the strides of outputs stay, and no guard comes."""
-    context = PassContext(KnownSizes(env))
+    context = PassContext(GuardFreeOracle(env))
     changed, count = ALWAYS.run(graph, context)
     verify(changed, ALWAYS.name)
     changed, _ = DeadCode().run(changed, context)
@@ -97,7 +97,7 @@ def drawn(spec: TensorSpec, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> torch
 
 
 def unchanged(graph: Graph, one: AlignProducts = ALWAYS, env: ShapeEnv | None = None) -> bool:
-    return one.run(graph, PassContext(KnownSizes(env))) == (graph, 0)
+    return one.run(graph, PassContext(GuardFreeOracle(env))) == (graph, 0)
 
 
 def env_of(**hints: int) -> ShapeEnv:
@@ -202,7 +202,7 @@ def test_rows_apart_by_an_odd_distance_are_copied() -> None:
         "%2: bf16[16, 24] = aten.mm.default(%0, %1)",
         "return %2",
     )
-    changed, _ = ALWAYS.run(graph, PassContext(KnownSizes()))
+    changed, _ = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
     assert body(changed) == [
         "%2: bf16[16, 8] = clone(%0, strides=None)",
         "%3: bf16[16, 24] = aten.mm.default(%2, %1)",
@@ -228,7 +228,7 @@ def test_values(name: str) -> None:
     head, op, result, args = PRODUCTS[name]
     place = result.partition(":")[0]
     graph = graph_of(head, f"{result} = aten.{op}.default({args})", f"return {place}")
-    changed, count = ALWAYS.run(graph, PassContext(KnownSizes()))
+    changed, count = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
     verify(changed, name)
     assert count == 1
     same_values(graph, changed)
@@ -239,7 +239,7 @@ def test_infinities_stay_where_they_are() -> None:
     graph = graph_of(
         '%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"', "%2: bf16[16, 8] = aten.mm.default(%0, %1)", "return %2"
     )
-    changed, _ = ALWAYS.run(graph, PassContext(KnownSizes()))
+    changed, _ = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
     left, right = torch.ones(16, 11, dtype=torch.bfloat16), torch.ones(11, 8, dtype=torch.bfloat16)
     left[3, 4] = torch.inf
     right[10, 2] = -torch.inf
@@ -321,7 +321,7 @@ def test_values_of_symbolic_sizes(name: str) -> None:
     head, op, result, args = SYMBOLIC[name]
     env = env_of(s0=64)
     graph = graph_of(head, f"{result} = aten.{op}.default({args})", f"return {result.partition(':')[0]}")
-    changed, count = ALWAYS.run(graph, PassContext(KnownSizes(env)))
+    changed, count = ALWAYS.run(graph, PassContext(GuardFreeOracle(env)))
     verify(changed, name)
     assert count == 1
     for number in (1, 2, 8):
@@ -360,12 +360,11 @@ def test_a_size_that_data_decide_has_no_costs() -> None:
     assert unchanged(head_of("u0", 768, 50257, "return %3"), env=env)
 
 
-def test_not_on_the_cpu_and_not_for_strict_numerics() -> None:
+def test_not_on_the_cpu() -> None:
     graph = graph_of(
         '%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"', "%2: bf16[16, 8] = aten.mm.default(%0, %1)", "return %2"
     )
     assert unchanged(on_cpu(graph))
-    assert ALWAYS.run(graph, PassContext(KnownSizes(), numerics="strict")) == (graph, 0)
 
 
 # What it costs.

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from kiln.graph.ir.interpret import interpret
-from kiln.graph.ir.known import KnownSizes
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.one_hot import OneHotSums
 from tests.graph.passes.graphs import graph_of
 
-CONTEXT = PassContext(KnownSizes())
+CONTEXT = PassContext(GuardFreeOracle())
 HEAD = '%0: i64[6, 1] "target", %1: f32[6, 1] "value", %2: f32[6, 7] "values", %3: b8[6, 7] "conditions"'
 LOSS = """\
     %4: i64[] = constant(value=-100, dtype=i64, device=cpu)

@@ -12,18 +12,18 @@ import torch
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
-from kiln.graph.ir.known import KnownSizes
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.parse import parse_graph
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import Apply, Attr, Const, Literal, Pattern, Rule, RuleSet, Var
+from kiln.graph.passes.patterns import Apply, Attr, ConstVar, Literal, Pattern, RewriteRule, RuleSet, Var
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.view_rules import VIEWS
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
-CONTEXT = PassContext(KnownSizes())
+CONTEXT = PassContext(GuardFreeOracle())
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 NUMBERS: tuple[Any, ...] = (2.0, -0.25, 3.0, 7)
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1.0, -1.0, 0.5)
@@ -39,9 +39,9 @@ def names_in(pattern: Any, kind: type) -> set[str]:
     return set()
 
 
-def instance(rule: Rule, dtypes: dict[str, torch.dtype], number: Any, attrs: dict[str, torch.dtype]) -> Graph:
+def instance(rule: RewriteRule, dtypes: dict[str, torch.dtype], number: Any, attrs: dict[str, torch.dtype]) -> Graph:
     """The pattern of a rule as a graph; its numbers have the dtype of the values beside them."""
-    builder = Builder(KnownSizes())
+    builder = Builder(GuardFreeOracle())
     inputs = {
         name: builder.input(name, TensorSpec(dtype, SIZES, contiguous_strides(SIZES)))
         for name, dtype in sorted(dtypes.items())
@@ -51,7 +51,7 @@ def instance(rule: Rule, dtypes: dict[str, torch.dtype], number: Any, attrs: dic
         match pattern:
             case Var(name):
                 return inputs[name]
-            case Const():
+            case ConstVar():
                 return builder.constant(number, beside, torch.device("cpu"))
             case Literal(value):
                 kind = torch.bool if isinstance(value, bool) else beside
@@ -65,7 +65,7 @@ def instance(rule: Rule, dtypes: dict[str, torch.dtype], number: Any, attrs: dic
     return builder.finish([make(rule.pattern, beside)])
 
 
-def instances(rule: Rule) -> Iterator[Graph]:
+def instances(rule: RewriteRule) -> Iterator[Graph]:
     names = sorted(names_in(rule.pattern, Var))
     attr_names = sorted(names_in(rule.pattern, Attr))
     for dtype, number in itertools.product(DTYPES, NUMBERS):
@@ -107,7 +107,7 @@ def runs(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 
 @pytest.mark.parametrize("rule", list(ARITHMETIC), ids=lambda rule: rule.name)
-def test_arithmetic(rule: Rule) -> None:
+def test_arithmetic(rule: RewriteRule) -> None:
     alone = Simplify((RuleSet(rule),))
     applied = 0
     for graph in instances(rule):
@@ -189,7 +189,7 @@ def test_every_view_rule_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("rule", list(VIEWS), ids=lambda rule: rule.name)
-def test_views(rule: Rule) -> None:
+def test_views(rule: RewriteRule) -> None:
     graph = example(rule.name)
     verify(graph, "test")
     changed, count = Simplify((RuleSet(rule),)).run(graph, CONTEXT)

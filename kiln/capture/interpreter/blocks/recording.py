@@ -28,7 +28,7 @@ FakeState = tuple[Any, bool, bool, bool]
 
 def fake_state(fake: Any) -> FakeState:
     """What a program can see of a tensor without asking for its values."""
-    return fake.place.spec, fake.requires_grad, fake.is_leaf, fake.is_input
+    return fake.storage_view.spec, fake.requires_grad, fake.is_leaf, fake.is_input
 
 
 def all_steps(s: Session) -> int:

@@ -24,7 +24,7 @@ from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value
 from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.module import Module, interpret_call
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.storage_view import Place
+from kiln.graph.trace.storage_view import StorageView
 from kiln.runtime.guards.source import FIELDS, Source
 
 KEPT = 4
@@ -165,6 +165,6 @@ def adopt(s: Session, template: Template, module: Module, reals: list[Any], pair
 
 def same_input(s: Session, old: Tensor, new: Tensor) -> bool:
     """An input of the same sizes, in memory of its own."""
-    place: Place = new.fake.place  # type: ignore[attr-defined]
+    view: StorageView = new.fake.storage_view  # type: ignore[attr-defined]
     same_spec = s.recorder.table.record_of(old.fake).spec == s.recorder.table.record_of(new.fake).spec
-    return bool(same_spec and place.step is None and not place.storage.tangled)
+    return bool(same_spec and view.step is None and not view.storage.tangled)

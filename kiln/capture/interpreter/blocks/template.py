@@ -130,7 +130,7 @@ def gives_numbers(result: Any) -> bool:
     """Does a torch call give what the program can branch on?"""
     if isinstance(result, list | tuple):
         return any(gives_numbers(one) for one in result)
-    return result is not None and not hasattr(result, "place")
+    return result is not None and not hasattr(result, "storage_view")
 
 
 def collect_guards(s: Session, recording: Recording, made: Template) -> None:
@@ -161,7 +161,7 @@ def collect_objects(s: Session, recording: Recording, made: Template) -> None:
 def is_plain_input(s: Session, value: Tensor) -> bool:
     """Memory of its own and no symbol in its sizes."""
     record = s.recorder.table.record_of(value.fake)
-    spec, place = record.spec, record.origin.place
+    spec, place = record.spec, record.origin.storage_view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
     return place.step is None and not place.storage.tangled and all(type(one) is int for one in numbers)
 

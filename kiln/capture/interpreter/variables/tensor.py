@@ -269,7 +269,7 @@ def tensor_value(s: Session, value: Tensor, name: str) -> Value:
         truth = known_truth(s, value.fake)
         if truth is not None:
             return s.const(truth)
-    known = s.recorder.known_value(value.fake) if name in PLAIN_METHODS else None
+    known = s.recorder.constant_value(value.fake) if name in PLAIN_METHODS else None
     if known is None:
         raise DataDependentValue(operation=f"Tensor.{name}")
     return s.wrap(getattr(known, name)(), None)
@@ -387,7 +387,8 @@ def needing_gradients(s: Session, changed: Tensor | None = None) -> list[bool]:
     """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
     inputs = s.state.get("inputs", ())
     found = [value.fake.requires_grad for value in inputs]
-    if changed is not None and any(value.fake.place.storage is changed.fake.place.storage for value in inputs):  # type: ignore[attr-defined]
+    storage = None if changed is None else changed.fake.storage_view.storage  # type: ignore[attr-defined]
+    if changed is not None and any(value.fake.storage_view.storage is storage for value in inputs):
         found.append(changed.fake.requires_grad)
     return found
 

@@ -1,6 +1,6 @@
 """An oracle for sizes that makes no guards: it answers from what has been decided before.
 
-KnownSizes(env).decide(rel_eq(s0, 1))      False after the recording asked; OpenQuestion if nothing tells
+GuardFreeOracle(env).decide(rel_eq(s0, 1))      False after the recording asked; UnknownRelation if nothing tells
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import final
 from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
 
 
-class OpenQuestion(Exception):
+class UnknownRelation(Exception):
     """Nothing known answers a question about symbols."""
 
 
 @final
-class KnownSizes:
+class GuardFreeOracle:
     """A `SizeOracle` for stages after the recording."""
 
     def __init__(self, env: ShapeEnv | None = None) -> None:
@@ -24,7 +24,7 @@ class KnownSizes:
     def decide(self, relation: Relation | bool) -> bool:
         answer = relation if isinstance(relation, bool) else self.env.known(relation) if self.env else None
         if answer is None:
-            raise OpenQuestion
+            raise UnknownRelation
         return answer
 
     def hint(self, value: Int) -> int | None:
@@ -41,5 +41,5 @@ class KnownSizes:
             return True
         try:
             return not self.decide(rel_eq(left, right))
-        except OpenQuestion:
+        except UnknownRelation:
             return False

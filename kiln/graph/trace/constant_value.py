@@ -22,10 +22,10 @@ from kiln.tensor.spec import TensorSpec
 LARGEST = 1 << 16
 """Elements of the largest tensor that is computed at compile time."""
 
-_PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.MOVE, Kind.SCATTER, Kind.CREATE})
+_PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE})
 
 
-def known_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def constant_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """The value of `node`, or None where it depends on more than constants. `nodes` holds all in order."""
     needed: set[int] = set()
     if not _collect(node, needed):
