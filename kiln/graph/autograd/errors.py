@@ -14,7 +14,7 @@ class BackwardOfOutside(KilnError):
     try_ = ("run this region eagerly and report it",)
 
 
-class UnboundSymbol(KilnError):
+class UnsavedSymbol(KilnError):
     """A size that depends on data and that no saved tensor carries into the backward."""
 
     code = "KILN2602"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from kiln.graph.autograd.errors import UnboundSymbol
+from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.ir.graph import Alias, Graph, Output
@@ -249,7 +249,7 @@ def binding_of(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
                 return SymbolBinding(name, "stride", slot, spec.strides.index(symbol))
             if spec.offset is symbol:
                 return SymbolBinding(name, "offset", slot)
-    raise UnboundSymbol(symbol=symbol)
+    raise UnsavedSymbol(symbol=symbol)
 
 
 def may_have_symbols(env: ShapeEnv | None) -> bool:
