@@ -1,4 +1,4 @@
-"""Accesses as affine forms of loop symbols, and guesses of symbolic sizes.
+"""Accesses as affine forms of loop symbols.
 
     x[8*i0 + i1, i2]   of x: f32[64, 32]      {i0: 256, i1: 32, i2: 1} + 0
     x[i0 // 4, i0 % 4] of x: f32[16, 4]       {i0: 1} + 0
@@ -14,12 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import final
 
-from kiln.symbolic import Expr, Int, Symbol, evaluate, is_static
+from kiln.symbolic import Expr, Int, Symbol, is_static
 from kiln.symbolic.expr import Atom, is_polynomial_in_symbols
 from kiln.symbolic.simplify_in_ranges import fold_remainders
-
-GUESSED_SIZE, GUESSED_LARGE = 64, 4096
-"""What heuristics take a symbolic size for; and where the question is whether something could be large."""
 
 
 @final
@@ -62,30 +59,6 @@ def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = (
 
 def _depends(atom: Atom, symbols: Collection[Symbol]) -> bool:
     return any(one in symbols for one in atom.free_symbols())
-
-
-class _Guesses(dict[str, int]):
-    """Every symbol has the same size."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def __missing__(self, name: str) -> int:
-        return self.size
-
-
-_GUESSES, _LARGE_GUESSES = _Guesses(GUESSED_SIZE), _Guesses(GUESSED_LARGE)
-
-
-def guess(value: Int) -> int:
-    """About how large a size is."""
-    return value if is_static(value) else evaluate(value, _GUESSES)
-
-
-def guess_large(value: Int) -> int:
-    """How large a size may well be."""
-    return value if is_static(value) else evaluate(value, _LARGE_GUESSES)
 
 
 def divides(divisor: Int, value: Int) -> bool:

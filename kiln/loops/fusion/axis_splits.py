@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.body.affine import Affine, affine, divides, guess
+from kiln.loops.body.affine import Affine, affine, divides
 from kiln.loops.body.body import Index, IndexValue, Load
 from kiln.loops.body.indexing import substituted
 from kiln.loops.fusion.group import FusableNode
@@ -20,6 +20,7 @@ from kiln.loops.kernel.analyses import axis_bounds, linear_index, node_axes
 from kiln.loops.program.nodes import Axis
 from kiln.symbolic import Expr, FloorDiv, Int, Symbol, simplify_in_ranges, symbol
 from kiln.symbolic.expr import Quotient
+from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec
 
 
@@ -87,7 +88,7 @@ def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[Digit, ...]:
     """Digits between the cuts that divide each other and the axis."""
     below: Int = 1
     found: list[Digit] = []
-    for cut in sorted(cuts, key=guess):
+    for cut in sorted(cuts, key=size_hint):
         if cut != axis.size and cut != below and divides(below, cut) and divides(cut, axis.size):
             found.append(Digit(symbol(f"d{first + len(found)}"), cut // below, below))
             below = cut

@@ -15,7 +15,6 @@ from typing import Protocol, final
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.affine import guess
 from kiln.loops.body.body import Index
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import symbols_of
@@ -25,6 +24,7 @@ from kiln.loops.fusion.single import accumulator_dtype, converted
 from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.program.nodes import Axis, Buffer, Pointwise, Reduction, Scan
 from kiln.symbolic import Int, Symbol, is_static
+from kiln.tensor.size_hint import size_hint
 
 Effect = Store | Accumulate
 REGISTER_POINTS = 4096
@@ -97,7 +97,7 @@ class KernelBuilder:
             if one not in group.units:
                 digits[stride, group.ragged.get(one, group.sizes[one])] = one
                 address = address + one * stride
-        top = max((guess(stride) for one, stride in written.items() if one not in group.units), default=0)
+        top = max((size_hint(stride) for one, stride in written.items() if one not in group.units), default=0)
         index: list[Int] = []
         for axis in local.axes:
             stride = written.get(axis.symbol, 0)
@@ -107,7 +107,7 @@ class KernelBuilder:
             found = digits.get((stride, axis.size))
             if found is None:
                 found = address // stride
-                found = found if guess(stride) == top else found % axis.size
+                found = found if size_hint(stride) == top else found % axis.size
             index.append(found)
         return tuple(index)
 

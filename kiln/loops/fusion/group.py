@@ -17,9 +17,10 @@ from typing import final
 
 import torch
 
-from kiln.loops.body.affine import Affine, guess
+from kiln.loops.body.affine import Affine
 from kiln.loops.program.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
 from kiln.symbolic import Int, Symbol, product, symbol
+from kiln.tensor.size_hint import size_hint
 
 FusableNode = Pointwise | Reduction | Scan
 
@@ -127,9 +128,9 @@ class Group:
     def points(self, symbols: dict[Symbol, None]) -> Int:
         return product(self.sizes[one] for one in symbols)
 
-    def guess_points(self, symbols: dict[Symbol, None]) -> int:
+    def points_hint(self, symbols: dict[Symbol, None]) -> int:
         """About how many points; blocks count as full."""
-        return guess(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
+        return size_hint(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
 
     def part_symbols(self) -> set[Symbol]:
         """Units that number the parts of split reductions."""

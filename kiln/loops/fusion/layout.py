@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import final
 
-from kiln.loops.body.affine import divides, guess
+from kiln.loops.body.affine import divides
 from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.body.builder import without_dead
 from kiln.loops.body.indexing import symbols_of
@@ -23,6 +23,7 @@ from kiln.loops.kernel.analyses import bound_symbols, flops, free_symbols, node_
 from kiln.loops.program.nodes import Buffer
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, sym_min
+from kiln.tensor.size_hint import size_hint
 
 GRAIN_NANOSECONDS = 20_000
 """Work that is worth a thread."""
@@ -83,8 +84,8 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
 
 def _is_short(group: Group) -> bool:
     """Would rows leave vectors empty, where there are many of them?"""
-    longest = max(group.guess_points(group.inner(member)) for member in group.members)
-    return longest < SHORT_ROW and group.guess_points(group.units) >= 8 * SHORT_ROW
+    longest = max(group.points_hint(group.inner(member)) for member in group.members)
+    return longest < SHORT_ROW and group.points_hint(group.units) >= 8 * SHORT_ROW
 
 
 def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] | None = None) -> Symbol | None:
@@ -100,7 +101,7 @@ def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] 
                 continue
             for one, stride in access.form.strides.items():
                 if is_static(stride) and stride == 1:
-                    points = group.guess_points(dict.fromkeys(access.form.strides))
+                    points = group.points_hint(dict.fromkeys(access.form.strides))
                     votes[one] = votes.get(one, 0) + points
     return max(votes, key=lambda one: votes[one], default=None)
 
@@ -113,9 +114,9 @@ def _strides(group: Group) -> dict[Symbol, float]:
         for access in member.accesses():
             if access.form is None:
                 continue
-            points = group.guess_points(dict.fromkeys(access.form.strides))
+            points = group.points_hint(dict.fromkeys(access.form.strides))
             for one, stride in access.form.strides.items():
-                total[one] = total.get(one, 0.0) + points * log2(max(abs(guess(stride)), 1))
+                total[one] = total.get(one, 0.0) + points * log2(max(abs(size_hint(stride)), 1))
                 count[one] = count.get(one, 0) + points
     return {one: total[one] / max(count[one], 1) for one in total}
 
@@ -124,7 +125,7 @@ def _strip(group: Group, target: Target) -> int:
     """Long strips for pointwise loops; short ones where a strip is most of the work, so that all threads have some."""
     if not any(group.inner(member) for member in group.members):
         return LONGEST_STRIP
-    wanted = group.guess_points(group.units) // (4 * target.threads)
+    wanted = group.points_hint(group.units) // (4 * target.threads)
     shortest = SHORTEST_STRIP_BYTES // 4
     return max(shortest, min(LONGEST_STRIP, 1 << max(wanted, 1).bit_length() - 1))
 
@@ -132,20 +133,20 @@ def _strip(group: Group, target: Target) -> int:
 def _misses(node: FusableNode, buffers: Mapping[str, Buffer]) -> int:
     """Look-ups of neighbouring points that lie apart in a tensor beyond the cache."""
     picked = tuple([op.operand for op in node.body.ops if isinstance(op, Indirect)])
-    longer = [axis.symbol for axis in node_axes(node) if guess(axis.size) > 1]
+    longer = [axis.symbol for axis in node_axes(node) if size_hint(axis.size) > 1]
     if not picked or not longer or longer[-1] not in free_symbols(without_dead(LoopBody(node.body.ops, picked))):
         return 0
     bound = bound_symbols(node.body)
     loads = [op for op in node.body.ops if isinstance(op, Load) and not bound.isdisjoint(symbols_of(*op.index))]
     specs = [buffers[load.buffer].spec for load in loads]
-    return sum(guess(spec.numel()) * spec.dtype.itemsize >= FAR_BYTES for spec in specs)
+    return sum(size_hint(spec.numel()) * spec.dtype.itemsize >= FAR_BYTES for spec in specs)
 
 
 def _grain(group: Group, buffers: Mapping[str, Buffer]) -> int:
     """Units that take about `GRAIN_NANOSECONDS`."""
     cost = 0.0
     for member in group.members:
-        points = group.guess_points(group.inner(member))
+        points = group.points_hint(group.inner(member))
         size = sum(1 for _ in member.accesses()) * member.node.out.spec.dtype.itemsize
         cost += points * (size * NANOSECONDS_PER_BYTE + flops(member.node.body) * NANOSECONDS_PER_FLOP)
         cost += points * _misses(member.node, buffers) * NANOSECONDS_PER_MISS

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 import torch
 
 from kiln.graph.ir.single_call import call_of
-from kiln.loops.body.affine import guess_large
 from kiln.loops.body.body import Compute, Load
 from kiln.loops.fusion.group import Group
 from kiln.loops.kernel.analyses import points
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, Pointwise
 from kiln.support.target import Target
+from kiln.tensor.size_hint import large_size_hint
 
 BY_NUMBER: Mapping[torch.dtype, frozenset[str]] = {
     torch.float32: frozenset({"lgamma", "digamma"}),
@@ -52,7 +52,7 @@ def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) ->
         return None
     args = _whole_arguments(node, buffers)
     op = node.body.ops[node.body.results[0]]
-    if args is None or not isinstance(op, Compute) or not _is_better(op, guess_large(points(node.axes))):
+    if args is None or not isinstance(op, Compute) or not _is_better(op, large_size_hint(points(node.axes))):
         return None
     call = call_of(op.op, node.out.spec, args, {})
     if call is None or call.args != args:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kiln.loops.body.affine import guess
 from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.kernel.analyses import node_axes, points, reads, result_dtypes
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction
+from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 LONG_ROW = 32
@@ -31,15 +31,15 @@ def with_row_terms(program: LoopProgram) -> LoopProgram:
     rows: dict[str, int] = {}
     for node in program.nodes:
         nodes += _apart(node) if isinstance(node, Reduction) and _is_over_rows(node, rows) else (node,)
-        if isinstance(node, Reduction) and guess(points(node.reduced)) >= LONG_ROW:
-            rows[node.out.name] = guess(points(node.kept))
+        if isinstance(node, Reduction) and size_hint(points(node.reduced)) >= LONG_ROW:
+            rows[node.out.name] = size_hint(points(node.kept))
     return replace(program, nodes=tuple(nodes))
 
 
 def _is_over_rows(node: Reduction, rows: dict[str, int]) -> bool:
     """Is there a term per row, made of more than one number? `rows`: the lengths of what reductions of rows gave."""
     loads = reads(node)
-    own = guess(points(node_axes(node)))
+    own = size_hint(points(node_axes(node)))
     return len(loads) > 1 and any(rows.get(one.buffer) == own for one in loads)
 
 

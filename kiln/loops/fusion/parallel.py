@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from kiln.loops.body.affine import guess
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.layout import best_vector
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
+from kiln.tensor.size_hint import size_hint
 
 GPU_STRIP = 64
 """Units next to each other in memory that one program of a GPU takes at least."""
@@ -36,16 +36,16 @@ def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapp
     `blocks`: those that a program of a GPU goes through in blocks, and how many make one; by default the group's own.
     """
     if not target.is_gpu:
-        return guess(group.points(units))
+        return size_hint(group.points(units))
     together = {best_vector(group, group.members): GPU_STRIP} | (group.frozen if blocks is None else dict(blocks))
-    counts = [-(-max(guess(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
+    counts = [-(-max(size_hint(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
     return prod(counts)
 
 
 def strip(group: Group, units: dict[Symbol, None]) -> int:
     """Units that a program of a GPU takes together."""
     vector = best_vector(group, group.members)
-    return min(guess(group.sizes[vector]), GPU_STRIP) if vector in units else 1
+    return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector in units else 1
 
 
 def starves(points: int, count: int, target: Target) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 
-from kiln.loops.body.affine import guess
 from kiln.loops.body.body import Index, Indirect, Load
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import symbols_of
@@ -21,6 +20,7 @@ from kiln.loops.fusion.graph import memory_of
 from kiln.loops.fusion.single import SingleNode, converted
 from kiln.loops.kernel.analyses import buffer_args, node_axes, points, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, Pointwise, Scatter
+from kiln.tensor.size_hint import size_hint
 
 FEWER = 4
 """By so many times fewer points must the readers have."""
@@ -84,8 +84,8 @@ def _pays(node: Pointwise, program: LoopProgram) -> bool:
         loads = [op for op in _lookups(other) if op.buffer == name]
         if any(op.mask is not None for op in loads) or (loads and isinstance(other, Scatter)):
             return False
-        used += len(loads) * guess(points(node_axes(other)))
-    return FEWER * used <= guess(points(node.axes))
+        used += len(loads) * size_hint(points(node_axes(other)))
+    return FEWER * used <= size_hint(points(node.axes))
 
 
 def _stays(node: Pointwise, later: Sequence[LoopNode], buffers: Mapping[str, Buffer]) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.body.affine import guess, guess_large
 from kiln.loops.fusion.align import Alignment, align, dependencies, pair_by_size
 from kiln.loops.fusion.graph import Dependencies
 from kiln.loops.fusion.group import Group, Member, Symbols
@@ -20,6 +19,7 @@ from kiln.loops.fusion.split import SERIAL_POINTS, is_splittable
 from kiln.loops.program.nodes import Buffer, Reduction, Scan
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, product
+from kiln.tensor.size_hint import large_size_hint, size_hint
 
 LAUNCH_BYTES = 1 << 14
 """What a launch costs, in bytes that could be moved in its time."""
@@ -48,7 +48,7 @@ class Context:
 
     def bytes(self, name: str) -> int:
         spec = self.buffers[name].spec
-        return guess(spec.numel()) * spec.dtype.itemsize
+        return size_hint(spec.numel()) * spec.dtype.itemsize
 
 
 @final
@@ -135,7 +135,7 @@ def is_small_sum(group: Group, target: Target) -> bool:
         and group.parts is None
         and bool(group.members)
         and all(isinstance(one.node, Reduction) for one in group.members)
-        and guess(product(group.sizes.values())) <= SMALL_SUM
+        and size_hint(product(group.sizes.values())) <= SMALL_SUM
     )
 
 
@@ -265,7 +265,7 @@ def _traffic(group: Group, context: Context) -> int:
     """Bytes that the group moves; of a table that is looked up only what is picked."""
     moved: dict[str, int] = {}
     for member in group.members:
-        points = group.guess_points(member.symbols()) * member.node.out.spec.dtype.itemsize
+        points = group.points_hint(member.symbols()) * member.node.out.spec.dtype.itemsize
         for access in member.accesses():
             moved[access.buffer] = min(context.bytes(access.buffer), points)
     return sum(moved.values())
@@ -302,7 +302,7 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
             continue
         for member in group.members:
             points = group.points(member.symbols())
-            if starves(guess(points), left, target) if target.is_gpu else guess_large(points) > SERIAL_POINTS:
+            if starves(size_hint(points), left, target) if target.is_gpu else large_size_hint(points) > SERIAL_POINTS:
                 return True
     return False
 

@@ -20,7 +20,6 @@ from typing import Any, final
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.affine import guess
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.builder import BodyBuilder, dtype_of
 from kiln.loops.body.indexing import symbols_of
@@ -32,6 +31,7 @@ from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.program.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, product
+from kiln.tensor.size_hint import size_hint
 
 STRIP = 256
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
@@ -91,7 +91,7 @@ def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
     if target.is_gpu:
         return assemble("scatter", units, (phase,), (), buffers, target, origin=node.origin)
     strip = STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
-    grain = max(int(GRAIN_NANOSECONDS / max(guess(product(axis.size for axis in inner)), 1)), 1)
+    grain = max(int(GRAIN_NANOSECONDS / max(size_hint(product(axis.size for axis in inner)), 1)), 1)
     grain = 1 << grain.bit_length() - 1
     return assemble("scatter", units, (phase,), (), buffers, target, strip=strip, grain=grain, origin=node.origin)
 

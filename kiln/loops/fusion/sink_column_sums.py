@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from kiln.loops.body.affine import guess
 from kiln.loops.fusion.split import SPLITTABLE
 from kiln.loops.kernel.analyses import points, reads, stride_along
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction, Scan
+from kiln.tensor.size_hint import size_hint
 
 
 def with_columns_last(program: LoopProgram, buffers: Mapping[str, Buffer]) -> LoopProgram:
@@ -52,8 +52,8 @@ def _sums_columns(node: LoopNode, buffers: Mapping[str, Buffer]) -> bool:
     """Are neighbours in memory neighbours along what is kept, in what has a number for each point?"""
     if not isinstance(node, Reduction) or node.op not in SPLITTABLE or not node.kept:
         return False
-    wanted = guess(points((*node.kept, *node.reduced)))
-    whole = [one for one in reads(node) if guess(buffers[one.buffer].spec.numel()) >= wanted]
+    wanted = size_hint(points((*node.kept, *node.reduced)))
+    whole = [one for one in reads(node) if size_hint(buffers[one.buffer].spec.numel()) >= wanted]
     return any(
         stride_along(buffers[one.buffer].spec, one.index, axis.symbol) == 1 for one in whole for axis in node.kept
     )

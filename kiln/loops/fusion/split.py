@@ -14,7 +14,6 @@ of each row, and the sums of columns over all rows, in one pass.
 
 from __future__ import annotations
 
-from kiln.loops.body.affine import guess, guess_large
 from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.fusion.group import Group, Member, Partial
 from kiln.loops.fusion.parallel import floor_power, pieces, starves, strip, wanted_pieces
@@ -22,6 +21,7 @@ from kiln.loops.fusion.single import accumulator_dtype
 from kiln.loops.program.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
+from kiln.tensor.size_hint import large_size_hint, size_hint
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 SERIAL_POINTS = 1 << 15
@@ -49,12 +49,12 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
     kept = {one: None for one in member.symbols() if one not in reduced}
     if target.is_gpu:
         return _gpu_units(group, member, target, kept)
-    if not is_splittable(member) or guess_large(group.points(member.symbols())) <= SERIAL_POINTS:
+    if not is_splittable(member) or large_size_hint(group.points(member.symbols())) <= SERIAL_POINTS:
         return kept
     along_reduced = _runs_along(member, reduced)
-    if along_reduced and guess(group.points(kept)) >= 4 * target.threads:
+    if along_reduced and size_hint(group.points(kept)) >= 4 * target.threads:
         return kept
-    if not along_reduced and guess_large(group.points(reduced)) <= COLUMN_TERMS:
+    if not along_reduced and large_size_hint(group.points(reduced)) <= COLUMN_TERMS:
         return kept
     outer = _outer_reduced(group, member, BLOCK_POINTS if along_reduced else COLUMN_BLOCK)
     return {one: None for one in member.symbols() if one in kept or one in outer}
@@ -63,11 +63,11 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
 def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
     """Split where the kept axes give too few programs and each would take long."""
     have = pieces(group, kept, target)
-    if not is_splittable(member) or not starves(guess(group.points(member.symbols())), have, target):
+    if not is_splittable(member) or not starves(size_hint(group.points(member.symbols())), have, target):
         return kept
     reduced = member.reduced()
     least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK
-    points = guess(group.points(reduced))
+    points = size_hint(group.points(reduced))
     block = max(points * have // (2 * wanted_pieces(target)), least)
     if 2 * block > points:
         return kept
@@ -89,7 +89,7 @@ def _strides(member: Member) -> dict[Symbol, int]:
     """The stride of each symbol in the read that has most of them."""
     forms = [access.form.strides for access in member.reads if access.form is not None]
     best = max(forms, key=len, default={})
-    return {one: guess(stride) for one, stride in best.items()}
+    return {one: size_hint(stride) for one, stride in best.items()}
 
 
 def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symbol, None]:
@@ -98,7 +98,7 @@ def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symb
     ascending = sorted(member.reduced(), key=lambda one: strides.get(one, 0))
     points = 1
     for place, one in enumerate(ascending):
-        points *= max(guess(group.sizes[one]), 1)
+        points *= max(size_hint(group.sizes[one]), 1)
         if points >= block_points or place == len(ascending) - 1:
             return dict.fromkeys(ascending[place:])
     return {}
@@ -128,7 +128,7 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
 
 def _block_size(group: Group, kept_in_strips: bool) -> int:
     """A power of two, so that sizes which are multiples of it leave no rest."""
-    inner = max(guess(group.points({one: None for one in group.sizes if one not in group.units})), 1)
+    inner = max(size_hint(group.points({one: None for one in group.sizes if one not in group.units})), 1)
     if kept_in_strips:
         return max(COLUMN_BLOCK // inner, 1)
     wanted = max(BLOCK_POINTS // inner, 4)
@@ -142,8 +142,8 @@ def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
     """
     others = {one: None for one in group.units if one is not blocked}
     blocks = _blocks_for(pieces(group, others, target), target)
-    size = guess(group.sizes[blocked])
-    inner = guess(group.points({one: None for one in group.sizes if one not in group.units}))
+    size = size_hint(group.sizes[blocked])
+    inner = size_hint(group.points({one: None for one in group.sizes if one not in group.units}))
     least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
     most = max(min(max(size // blocks, least), size), 1)
     if is_static(group.sizes[blocked]):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import final
 
-from kiln.loops.body.affine import Affine, affine, guess
+from kiln.loops.body.affine import Affine, affine
 from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.body.builder import symbols_used
 from kiln.loops.body.indexing import substituted, symbols_of
@@ -25,6 +25,7 @@ from kiln.loops.program.nodes import Axis, Buffer
 from kiln.symbolic import Expr, Int, Symbol, product, simplify_in_ranges, symbol
 from kiln.symbolic.expr import from_terms, is_polynomial_in_symbols
 from kiln.symbolic.relation import relate
+from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec
 
 Effect = Store | Accumulate
@@ -294,7 +295,7 @@ class _Rewriter:
         same = first is not None and name not in self.merger.masked and all(form == first for form in forms)
         if first is not None and same and first.offset == 0 and self._plain(first):
             used = (one for one in self.sizes if one in first.strides and one not in self.merged)
-            symbols = tuple(sorted(used, key=lambda one: -guess(first.strides[one])))
+            symbols = tuple(sorted(used, key=lambda one: -size_hint(first.strides[one])))
             sizes = tuple(self.sizes[one] for one in symbols)
             return spec.with_view(sizes, tuple(first.strides[one] for one in symbols), 0), symbols
         span: Int = 1
@@ -305,7 +306,7 @@ class _Rewriter:
     def _plain(self, form: Affine) -> bool:
         """No axis whose size depends on the unit, none that runs backwards."""
         loops = frozenset(self.sizes)
-        if any(guess(stride) < 0 for stride in form.strides.values()):
+        if any(size_hint(stride) < 0 for stride in form.strides.values()):
             return False
         return not any(symbols_of(self.sizes[one]) & loops for one in form.strides)
 

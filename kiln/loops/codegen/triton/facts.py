@@ -8,7 +8,6 @@ from functools import cached_property
 from math import prod
 from typing import final
 
-from kiln.loops.body.affine import guess
 from kiln.loops.body.body import Index, Load
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.kernel.analyses import accesses, phase_stores, stride_along
@@ -16,6 +15,7 @@ from kiln.loops.kernel.atomics import runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.loops.program.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Range, Symbol
+from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec
 
 LINE_BYTES = 128
@@ -140,7 +140,7 @@ class Facts:
     def length(self, axis: Axis) -> int:
         """About how many points an axis has; for most units the most where it depends on the unit."""
         top = self.bounds.of(axis.size).hi if axis.symbol in self._ragged else None
-        return guess(axis.size) if top is None else top
+        return size_hint(axis.size) if top is None else top
 
     @cached_property
     def _sizes(self) -> frozenset[Symbol]:

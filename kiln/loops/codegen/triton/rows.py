@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kiln.loops.body.affine import guess_large
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, WHOLE_BLOCK
@@ -24,6 +23,7 @@ from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.program.nodes import Axis
 from kiln.support.target import Target
 from kiln.symbolic import product
+from kiln.tensor.size_hint import large_size_hint
 
 LONG_ROW = 1024
 """Elements that keep a program busy."""
@@ -39,7 +39,7 @@ def with_looped_rows(kernel: KernelIR, target: Target) -> KernelIR:
         return kernel
     odd = row.size * facts.narrowest_bytes() % VECTOR_BYTES != 0
     long = row.size > WHOLE_BLOCK if odd else _has_numbers(phase, row) and _fills_blocks(row.size)
-    enough = guess_large(product(axis.size for axis in rest)) >= wanted_pieces(target)
+    enough = large_size_hint(product(axis.size for axis in rest)) >= wanted_pieces(target)
     if not long or not enough or facts.contiguous() is not row.symbol:
         return kernel
     return replace(kernel, units=tuple(rest), phases=(replace(phase, axes=(row,)),))

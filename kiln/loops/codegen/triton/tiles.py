@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.loops.body.affine import guess_large
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.dialect import UnsupportedInKernel
@@ -27,6 +26,7 @@ from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.program.nodes import Axis
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
+from kiln.tensor.size_hint import large_size_hint
 
 VECTOR_BYTES = 16
 """The widest access."""
@@ -177,7 +177,7 @@ def _pointwise(facts: Facts, target: Target) -> Tiling:
         side = _flat_block(facts, tiled[0].size, 4, target)
     else:
         side = facts.line_elements() if len(tiled) == 2 else 16
-        points = guess_large(product(axis.size for axis in units))
+        points = large_size_hint(product(axis.size for axis in units))
         while side > 16 and points < wanted_pieces(target) * side ** len(tiled):
             side //= 2
     dims = [
@@ -248,8 +248,8 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
     wide = _pow2(axis.size, facts.line_elements())
-    rest = guess_large(product(one.size for one in (*numbers, *facts.fixed_units)))
-    length = guess_large(axis.size)
+    rest = large_size_hint(product(one.size for one in (*numbers, *facts.fixed_units)))
+    length = large_size_hint(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
     rows = max(LOOP_BLOCK // wide, 1)
