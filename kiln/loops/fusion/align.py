@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.affine import Affine, divides
-from kiln.loops.fusion.group import Access, Group, Member, Symbols
+from kiln.loops.fusion.group import Group, GroupSymbols, Member, MemberAccess
 from kiln.symbolic import Int, Symbol
 
 Pairs = dict[Symbol, Symbol]
-"""Symbols of the second group, and those of the first that they stand for."""
+"""GroupSymbols of the second group, and those of the first that they stand for."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class CommonSpace:
     """The second group under the symbols of the first: `names`, and the `units` of both together."""
 
     names: Pairs
     units: dict[Symbol, None]
 
 
-def dependencies(first: Group, second: Group) -> Iterator[tuple[Group, Member, Group, Access]]:
+def dependencies(first: Group, second: Group) -> Iterator[tuple[Group, Member, Group, MemberAccess]]:
     """(group and member that write, group that reads, the read) for each buffer from the one to the other."""
     for writing, reading in ((first, second), (second, first)):
         writers = writing.writers()
@@ -41,7 +41,7 @@ def dependencies(first: Group, second: Group) -> Iterator[tuple[Group, Member, G
                     yield writing, writers[access.buffer], reading, access
 
 
-def align(first: Group, second: Group, symbols: Symbols, *, opened: bool = False) -> Alignment | None:
+def align(first: Group, second: Group, symbols: GroupSymbols, *, opened: bool = False) -> CommonSpace | None:
     """A common space in which every dependency between the two is local; None where there is none.
 
     `opened`: every symbol of the second group may be a unit, also those that it reduces.
@@ -60,11 +60,11 @@ def align(first: Group, second: Group, symbols: Symbols, *, opened: bool = False
         of_writer = names if writing is second else {}
         if not _is_local(_Side(writing, writer.write, of_writer), _Side(reading, access, to_first), units):
             return None
-    return Alignment(names, units)
+    return CommonSpace(names, units)
 
 
 def _pairs(
-    first: Group, second: Group, links: list[tuple[Group, Member, Group, Access]], symbols: Symbols
+    first: Group, second: Group, links: list[tuple[Group, Member, Group, MemberAccess]], symbols: GroupSymbols
 ) -> Pairs | None:
     """Pairs from all buffers between the two; None after a split, which changes earlier pairs."""
     names: Pairs = {}
@@ -76,7 +76,9 @@ def _pairs(
     return names
 
 
-def _dependent_forms(first: Group, links: list[tuple[Group, Member, Group, Access]]) -> Iterator[tuple[Affine, Affine]]:
+def _dependent_forms(
+    first: Group, links: list[tuple[Group, Member, Group, MemberAccess]]
+) -> Iterator[tuple[Affine, Affine]]:
     """Forms of the first and the second group, those with most digits first."""
     ordered = sorted(links, key=lambda link: -len(link[3].form.strides) if link[3].form else 0)
     for writing, writer, _, access in ordered:
@@ -114,7 +116,7 @@ def pair_by_size(first: Group, second: Group, names: Pairs) -> None:
                 break
 
 
-def match(one: Group, first: Affine, other: Group, second: Affine, symbols: Symbols) -> Pairs | None:
+def match(one: Group, first: Affine, other: Group, second: Affine, symbols: GroupSymbols) -> Pairs | None:
     """Pairs of symbols in two forms of one buffer; None after splitting one of them so that more fit."""
     pairs: Pairs = {}
     digits = _digits(first)
@@ -136,12 +138,12 @@ def match(one: Group, first: Affine, other: Group, second: Affine, symbols: Symb
 
 
 def _digits(form: Affine) -> dict[Int, Symbol]:
-    """Symbols by stride; none where two have one stride."""
+    """GroupSymbols by stride; none where two have one stride."""
     found = {stride: one for one, stride in form.strides.items()}
     return found if len(found) == len(form.strides) else {}
 
 
-def _split(group: Group, old: Symbol, low_size: Int, symbols: Symbols) -> None:
+def _split(group: Group, old: Symbol, low_size: Int, symbols: GroupSymbols) -> None:
     """Split off the innermost `low_size` points of `old`."""
     high, low = symbols.fresh(), symbols.fresh()
     group.split(old, low, low_size, high, group.sizes[old] // low_size)
@@ -153,7 +155,7 @@ class _Side:
     """An access of a group, under the names of the merged group."""
 
     group: Group
-    access: Access
+    access: MemberAccess
     names: Mapping[Symbol, Symbol]
 
     def digits(self, units: dict[Symbol, None]) -> tuple[dict[Symbol, Int], list[tuple[Int, Int]]]:

@@ -26,7 +26,7 @@ from kiln.tensor.spec import TensorSpec
 
 @final
 @dataclass(frozen=True, slots=True)
-class Digit:
+class SubAxis:
     """Part of an axis: the axis is the sum of `multiple` * `symbol`, `symbol` running to `size` - 1."""
 
     symbol: Symbol
@@ -34,17 +34,17 @@ class Digit:
     multiple: Int
 
 
-Digits = dict[Symbol, tuple[Digit, ...]]
+AxisSplits = dict[Symbol, tuple[SubAxis, ...]]
 """The digits of each axis, the largest multiple first."""
 
 
-def axis_digits(node: FusableNode, whole: frozenset[Symbol]) -> Digits:
+def axis_splits(node: FusableNode, whole: frozenset[Symbol]) -> AxisSplits:
     """The digits of the axes of `node`; an axis that is nowhere taken apart is its own digit."""
     cuts: dict[Symbol, list[Int]] = {}
     for axis, cut in _cuts(node):
         if axis not in whole and cut not in cuts.setdefault(axis, []):
             cuts[axis].append(cut)
-    digits: Digits = {}
+    digits: AxisSplits = {}
     count = 0
     for one in node_axes(node):
         made = _cut(one, cuts.get(one.symbol, []), count)
@@ -84,25 +84,25 @@ def _cuts_of_quotient(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:
         yield inner, scale * atom.divisor
 
 
-def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[Digit, ...]:
-    """Digits between the cuts that divide each other and the axis."""
+def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[SubAxis, ...]:
+    """AxisSplits between the cuts that divide each other and the axis."""
     below: Int = 1
-    found: list[Digit] = []
+    found: list[SubAxis] = []
     for cut in sorted(cuts, key=size_hint):
         if cut != axis.size and cut != below and divides(below, cut) and divides(cut, axis.size):
-            found.append(Digit(symbol(f"d{first + len(found)}"), cut // below, below))
+            found.append(SubAxis(symbol(f"d{first + len(found)}"), cut // below, below))
             below = cut
     if not found:
-        return (Digit(axis.symbol, axis.size, 1),)
-    found.append(Digit(symbol(f"d{first + len(found)}"), axis.size // below, below))
+        return (SubAxis(axis.symbol, axis.size, 1),)
+    found.append(SubAxis(symbol(f"d{first + len(found)}"), axis.size // below, below))
     return tuple(reversed(found))
 
 
 @final
-class DigitForms:
+class SplitForms:
     """Accesses as forms over digits."""
 
-    def __init__(self, digits: Digits, opaque: frozenset[Symbol]) -> None:
+    def __init__(self, digits: AxisSplits, opaque: frozenset[Symbol]) -> None:
         parts = [one for made in digits.values() for one in made]
         self.symbols = frozenset(one.symbol for one in parts)
         self.opaque = opaque
@@ -117,7 +117,7 @@ class DigitForms:
         return affine(address, self.symbols, self.opaque)
 
 
-def _value(digits: tuple[Digit, ...]) -> Int:
+def _value(digits: tuple[SubAxis, ...]) -> Int:
     total: Int = 0
     for one in digits:
         total = total + one.symbol * one.multiple

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from kiln.loops.fusion.graph import Dependencies
-from kiln.loops.fusion.group import Group, Symbols
-from kiln.loops.fusion.order import Order, current
-from kiln.loops.fusion.rules import Context, Proposal, is_small_sum, propose
-from kiln.loops.fusion.single_group import Singles
+from kiln.loops.fusion.dependencies import Dependencies
+from kiln.loops.fusion.group import Group, GroupSymbols
+from kiln.loops.fusion.order import GroupOrder, current
+from kiln.loops.fusion.rules import FusionContext, Proposal, is_small_sum, propose
+from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
 from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.support.target import Target
@@ -32,7 +32,7 @@ class Fused:
 
     groups: list[Group]
     graph: Dependencies
-    symbols: Symbols
+    symbols: GroupSymbols
     applied: dict[str, int] = field(default_factory=dict)
 
 
@@ -46,11 +46,11 @@ class _Fuser:
     def __init__(self, program: LoopProgram, buffers: dict[str, Buffer], target: Target) -> None:
         self.program, self.buffers, self.target = program, buffers, target
         self.graph = Dependencies(program, buffers)
-        self.order = Order()
-        self.symbols = Symbols()
-        self.context = Context(buffers, self.graph, self.symbols, target)
+        self.order = GroupOrder()
+        self.symbols = GroupSymbols()
+        self.context = FusionContext(buffers, self.graph, self.symbols, target)
         self.applied: dict[str, int] = {}
-        self.singles = Singles(buffers, self.symbols)
+        self.singles = SingleGroups(buffers, self.symbols)
 
     def run(self) -> Fused:
         for number, node in enumerate(self.program.nodes):
@@ -107,8 +107,8 @@ class _Fuser:
         second.rename(proposal.alignment.names)
         self.symbols.release(proposal.alignment.names)
         first.sizes |= second.sizes
-        first.frozen |= second.frozen
-        first.whole |= second.whole
+        first.blocked |= second.blocked
+        first.unsplittable |= second.unsplittable
         first.units = dict(proposal.alignment.units)
         first.members = sorted((*first.members, *second.members), key=lambda one: one.number)
         self.applied[proposal.rule] = self.applied.get(proposal.rule, 0) + 1

@@ -27,7 +27,7 @@ FusableNode = Pointwise | Reduction | Scan
 
 @final
 @dataclass(slots=True, eq=False)
-class Access:
+class MemberAccess:
     """A load or the store of a member. `form` is over the group's symbols; None: not affine."""
 
     buffer: str
@@ -37,7 +37,7 @@ class Access:
 
 @final
 @dataclass(slots=True, eq=False)
-class Partial:
+class PartialReduction:
     """A reduction over units: each block of `size` units of symbol `blocked` writes its part to `buffer`.
 
     `dims` are the symbols that index the parts, before the node's kept axes.
@@ -52,14 +52,14 @@ class Partial:
 @final
 @dataclass(slots=True, eq=False)
 class Member:
-    """A node in a group. `places`: each axis of the node as (group symbol, multiple) pairs."""
+    """A node in a group. `axis_terms`: each axis of the node as (group symbol, multiple) pairs."""
 
     node: FusableNode
     number: int
-    places: dict[Symbol, tuple[tuple[Symbol, Int], ...]]
-    reads: list[Access]
-    write: Access
-    partial: Partial | None = None
+    axis_terms: dict[Symbol, tuple[tuple[Symbol, Int], ...]]
+    reads: list[MemberAccess]
+    write: MemberAccess
+    partial: PartialReduction | None = None
 
     @property
     def out(self) -> str:
@@ -67,10 +67,10 @@ class Member:
 
     def symbols(self) -> dict[Symbol, None]:
         """The group symbols that it runs over, in the order of its axes."""
-        return {one: None for parts in self.places.values() for one, _ in parts}
+        return {one: None for parts in self.axis_terms.values() for one, _ in parts}
 
     def symbols_of(self, axes: tuple[Axis, ...]) -> dict[Symbol, None]:
-        return {one: None for axis in axes for one, _ in self.places[axis.symbol]}
+        return {one: None for axis in axes for one, _ in self.axis_terms[axis.symbol]}
 
     def reduced(self) -> dict[Symbol, None]:
         """Group symbols that it combines over (a scan: runs along)."""
@@ -79,11 +79,11 @@ class Member:
     def value(self, own: Symbol) -> Int:
         """An axis of the node as an expression over group symbols."""
         total: Int = 0
-        for one, multiple in self.places[own]:
+        for one, multiple in self.axis_terms[own]:
             total = total + one * multiple
         return total
 
-    def accesses(self) -> Iterator[Access]:
+    def accesses(self) -> Iterator[MemberAccess]:
         yield from self.reads
         yield self.write
 
@@ -97,19 +97,19 @@ class Group:
     step: LoopNode | None = None
     units: dict[Symbol, None] = field(default_factory=dict)
     sizes: dict[Symbol, Int] = field(default_factory=dict)
-    frozen: dict[Symbol, int] = field(default_factory=dict)
+    blocked: dict[Symbol, int] = field(default_factory=dict)
     """Blocked symbols and the units per block: these are not split."""
-    whole: frozenset[Symbol] = frozenset()
-    """Symbols that are not split either: a scan runs along them, an index reduction gives their value."""
+    unsplittable: frozenset[Symbol] = frozenset()
+    """GroupSymbols that are not split either: a scan runs along them, an index reduction gives their value."""
     ragged: dict[Symbol, int] = field(default_factory=dict)
     """Largest size of symbols whose size depends on the unit."""
     after: set[Group] = field(default_factory=set)
-    hard: set[Group] = field(default_factory=set)
+    barriers: set[Group] = field(default_factory=set)
     """Groups before this one that it must not be fused with."""
     parts: Group | None = None
     """The group whose parts this one combines."""
     position: int = 0
-    into: Group | None = None
+    merged_into: Group | None = None
     origin: str = ""
 
     @property
@@ -122,7 +122,7 @@ class Group:
         return {one.out: one for one in self.members if one.partial is None}
 
     def inner(self, member: Member) -> dict[Symbol, None]:
-        """Symbols of a member that run inside a unit."""
+        """GroupSymbols of a member that run inside a unit."""
         return {one: None for one in member.symbols() if one not in self.units}
 
     def points(self, symbols: dict[Symbol, None]) -> Int:
@@ -137,7 +137,7 @@ class Group:
         return {one for member in self.members if member.partial for one in member.partial.dims}
 
     def can_split(self, symbol: Symbol) -> bool:
-        return symbol not in self.whole and symbol not in self.frozen and symbol not in self.part_symbols()
+        return symbol not in self.unsplittable and symbol not in self.blocked and symbol not in self.part_symbols()
 
     def has_reductions(self) -> bool:
         return any(not isinstance(one.node, Pointwise) for one in self.members)
@@ -149,9 +149,9 @@ class Group:
         if old in self.units:
             self.units = _replaced(self.units, old, high, low)
         for member in self.members:
-            for axis, parts in member.places.items():
+            for axis, parts in member.axis_terms.items():
                 if any(one is old for one, _ in parts):
-                    member.places[axis] = tuple(_split_parts(parts, old, low, low_size, high))
+                    member.axis_terms[axis] = tuple(_split_parts(parts, old, low, low_size, high))
             for access in member.accesses():
                 if access.form is not None and old in access.form.strides:
                     step = access.form.strides.pop(old)
@@ -161,11 +161,11 @@ class Group:
         """Group symbols under new names."""
         self.units = {names.get(one, one): None for one in self.units}
         self.sizes = {names.get(one, one): size for one, size in self.sizes.items()}
-        self.whole = frozenset(names.get(one, one) for one in self.whole)
-        self.frozen = {names.get(one, one): size for one, size in self.frozen.items()}
+        self.unsplittable = frozenset(names.get(one, one) for one in self.unsplittable)
+        self.blocked = {names.get(one, one): size for one, size in self.blocked.items()}
         for member in self.members:
-            for axis, parts in member.places.items():
-                member.places[axis] = tuple([(names.get(one, one), multiple) for one, multiple in parts])
+            for axis, parts in member.axis_terms.items():
+                member.axis_terms[axis] = tuple([(names.get(one, one), multiple) for one, multiple in parts])
             for access in member.accesses():
                 if access.form is not None:
                     strides = access.form.strides
@@ -194,7 +194,7 @@ def _split_parts(
 
 
 @final
-class Symbols:
+class GroupSymbols:
     """Fresh symbols for groups: g0, g1, ...; those that a fusion made unnecessary are given out again."""
 
     def __init__(self) -> None:

@@ -14,16 +14,18 @@ from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.body import Index, Load, LoopBody
-from kiln.loops.fusion.graph import Dependencies
+from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group
-from kiln.loops.fusion.views import Loops
+from kiln.loops.fusion.views import KernelLoops
 from kiln.loops.kernel.analyses import reads, written
 from kiln.loops.kernel.kernel import Accumulate, Phase, Store
 from kiln.loops.program.nodes import Buffer, Extern
 from kiln.plan.overloads import find_overload
 
 
-def take_over(loops: Loops, dying: Collection[str], buffers: Mapping[str, Buffer]) -> tuple[Loops, dict[str, str]]:
+def take_over(
+    loops: KernelLoops, dying: Collection[str], buffers: Mapping[str, Buffer]
+) -> tuple[KernelLoops, dict[str, str]]:
     """The loops with results written over arguments in `dying`; the argument that each such result took over.
 
     `buffers`: those of the program, of which the loops see views.
@@ -39,7 +41,7 @@ def take_over(loops: Loops, dying: Collection[str], buffers: Mapping[str, Buffer
     return (_renamed(loops, pairs) if pairs else loops), pairs
 
 
-def _single_stores(loops: Loops) -> Iterator[tuple[str, int, Index]]:
+def _single_stores(loops: KernelLoops) -> Iterator[tuple[str, int, Index]]:
     """Results that one plain store writes: name, phase, index."""
     stores: dict[str, list[tuple[int, Index] | None]] = {}
     for place, phase in enumerate(loops.phases):
@@ -55,7 +57,7 @@ def _single_stores(loops: Loops) -> Iterator[tuple[str, int, Index]]:
             yield name, *found[0]
 
 
-def _fits(loops: Loops, argument: str, result: str, place: int, index: Index) -> bool:
+def _fits(loops: KernelLoops, argument: str, result: str, place: int, index: Index) -> bool:
     """Is everything of `argument` read at the places of `result`, before these are written?"""
     if argument not in loops.buffers or loops.buffers[argument].spec != loops.buffers[result].spec:
         return False
@@ -73,7 +75,7 @@ def _reads_before(load: Load, phase: int, place: int, index: Index) -> bool:
     return phase <= place and load.index == index and load.mask is None
 
 
-def _renamed(loops: Loops, names: Mapping[str, str]) -> Loops:
+def _renamed(loops: KernelLoops, names: Mapping[str, str]) -> KernelLoops:
     phases = tuple(_renamed_phase(phase, names) for phase in loops.phases)
     buffers = {name: buffer for name, buffer in loops.buffers.items() if name not in names}
     return replace(loops, phases=phases, buffers=buffers)
@@ -95,7 +97,7 @@ def _renamed_phase(phase: Phase, names: Mapping[str, str]) -> Phase:
 
 
 @final
-class Lives:
+class LastUses:
     """Which buffers have memory of their own that the region made, and the group that uses each last."""
 
     def __init__(self, groups: Sequence[Group], graph: Dependencies, buffers: Mapping[str, Buffer]) -> None:

@@ -3,7 +3,7 @@
     units {g0: rows}, inner {g1: columns, stride 1}     rows one by one, phases vectorised along g1
     units {g1: columns, stride 1}, inner {g0: rows}     strips of columns, each going down the rows
 
-Symbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
+GroupSymbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
 vectorised. If it is a unit, units go through the phases in strips.
 """
 
@@ -18,7 +18,7 @@ from kiln.loops.body.affine import divides
 from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.body.builder import without_dead
 from kiln.loops.body.indexing import symbols_of
-from kiln.loops.fusion.group import FusableNode, Group, Member, Symbols
+from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
 from kiln.loops.kernel.analyses import bound_symbols, flops, free_symbols, node_axes
 from kiln.loops.program.nodes import Buffer
 from kiln.support.target import Target
@@ -37,7 +37,7 @@ SHORT_ROW = 12
 
 @final
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LoopLayout:
     """`order`: all symbols, outermost first. `vector`: the one that is vectorised where a phase has it."""
 
     order: list[Symbol]
@@ -46,9 +46,9 @@ class Layout:
     grain: int
 
 
-def block_units(group: Group, symbols: Symbols) -> None:
+def block_units(group: Group, symbols: GroupSymbols) -> None:
     """Blocked units become units of blocks, with the units of a block inside."""
-    for old, size in list(group.frozen.items()):
+    for old, size in list(group.blocked.items()):
         block, within = symbols.fresh(), symbols.fresh()
         whole = group.sizes[old]
         group.split(old, within, size, block, (whole + size - 1) // size)
@@ -56,13 +56,13 @@ def block_units(group: Group, symbols: Symbols) -> None:
             group.sizes[within] = sym_min(size, whole - block * size)
             group.ragged[within] = size
         del group.units[within]
-        del group.frozen[old]
+        del group.blocked[old]
         for member in group.members:
             if member.partial is not None:
                 member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
 
 
-def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> Layout:
+def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> LoopLayout:
     """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
     strides = _strides(group)
     vector = best_vector(group, group.members, stored)
@@ -77,9 +77,9 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
         in_strips, vector = False, None
     order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
     if target.is_gpu:
-        return Layout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
+        return LoopLayout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
     strip = _strip(group, target) if in_strips and units else 0
-    return Layout(order, vector if not in_strips else None, strip, _grain(group, buffers))
+    return LoopLayout(order, vector if not in_strips else None, strip, _grain(group, buffers))
 
 
 def _is_short(group: Group) -> bool:

@@ -40,7 +40,7 @@ NARROW: Mapping[torch.dtype, frozenset[str]] = {
 """Functions of single bytes of which ATen takes a register full."""
 
 WORTH_A_CALL, NARROW_WORTH_A_CALL = 1 << 8, 1 << 16
-"""Numbers from which on a call costs less than it saves: about a microsecond against 5 and 0.05 nanoseconds each."""
+"""Numbering from which on a call costs less than it saves: about a microsecond against 5 and 0.05 nanoseconds each."""
 
 
 def library_call(group: Group, buffers: Mapping[str, Buffer], target: Target) -> Extern | None:

@@ -23,7 +23,7 @@ Step = Launch | Extern
 
 @final
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ScheduledStep:
     """A step, and the results that it writes over its arguments."""
 
     step: Step
@@ -39,7 +39,7 @@ class Placed:
 
 
 def allocations(
-    steps: Sequence[Placed], known: frozenset[str], buffers: Mapping[str, Buffer]
+    steps: Sequence[ScheduledStep], known: frozenset[str], buffers: Mapping[str, Buffer]
 ) -> tuple[Allocation, ...]:
     """Memory for every buffer that a kernel writes first; `known` are those that have theirs (inputs, constants)."""
     made, found = set(known), []
@@ -54,7 +54,9 @@ def allocations(
     return tuple(found)
 
 
-def frees(steps: Sequence[Placed], kept: frozenset[str], buffers: Mapping[str, Buffer]) -> tuple[tuple[str, ...], ...]:
+def frees(
+    steps: Sequence[ScheduledStep], kept: frozenset[str], buffers: Mapping[str, Buffer]
+) -> tuple[tuple[str, ...], ...]:
     """For each step the buffers that nothing uses after it; `kept` outlive the region."""
     last: dict[str, int] = {}
     for place, placed in enumerate(steps):

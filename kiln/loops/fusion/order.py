@@ -18,13 +18,13 @@ WINDOW = 200
 
 def current(group: Group) -> Group:
     """The group that `group` has been fused into."""
-    while group.into is not None:
-        group = group.into
+    while group.merged_into is not None:
+        group = group.merged_into
     return group
 
 
 @final
-class Order:
+class GroupOrder:
     def __init__(self) -> None:
         self.groups: list[Group] = []
 
@@ -37,13 +37,13 @@ class Order:
         group.after = {current(one) for one in group.after} - {group}
         return group.after
 
-    def hard(self, group: Group) -> set[Group]:
-        group.hard = {current(one) for one in group.hard} - {group}
-        return group.hard
+    def barriers(self, group: Group) -> set[Group]:
+        group.barriers = {current(one) for one in group.barriers} - {group}
+        return group.barriers
 
     def can_fuse(self, first: Group, second: Group) -> bool:
         """May `second`, which stands behind `first`, join it?"""
-        if first in self.hard(second) or second.position - first.position > WINDOW:
+        if first in self.barriers(second) or second.position - first.position > WINDOW:
             return False
         return self._needed(first, second) is not None
 
@@ -70,6 +70,6 @@ class Order:
         self.groups[start : end + 1] = moved
         for place in range(start, len(self.groups)):
             self.groups[place].position = place
-        second.into = first
+        second.merged_into = first
         first.after = self.before(first) | (self.before(second) - {first})
-        first.hard = self.hard(first) | self.hard(second)
+        first.barriers = self.barriers(first) | self.barriers(second)

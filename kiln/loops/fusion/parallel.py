@@ -4,7 +4,7 @@
     GPU   a program is a piece: a unit, or a strip of units that are neighbours in memory; two per multiprocessor at
           least, four where a reduction is cut into blocks for them
 
-Numbers depend on the machine and on shapes, never on data or on how many threads happen to run.
+Numbering depend on the machine and on shapes, never on data or on how many threads happen to run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapp
     """
     if not target.is_gpu:
         return size_hint(group.points(units))
-    together = {best_vector(group, group.members): GPU_STRIP} | (group.frozen if blocks is None else dict(blocks))
+    together = {best_vector(group, group.members): GPU_STRIP} | (group.blocked if blocks is None else dict(blocks))
     counts = [-(-max(size_hint(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
     return prod(counts)
 

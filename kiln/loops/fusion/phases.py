@@ -16,7 +16,7 @@ from typing import final
 
 from kiln.loops.body.body import Compute, Indirect, Load, Random
 from kiln.loops.body.builder import operands_of, symbols_used
-from kiln.loops.fusion.group import Access, Group, Member
+from kiln.loops.fusion.group import Group, Member, MemberAccess
 from kiln.loops.program.nodes import Pointwise, Reduction
 from kiln.symbolic import Symbol
 
@@ -49,17 +49,17 @@ class PhasePlans:
 
     def __post_init__(self) -> None:
         self._writers = self.group.writers()
-        self._users: dict[str, list[tuple[Member, Access]]] = {}
+        self._users: dict[str, list[tuple[Member, MemberAccess]]] = {}
         for member in self.group.members:
             for access in member.reads:
                 if access.buffer in self._writers:
                     self._users.setdefault(access.buffer, []).append((member, access))
 
-    def users(self, buffer: str) -> list[tuple[Member, Access]]:
+    def users(self, buffer: str) -> list[tuple[Member, MemberAccess]]:
         """Members that read what a member writes."""
         return self._users.get(buffer, [])
 
-    def forwards(self, writer: Member, reader: Member, access: Access) -> bool:
+    def forwards(self, writer: Member, reader: Member, access: MemberAccess) -> bool:
         """Can the value go from `writer` to `reader` within one point of one phase?"""
         if not isinstance(writer.node, Pointwise) or (is_serial(reader) and not isinstance(reader.node, Reduction)):
             return False
@@ -145,7 +145,7 @@ def is_cheap(member: Member, inner: dict[Symbol, None]) -> bool:
     """Is computing its value again no worse than loading it? What does not change along `inner` is computed once."""
     if not isinstance(member.node, Pointwise):
         return False
-    moving = {own for own, parts in member.places.items() if any(one in inner for one, _ in parts)}
+    moving = {own for own, parts in member.axis_terms.items() if any(one in inner for one, _ in parts)}
     varies: list[bool] = []
     cost = loads = 0
     for op in member.node.body.ops:

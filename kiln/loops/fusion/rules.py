@@ -1,6 +1,6 @@
 """The rules of fusion: which two groups may become one kernel, and what that saves.
 
-A rule says how two groups meet (`applies`), which units are left (an `Alignment`), and with that the same score
+A rule says how two groups meet (`applies`), which units are left (an `CommonSpace`), and with that the same score
 decides for all: bytes that need not go through memory, and a launch, against parallelism that is lost.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.fusion.align import Alignment, align, dependencies, pair_by_size
-from kiln.loops.fusion.graph import Dependencies
-from kiln.loops.fusion.group import Group, Member, Symbols
+from kiln.loops.fusion.align import CommonSpace, align, dependencies, pair_by_size
+from kiln.loops.fusion.dependencies import Dependencies
+from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.layout import best_vector
 from kiln.loops.fusion.parallel import pieces, starves, wanted_pieces
 from kiln.loops.fusion.split import SERIAL_POINTS, is_splittable
@@ -30,7 +30,7 @@ SMALL_SUM = 1 << 18
 MOST_COLUMNS = 1 << 14
 """Running sums that the registers of a program of a GPU have room for."""
 MOST_MEMBERS = 48
-"""Loops in a kernel; beyond this it is slow to compile and short of registers."""
+"""KernelLoops in a kernel; beyond this it is slow to compile and short of registers."""
 MOST_OPS, MOST_BUFFERS = 640, 128
 """The same for its operations, and for what it reads and writes: 300 additions of 300 tensors took Triton 9 s, 600 of
 600 took 75."""
@@ -38,12 +38,12 @@ MOST_OPS, MOST_BUFFERS = 640, 128
 
 @final
 @dataclass(frozen=True, slots=True)
-class Context:
+class FusionContext:
     """What rules look at beside the two groups."""
 
     buffers: Mapping[str, Buffer]
     graph: Dependencies
-    symbols: Symbols
+    symbols: GroupSymbols
     target: Target
 
     def bytes(self, name: str) -> int:
@@ -53,14 +53,14 @@ class Context:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FusionRule:
     """`propose(first, second, context)`: the common space, or None where the rule does not apply.
 
     `launches`: how many it saves. `shares`: what is saved has to be a good part of the second group's traffic.
     """
 
     name: str
-    propose: Callable[[Group, Group, Context], Alignment | None]
+    propose: Callable[[Group, Group, FusionContext], CommonSpace | None]
     launches: int = 1
     shares: bool = False
 
@@ -69,10 +69,10 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Proposal:
     rule: str
-    alignment: Alignment
+    alignment: CommonSpace
 
 
-def vertical(first: Group, second: Group, context: Context) -> Alignment | None:
+def vertical(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """A pointwise consumer joins its pointwise producers: the value stays in a register.
 
     y = exp(x); z = y + 1        one loop, y is stored only if something else reads it
@@ -82,7 +82,7 @@ def vertical(first: Group, second: Group, context: Context) -> Alignment | None:
     return _in_rows(first, second, align(first, second, context.symbols))
 
 
-def producers_into_reduction(first: Group, second: Group, context: Context) -> Alignment | None:
+def producers_into_reduction(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """Pointwise producers join the reduction that reads them: the reduction's kept axes are the units.
 
     y = gelu(x); s = sum of y over i1        y[i0, ...] is made and summed by unit i0
@@ -92,7 +92,7 @@ def producers_into_reduction(first: Group, second: Group, context: Context) -> A
     return align(first, second, context.symbols)
 
 
-def consumers_after_reduction(first: Group, second: Group, context: Context) -> Alignment | None:
+def consumers_after_reduction(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """Consumers of a reduction, pointwise or reductions again, join it: later phases of the same unit.
 
     s = sum of x over i1; y = x / s        softmax, layer norm, cross-entropy become one kernel
@@ -102,7 +102,7 @@ def consumers_after_reduction(first: Group, second: Group, context: Context) -> 
     return align(first, second, context.symbols)
 
 
-def siblings(first: Group, second: Group, context: Context) -> Alignment | None:
+def siblings(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """Two loops that read the same data and do not depend on each other share the pass over it.
 
     a = sum of x over i1; b = amax of x over i1
@@ -112,7 +112,7 @@ def siblings(first: Group, second: Group, context: Context) -> Alignment | None:
     return _in_rows(first, second, align(first, second, context.symbols))
 
 
-def small_sums(first: Group, second: Group, context: Context) -> Alignment | None:
+def small_sums(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """Two short reductions of equal shape share a launch, on a GPU, though they read nothing in common.
 
     loss = sum of loss_terms over i0; count = sum of mask over i0
@@ -125,7 +125,7 @@ def small_sums(first: Group, second: Group, context: Context) -> Alignment | Non
     names = dict(zip(second.units, first.units, strict=True))
     pair_by_size(first, second, names)
     inner = [one for one in second.sizes if one not in second.units]
-    return Alignment(names, dict(first.units)) if all(one in names for one in inner) else None
+    return CommonSpace(names, dict(first.units)) if all(one in names for one in inner) else None
 
 
 def is_small_sum(group: Group, target: Target) -> bool:
@@ -139,7 +139,7 @@ def is_small_sum(group: Group, target: Target) -> bool:
     )
 
 
-def mixed_order(first: Group, second: Group, context: Context) -> Alignment | None:
+def mixed_order(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """A column reduction joins a kernel over rows: each block of rows gives its part of the sums.
 
     dx[i0, i1] = f(row i0 of g); db[i1] = sum of g over i0        the backward of layer norm
@@ -164,7 +164,7 @@ def _fits_registers(group: Group) -> bool:
     return is_static(columns) and columns <= MOST_COLUMNS
 
 
-def combined_parts(first: Group, second: Group, context: Context) -> Alignment | None:
+def combined_parts(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
     """Sums of parts that one kernel made are finished by one kernel.
 
     dw = sum of dw_part over blocks; db = sum of db_part over blocks
@@ -174,14 +174,14 @@ def combined_parts(first: Group, second: Group, context: Context) -> Alignment |
     ours, theirs = ([group.sizes[one] for one in group.units] for group in (first, second))
     names = dict(zip(second.units, first.units, strict=False))
     pair_by_size(first, second, names)
-    return Alignment(names, dict(first.units)) if ours == theirs else None
+    return CommonSpace(names, dict(first.units)) if ours == theirs else None
 
 
 def _combines_parts(group: Group) -> bool:
     return group.parts is not None
 
 
-def _in_rows(first: Group, second: Group, found: Alignment | None) -> Alignment | None:
+def _in_rows(first: Group, second: Group, found: CommonSpace | None) -> CommonSpace | None:
     """All units of one of the two are left; where the other loses some, its units become rows."""
     if found is None or len(found.units) < min(len(first.units), len(second.units)):
         return None
@@ -195,13 +195,13 @@ def _in_rows(first: Group, second: Group, found: Alignment | None) -> Alignment 
 
 
 FUSION_RULES = (
-    Rule("vertical", vertical),
-    Rule("producers-into-reduction", producers_into_reduction),
-    Rule("consumers-after-reduction", consumers_after_reduction),
-    Rule("siblings", siblings, shares=True),
-    Rule("small-sums", small_sums),
-    Rule("mixed-order", mixed_order, launches=-1),  # the sum of the parts may be a kernel of its own
-    Rule("combined-parts", combined_parts),
+    FusionRule("vertical", vertical),
+    FusionRule("producers-into-reduction", producers_into_reduction),
+    FusionRule("consumers-after-reduction", consumers_after_reduction),
+    FusionRule("siblings", siblings, shares=True),
+    FusionRule("small-sums", small_sums),
+    FusionRule("mixed-order", mixed_order, launches=-1),  # the sum of the parts may be a kernel of its own
+    FusionRule("combined-parts", combined_parts),
 )
 
 
@@ -216,7 +216,7 @@ def _shared(first: Group, second: Group) -> set[str]:
     return (mine & theirs) - made
 
 
-def propose(first: Group, second: Group, context: Context) -> Proposal | None:
+def propose(first: Group, second: Group, context: FusionContext) -> Proposal | None:
     """What the first rule that applies makes of the two, if it is worth it."""
     if first.device != second.device or _are_many([*first.members, *second.members]):
         return None
@@ -246,7 +246,7 @@ def _are_many(members: Sequence[Member]) -> bool:
     return len({access.buffer for one in members for access in one.accesses()}) > MOST_BUFFERS
 
 
-def _saved_bytes(first: Group, second: Group, context: Context) -> int:
+def _saved_bytes(first: Group, second: Group, context: FusionContext) -> int:
     total = sum(context.bytes(name) for name in _shared(first, second))
     inside = {member.number for group in (first, second) for member in group.members}
     for name in {access.buffer for _, _, _, access in dependencies(first, second)}:
@@ -256,12 +256,12 @@ def _saved_bytes(first: Group, second: Group, context: Context) -> int:
     return total
 
 
-def _demoted(first: Group, second: Group, found: Alignment) -> list[Group]:
+def _demoted(first: Group, second: Group, found: CommonSpace) -> list[Group]:
     """Pointwise groups that lose units: their loops become rows, which has to be worth it."""
     return [one for one in (first, second) if len(found.units) < len(one.units) and not one.has_reductions()]
 
 
-def _traffic(group: Group, context: Context) -> int:
+def _traffic(group: Group, context: FusionContext) -> int:
     """Bytes that the group moves; of a table that is looked up only what is picked."""
     moved: dict[str, int] = {}
     for member in group.members:
@@ -271,9 +271,9 @@ def _traffic(group: Group, context: Context) -> int:
     return sum(moved.values())
 
 
-def _parts_stay(first: Group, second: Group, found: Alignment) -> bool:
+def _parts_stay(first: Group, second: Group, found: CommonSpace) -> bool:
     """Reductions that are split over units must keep these units, in blocks along one of them."""
-    blocked = {*first.frozen, *(found.names.get(one, one) for one in second.frozen)}
+    blocked = {*first.blocked, *(found.names.get(one, one) for one in second.blocked)}
     dims = {*first.part_symbols(), *(found.names.get(one, one) for one in second.part_symbols())}
     if len(blocked) > 1 or not dims <= found.units.keys():
         return False
@@ -282,7 +282,7 @@ def _parts_stay(first: Group, second: Group, found: Alignment) -> bool:
     )
 
 
-def _splits_along(member: Member, blocked: set[Symbol], found: Alignment) -> bool:
+def _splits_along(member: Member, blocked: set[Symbol], found: CommonSpace) -> bool:
     """A reduction that will be split must reduce the units that come in blocks: its parts are counted by them."""
     if member.partial is not None or not isinstance(member.node, Reduction):
         return True
@@ -290,10 +290,10 @@ def _splits_along(member: Member, blocked: set[Symbol], found: Alignment) -> boo
     return not outer or blocked <= outer
 
 
-def _starves(first: Group, second: Group, found: Alignment, context: Context) -> bool:
+def _starves(first: Group, second: Group, found: CommonSpace, context: FusionContext) -> bool:
     """Does the fused loop leave parts of the machine without work that one of the two had?"""
     target = context.target
-    blocks = first.frozen | {found.names.get(one, one): size for one, size in second.frozen.items()}
+    blocks = first.blocked | {found.names.get(one, one): size for one, size in second.blocked.items()}
     left = pieces(first, found.units, target, blocks)
     if left >= wanted_pieces(target):
         return False
@@ -307,7 +307,7 @@ def _starves(first: Group, second: Group, found: Alignment, context: Context) ->
     return False
 
 
-def _waits(first: Group, second: Group, found: Alignment, saved: int, context: Context) -> bool:
+def _waits(first: Group, second: Group, found: CommonSpace, saved: int, context: FusionContext) -> bool:
     """Would whole rows be gone through one after the other, for a sum over units that reads little of them?
 
     Where rows come in blocks already, they are.
@@ -316,13 +316,13 @@ def _waits(first: Group, second: Group, found: Alignment, saved: int, context: C
     for group, other, names in ((first, second, {}), (second, first, found.names)):
         reduced = {names.get(one, one) for member in group.members if member.partial is None
                    for one in member.reduced()}  # fmt: skip
-        rows = not other.frozen and any(other.inner(member) for member in other.members)
+        rows = not other.blocked and any(other.inner(member) for member in other.members)
         if rows and not reduced.isdisjoint(found.units):
             return GOOD_PART * min(saved, _traffic(group, context)) < _traffic(other, context)
     return False
 
 
-def _keeps_inside(first: Group, second: Group, found: Alignment) -> bool:
+def _keeps_inside(first: Group, second: Group, found: CommonSpace) -> bool:
     """Would a unit keep several results of a reduction or of a scan that were units before?
 
     A program of a GPU has registers for one row, not for all rows of an image. Parts of sums are made to be kept.

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from kiln.loops.body.indexing import substituted
 from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
-from kiln.loops.fusion.inplace import Lives
-from kiln.loops.fusion.kernel import group_launch
+from kiln.loops.fusion.group_kernel import group_launch
+from kiln.loops.fusion.inplace import LastUses
+from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import Placed, allocations, frees, kept_alive
+from kiln.loops.fusion.lifetimes import ScheduledStep, allocations, frees, kept_alive
 from kiln.loops.fusion.materialise_row_terms import with_row_terms
 from kiln.loops.fusion.recompute_at_gather import inline_looked_up
-from kiln.loops.fusion.single import copy_body, single_kernel
+from kiln.loops.fusion.single_kernel import copy_body, single_kernel
 from kiln.loops.fusion.sink_column_sums import with_columns_last
-from kiln.loops.fusion.table import KernelTable
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
 from kiln.loops.program.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Scatter
@@ -37,7 +37,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> Schedul
     buffers = program_buffers(program)
     table = KernelTable()
     fused = fuse(program, buffers, target)
-    lives = Lives(fused.groups, fused.graph, buffers)
+    lives = LastUses(fused.groups, fused.graph, buffers)
     placed = [one for group in fused.groups for one in _steps(group, fused, lives, buffers, table, target)]
     known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
     known |= {buffer.name for buffer, _ in program.constants}
@@ -63,22 +63,22 @@ def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
 
 
 def _steps(
-    group: Group, fused: Fused, lives: Lives, buffers: dict[str, Buffer], table: KernelTable, target: Target
-) -> Iterator[Placed]:
+    group: Group, fused: Fused, lives: LastUses, buffers: dict[str, Buffer], table: KernelTable, target: Target
+) -> Iterator[ScheduledStep]:
     node = group.step
     if node is None:
         call = library_call(group, buffers, target)
         if call is not None:
-            yield Placed(call)
+            yield ScheduledStep(call)
             return
         yield group_launch(group, fused, lives.dying(group), buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
-            yield Placed(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers, target)))
-        yield Placed(table.launch(single_kernel(node, buffers, target)))
+            yield ScheduledStep(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers, target)))
+        yield ScheduledStep(table.launch(single_kernel(node, buffers, target)))
     else:
         assert isinstance(node, Extern)
-        yield Placed(node)
+        yield ScheduledStep(node)
 
 
 def _copy(source: Buffer, out: Buffer) -> Pointwise:

@@ -15,9 +15,9 @@ of each row, and the sums of columns over all rows, in one pass.
 from __future__ import annotations
 
 from kiln.loops.body.builder import BodyBuilder
-from kiln.loops.fusion.group import Group, Member, Partial
+from kiln.loops.fusion.group import Group, Member, PartialReduction
 from kiln.loops.fusion.parallel import floor_power, pieces, starves, strip, wanted_pieces
-from kiln.loops.fusion.single import accumulator_dtype
+from kiln.loops.fusion.single_kernel import accumulator_dtype
 from kiln.loops.program.nodes import Axis, Buffer, ReduceOp, Reduction
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
@@ -110,19 +110,19 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     assert isinstance(node, Reduction)
     strides = _strides(member)
     outer = sorted((one for one in member.reduced() if one in group.units), key=lambda one: -strides.get(one, 0))
-    blocked = next(iter(group.frozen), outer[-1])
+    blocked = next(iter(group.blocked), outer[-1])
     outer.sort(key=lambda one: one is blocked)
-    if not group.frozen:
-        group.frozen[blocked] = (
+    if not group.blocked:
+        group.blocked[blocked] = (
             _gpu_block_size(group, blocked, target) if target.is_gpu else _block_size(group, kept_in_strips)
         )
-    size = group.frozen[blocked]
+    size = group.blocked[blocked]
     counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
     sizes = (*counts, *node.out.spec.sizes)
     dtype = accumulator_dtype(node.op, node.out.spec.dtype)
     spec = TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, node.out.spec.device)
     part = Buffer(f"{node.out.name}_part", spec)
-    member.partial = Partial(part, tuple(outer), blocked, size)
+    member.partial = PartialReduction(part, tuple(outer), blocked, size)
     return _combine(node, part, counts)
 
 

@@ -33,7 +33,7 @@ Effect = Store | Accumulate
 
 @final
 @dataclass(frozen=True, slots=True)
-class Loops:
+class KernelLoops:
     """Units, phases and locals of a kernel, and the buffers that it sees under views."""
 
     units: tuple[Axis, ...]
@@ -44,12 +44,12 @@ class Loops:
     """For each buffer the axis that runs along each dimension; None: an address."""
 
 
-def merge_views(loops: Loops) -> Loops:
+def merge_views(loops: KernelLoops) -> KernelLoops:
     """The same loops with merged axes and dimensions."""
     return _Merger(loops).run()
 
 
-def open_sizes(loops: Loops) -> tuple[Loops, dict[Symbol, Int]]:
+def open_sizes(loops: KernelLoops) -> tuple[KernelLoops, dict[Symbol, Int]]:
     """Sizes that the code need not know under symbols of their own, and their values.
 
     The number of the outermost units (of all units where there is nothing inside them), the strides that follow from
@@ -64,7 +64,7 @@ def open_sizes(loops: Loops) -> tuple[Loops, dict[Symbol, Int]]:
 
 @final
 class _Opener:
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: KernelLoops) -> None:
         self.loops = loops
         self.values: dict[Symbol, Int] = {}
         self._spans: dict[Int, Symbol] = {}
@@ -74,7 +74,7 @@ class _Opener:
         self.outer = frozenset(axis.symbol for axis in loops.units[:-1]) if everything else frozenset()
         self.addresses: dict[Int, Int] = {}
 
-    def run(self) -> tuple[Loops, dict[Symbol, Int]]:
+    def run(self) -> tuple[KernelLoops, dict[Symbol, Int]]:
         units = tuple(Axis(axis.symbol, self.sizes.get(axis.symbol, axis.size)) for axis in self.loops.units)
         buffers = {name: Buffer(name, self._opened(buffer.spec, self.loops.dims[name]))
                    for name, buffer in self.loops.buffers.items()}  # fmt: skip
@@ -143,7 +143,7 @@ class _Opener:
 
 @final
 class _Merger:
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: KernelLoops) -> None:
         self.loops = loops
         self.private = {one.name for one in loops.locals}
         self.sizes = {axis.symbol: axis.size for axis in loops.units}
@@ -160,7 +160,7 @@ class _Merger:
                 self.addresses[name, index] = address
                 self.forms.setdefault(name, []).append(affine(address, self.sizes, _bound(loops)))
 
-    def run(self) -> Loops:
+    def run(self) -> KernelLoops:
         merged = self._find_merges()
         return _Rewriter(self, merged).run()
 
@@ -207,7 +207,7 @@ class _Merger:
         return all((outer in one) == (inner in one) for one in over)
 
     def _fixed(self) -> frozenset[Symbol]:
-        """Symbols whose values are used other than in affine addresses."""
+        """GroupSymbols whose values are used other than in affine addresses."""
         used: frozenset[Symbol] = symbols_of(*self.sizes.values())
         # An axis that is shorter in the last unit: locals have room for its full size.
         rows = {axis.symbol for local in self.loops.locals for axis in local.axes}
@@ -225,7 +225,7 @@ class _Merger:
         return used
 
     def _moved_in_locals(self, phase: Phase) -> frozenset[Symbol]:
-        """Symbols of locals that are read or written elsewhere than at the axes themselves."""
+        """GroupSymbols of locals that are read or written elsewhere than at the axes themselves."""
         axes = {one.name: tuple(axis.symbol for axis in one.axes) for one in self.loops.locals}
         used: frozenset[Symbol] = frozenset()
         loads = [(op.buffer, op.index) for op in phase.body.ops if isinstance(op, Load)]
@@ -235,7 +235,7 @@ class _Merger:
         return used
 
 
-def _bound(loops: Loops) -> frozenset[Symbol]:
+def _bound(loops: KernelLoops) -> frozenset[Symbol]:
     return frozenset(op.symbol for phase in loops.phases for op in phase.body.ops if isinstance(op, Indirect))
 
 
@@ -270,13 +270,13 @@ class _Rewriter:
             self.sizes[last] = self.sizes[last] * merger.sizes[outer]
         self.views = {name: self._view(name) for name in merger.forms}
 
-    def run(self) -> Loops:
+    def run(self) -> KernelLoops:
         loops = self.loops
         phases = tuple(self._phase(phase) for phase in loops.phases)
         locals_ = tuple(replace(one, axes=self._axes(one.axes)) for one in loops.locals)
         buffers = {name: Buffer(name, spec) for name, (spec, _) in self.views.items()}
         dims = {name: (None,) if symbols is None else symbols for name, (_, symbols) in self.views.items()}
-        return Loops(self._axes(loops.units), phases, locals_, buffers, dims)
+        return KernelLoops(self._axes(loops.units), phases, locals_, buffers, dims)
 
     def _axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(Axis(axis.symbol, self._size(axis)) for axis in axes if axis.symbol not in self.merged)

@@ -18,9 +18,9 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import Index
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import symbols_of
-from kiln.loops.fusion.group import Access, Member
+from kiln.loops.fusion.group import Member, MemberAccess
 from kiln.loops.fusion.phases import PhasePlan, PhasePlans, is_cheap
-from kiln.loops.fusion.single import accumulator_dtype, converted
+from kiln.loops.fusion.single_kernel import accumulator_dtype, converted
 from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.program.nodes import Axis, Buffer, Pointwise, Reduction, Scan
 from kiln.symbolic import Int, Symbol, is_static
@@ -41,7 +41,7 @@ class KernelBuilder:
         order: list[Symbol],
         stored: frozenset[str],
         buffers: Mapping[str, Buffer],
-        policy: Keep,
+        policy: KeepPolicy,
     ) -> None:
         self.plans, self.group, self.buffers, self.policy = plans, plans.group, buffers, policy
         self.rank = {one: place for place, one in enumerate(order)}
@@ -83,7 +83,7 @@ class KernelBuilder:
             self.locals[key] = Local(f"{member.out}_row", member.node.out.spec.dtype, axes)
         return self.locals[key]
 
-    def row_index(self, member: Member, local: Local, access: Access) -> Index:
+    def row_index(self, member: Member, local: Local, access: MemberAccess) -> Index:
         """Where in the local stands what `access` reads from the buffer of `member`.
 
         Mostly the symbol of the digit that was written. Fusion may have split an axis of the writer without that of
@@ -112,10 +112,10 @@ class KernelBuilder:
         return tuple(index)
 
 
-class Keep(Protocol):
+class KeepPolicy(Protocol):
     """What becomes of a value that a later phase of the kernel reads."""
 
-    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: MemberAccess, stored: bool) -> bool:
         """Is it computed again? `stored`: it is in memory anyway."""
 
     def in_row(self, plans: PhasePlans, name: str) -> bool:
@@ -123,10 +123,10 @@ class Keep(Protocol):
 
 
 @final
-class KeepInCache(Keep):
+class KeepInCache(KeepPolicy):
     """A CPU keeps values in rows on the stack, unless computing them is as cheap as a load."""
 
-    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: MemberAccess, stored: bool) -> bool:
         return not stored and is_cheap(writer, plans.group.inner(writer)) and plans.forwards(writer, reader, access)
 
     def in_row(self, plans: PhasePlans, name: str) -> bool:
@@ -134,14 +134,14 @@ class KeepInCache(Keep):
 
 
 @final
-class KeepInRegisters(Keep):
+class KeepInRegisters(KeepPolicy):
     """A GPU computes a value again wherever the reader is at its point.
 
     Where the whole row is in registers, the printer finds that it has the value already; where it is too long, reading
     the inputs again is what there is to do. Running sums stay in registers if a row of them fits.
     """
 
-    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: Access, stored: bool) -> bool:
+    def recomputes(self, plans: PhasePlans, writer: Member, reader: Member, access: MemberAccess, stored: bool) -> bool:
         if not isinstance(writer.node, Pointwise) or writer.write.form is None:
             return False
         inner, outer = plans.group.inner(writer).keys(), plans.group.inner(reader).keys()
@@ -155,7 +155,7 @@ class KeepInRegisters(Keep):
         return own and is_static(points) and points <= REGISTER_POINTS
 
 
-def _values_read_later(plans: PhasePlans, stored: frozenset[str], policy: Keep) -> frozenset[str]:
+def _values_read_later(plans: PhasePlans, stored: frozenset[str], policy: KeepPolicy) -> frozenset[str]:
     """Values that a later phase reads and does not compute again."""
     found: set[str] = set()
 
@@ -198,7 +198,7 @@ class _PhaseBody:
         """The place of a member's value at this point."""
         found = self.values.get(member.out)
         if found is None:
-            values = {own: member.value(own) for own in member.places}
+            values = {own: member.value(own) for own in member.axis_terms}
             # Loads come in the order of the accesses.
             accesses = iter(member.reads)
 
@@ -212,7 +212,7 @@ class _PhaseBody:
             self.values[member.out] = found
         return found
 
-    def _inside(self, writer: Member, reader: Member, access: Access, mask: int | None) -> int | None:
+    def _inside(self, writer: Member, reader: Member, access: MemberAccess, mask: int | None) -> int | None:
         """The place of what `reader` reads of `writer`; None: from memory."""
         plans = self.kernel.plans
         if isinstance(writer.node, Pointwise):

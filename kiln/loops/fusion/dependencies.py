@@ -18,8 +18,8 @@ from kiln.loops.program.nodes import Buffer, LoopProgram, Scatter
 
 @final
 @dataclass(slots=True)
-class Uses:
-    """Numbers of the nodes that read a buffer; `kept`: it outlives the region or is memory of another."""
+class BufferUses:
+    """Numbering of the nodes that read a buffer; `kept`: it outlives the region or is memory of another."""
 
     readers: list[int] = field(default_factory=list)
     kept: bool = False
@@ -38,8 +38,8 @@ class Dependencies:
         self._readers: dict[str, list[Group]] = {}
         self.uses = self._find_uses(program, buffers)
 
-    def _find_uses(self, program: LoopProgram, buffers: dict[str, Buffer]) -> dict[str, Uses]:
-        uses = {name: Uses() for name in buffers}
+    def _find_uses(self, program: LoopProgram, buffers: dict[str, Buffer]) -> dict[str, BufferUses]:
+        uses = {name: BufferUses() for name in buffers}
         for number, names in enumerate(self._reads):
             for name in names:
                 uses[name].readers.append(number)
@@ -65,7 +65,7 @@ class Dependencies:
             if writer is not None:
                 group.after.add(writer)
                 if not fusable or not self.is_plain(name):
-                    group.hard.add(writer)
+                    group.barriers.add(writer)
             self._readers.setdefault(root, []).append(group)
         for name in self._writes[number]:
             self.write(group, name)
@@ -77,14 +77,14 @@ class Dependencies:
         if root in self._last_writer:
             earlier.append(self._last_writer[root])
         group.after.update(earlier)
-        group.hard.update(earlier)
+        group.barriers.update(earlier)
         self._last_writer[root] = group
 
     def add_combine(self, group: Group, parts: Group, part: str, out: str) -> None:
         """`group` combines `part`, which `parts` writes, into `out`, which `parts` was to write."""
         group.after.add(parts)
-        group.hard.add(parts)
-        self.uses[part] = Uses(kept=True)
+        group.barriers.add(parts)
+        self.uses[part] = BufferUses(kept=True)
         self.roots[part] = part
         self._last_writer[part] = parts
         self._last_writer[self.roots[out]] = group

@@ -13,9 +13,9 @@ from typing import final
 
 from kiln.loops.body.affine import Affine
 from kiln.loops.body.body import Load
-from kiln.loops.fusion.axis_splits import DigitForms, Digits, axis_digits
-from kiln.loops.fusion.group import Access, FusableNode, Group, Member, Symbols, combined_axes
-from kiln.loops.fusion.keys import Key, Numbers, node_key
+from kiln.loops.fusion.axis_splits import AxisSplits, SplitForms, axis_splits
+from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member, MemberAccess, combined_axes
+from kiln.loops.fusion.group_keys import Key, Numbering, node_key
 from kiln.loops.fusion.phases import is_serial
 from kiln.loops.kernel.analyses import accesses, bound_symbols, node_axes
 from kiln.loops.program.nodes import Buffer, Reduction
@@ -24,21 +24,21 @@ from kiln.symbolic import Int, Symbol
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Analysed:
+class _NodeForms:
     """The digits of a node's axes; its accesses over these: of each load, and of its store."""
 
-    digits: Digits
+    digits: AxisSplits
     reads: tuple[tuple[Affine | None, bool], ...]
     write: Affine | None
 
 
 @final
-class Singles:
+class SingleGroups:
     """Makes groups of one node."""
 
-    def __init__(self, buffers: Mapping[str, Buffer], symbols: Symbols) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer], symbols: GroupSymbols) -> None:
         self.buffers, self.symbols = buffers, symbols
-        self._known: dict[Key, _Analysed] = {}
+        self._known: dict[Key, _NodeForms] = {}
 
     def group(self, node: FusableNode, number: int) -> Group:
         """`node` alone; its units are not chosen yet."""
@@ -53,41 +53,41 @@ class Singles:
         }
         loads = (op.buffer for op in node.body.ops if isinstance(op, Load))
         reads = [
-            Access(name, _renamed(form, fresh), conditional)
+            MemberAccess(name, _renamed(form, fresh), conditional)
             for name, (form, conditional) in zip(loads, known.reads, strict=True)
         ]
         places: dict[Symbol, tuple[tuple[Symbol, Int], ...]] = {
             axis: tuple([(fresh[one.symbol], one.multiple) for one in digits if one.symbol in fresh])
             for axis, digits in known.digits.items()
         }
-        member = Member(node, number, places, reads, Access(node.out.name, _renamed(known.write, fresh)))
+        member = Member(node, number, places, reads, MemberAccess(node.out.name, _renamed(known.write, fresh)))
         group = Group([member], origin=node.origin)
         group.sizes = {
             fresh[one.symbol]: one.size for digits in known.digits.values() for one in digits if one.symbol in fresh
         }
         if is_serial(member):
-            group.whole = frozenset(member.reduced())
+            group.unsplittable = frozenset(member.reduced())
         return group
 
-    def _analysed(self, node: FusableNode) -> _Analysed:
-        names = Numbers()
+    def _analysed(self, node: FusableNode) -> _NodeForms:
+        names = Numbering()
         key = node_key(node, names), tuple([self.buffers[name].spec.strides for name in names.of])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._analyse(node)
         return found
 
-    def _analyse(self, node: FusableNode) -> _Analysed:
+    def _analyse(self, node: FusableNode) -> _NodeForms:
         serial = not isinstance(node, Reduction) or node.op.value.startswith("arg")
         whole = frozenset(axis.symbol for axis in combined_axes(node)) if serial else frozenset()
-        digits = axis_digits(node, whole)
-        forms = DigitForms(digits, bound_symbols(node.body))
+        digits = axis_splits(node, whole)
+        forms = SplitForms(digits, bound_symbols(node.body))
         reads = [
             (forms.form(self.buffers[load.buffer].spec, load.index), load.conditional) for load in accesses(node.body)
         ]
         kept = node.kept if isinstance(node, Reduction) else node_axes(node)
         write = forms.form(node.out.spec, tuple([axis.symbol for axis in kept]))
-        return _Analysed(digits, tuple(reads), write)
+        return _NodeForms(digits, tuple(reads), write)
 
 
 def _renamed(form: Affine | None, fresh: dict[Symbol, Symbol]) -> Affine | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.loops.fusion.keys import Key
-from kiln.loops.fusion.single import Call
+from kiln.loops.fusion.group_keys import Key
+from kiln.loops.fusion.single_kernel import KernelCall
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.rename import canonical
 from kiln.loops.kernel.scheduled import Launch
@@ -19,7 +19,7 @@ from kiln.symbolic import Int, Symbol
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownLaunch:
     """The launch of a group; its buffers by number."""
 
     kernel: KernelIR
@@ -34,10 +34,10 @@ class KernelTable:
 
     def __init__(self) -> None:
         self.by_key: dict[str, KernelIR] = {}
-        self.by_group: dict[Key, _Known] = {}
+        self.by_group: dict[Key, _KnownLaunch] = {}
         self._names: dict[str, int] = {}
 
-    def launch(self, call: Call) -> Launch:
+    def launch(self, call: KernelCall) -> Launch:
         """The launch of a kernel on the buffers that it names."""
         kernel = call.kernel
         made, key = canonical(kernel)
@@ -57,7 +57,7 @@ class KernelTable:
     def remember(self, key: Key, names: tuple[str, ...], launch: Launch, over: Mapping[str, str]) -> Launch:
         args = tuple([names.index(name) for name in launch.args])
         pairs = tuple([(names.index(result), names.index(argument)) for result, argument in over.items()])
-        self.by_group[key] = _Known(launch.kernel, args, launch.ints, pairs)
+        self.by_group[key] = _KnownLaunch(launch.kernel, args, launch.ints, pairs)
         return launch
 
     def taken_over(self, key: Key, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:

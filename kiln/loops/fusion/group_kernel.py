@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kiln.loops.body.body import Compute
-from kiln.loops.fusion.build import KeepInCache, KeepInRegisters, KernelBuilder
+from kiln.loops.fusion.dependencies import Dependencies, memory_of
 from kiln.loops.fusion.fuse import Fused
-from kiln.loops.fusion.graph import Dependencies, memory_of
-from kiln.loops.fusion.group import Group, Member, Symbols
-from kiln.loops.fusion.keys import group_key
-from kiln.loops.fusion.layout import Layout, best_vector, block_units, layout
-from kiln.loops.fusion.lifetimes import Placed
+from kiln.loops.fusion.group import Group, GroupSymbols, Member
+from kiln.loops.fusion.group_keys import group_key
+from kiln.loops.fusion.kernel_table import KernelTable
+from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layout
+from kiln.loops.fusion.lifetimes import ScheduledStep
+from kiln.loops.fusion.phase_bodies import KeepInCache, KeepInRegisters, KernelBuilder
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
-from kiln.loops.fusion.single import Call, assemble
-from kiln.loops.fusion.table import KernelTable
+from kiln.loops.fusion.single_kernel import KernelCall, assemble
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.program.nodes import Buffer, Pointwise
 from kiln.support.target import Target
@@ -26,7 +26,7 @@ NAMED_FLOPS, LONGEST_NAME = 4, 4
 
 def group_launch(
     group: Group, fused: Fused, dying: tuple[str, ...], buffers: dict[str, Buffer], table: KernelTable, target: Target
-) -> Placed:
+) -> ScheduledStep:
     """The launch of the kernel of a group of fused nodes, which may write over its arguments `dying`.
 
     Results that do so become views in `buffers`.
@@ -41,7 +41,7 @@ def group_launch(
     over = dict(table.taken_over(key, names))
     for result, argument in over.items():
         buffers[result] = replace(buffers[result], base=memory_of(argument, buffers))
-    return Placed(launch, tuple(over))
+    return ScheduledStep(launch, tuple(over))
 
 
 def group_kernel(
@@ -50,8 +50,8 @@ def group_kernel(
     dying: tuple[str, ...],
     buffers: Mapping[str, Buffer],
     target: Target,
-    symbols: Symbols,
-) -> Call:
+    symbols: GroupSymbols,
+) -> KernelCall:
     """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
     plans = plan_phases(group, stored)
@@ -78,7 +78,7 @@ def _escapes(member: Member, inside: set[int], graph: Dependencies) -> bool:
     return uses.kept or not uses.readers or any(number not in inside for number in uses.readers)
 
 
-def _vectorised(group: Group, plan: PhasePlan, phase: Phase, lay: Layout) -> Phase:
+def _vectorised(group: Group, plan: PhasePlan, phase: Phase, lay: LoopLayout) -> Phase:
     """The axis with neighbours in memory innermost and vectorised."""
     if not phase.axes or plan.serial:
         return phase

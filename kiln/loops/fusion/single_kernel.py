@@ -24,7 +24,7 @@ from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.builder import BodyBuilder, dtype_of
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.fusion.inplace import take_over
-from kiln.loops.fusion.views import Loops, merge_views, open_sizes
+from kiln.loops.fusion.views import KernelLoops, merge_views, open_sizes
 from kiln.loops.kernel.analyses import accesses, kernel_symbols, phase_stores, stride_along
 from kiln.loops.kernel.atomics import is_atomic
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
@@ -44,20 +44,20 @@ SingleNode = Pointwise | Reduction | Scan | Scatter
 Buffers = Mapping[str, Buffer]
 
 
-def single_kernel(node: SingleNode, buffers: Buffers, target: Target = CPU) -> Call:
+def single_kernel(node: SingleNode, buffers: Buffers, target: Target = CPU) -> KernelCall:
     """The kernel that computes `node` alone; `buffers` are those of the program by name."""
     make = _MAKERS[type(node)]
-    call: Call = make(node, buffers, target)
+    call: KernelCall = make(node, buffers, target)
     return call
 
 
-def _pointwise(node: Pointwise, buffers: Buffers, target: Target) -> Call:
+def _pointwise(node: Pointwise, buffers: Buffers, target: Target) -> KernelCall:
     phase = Phase((), node.body, (Store(node.out.name, _at(node.axes), 0),))
     strip = STRIP if node.axes and not target.is_gpu else 0
     return assemble("pointwise", node.axes, (phase,), (), buffers, target, strip=strip, origin=node.origin)
 
 
-def _reduction(node: Reduction, buffers: Buffers, target: Target) -> Call:
+def _reduction(node: Reduction, buffers: Buffers, target: Target) -> KernelCall:
     total = Local("total", accumulator_dtype(node.op, node.out.spec.dtype), ())
     vector = None if node.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) else len(node.reduced) - 1
     gather = Phase(node.reduced, node.body, (Accumulate(total.name, node.op, node.reduced, (), 0),), vector)
@@ -67,7 +67,7 @@ def _reduction(node: Reduction, buffers: Buffers, target: Target) -> Call:
     return assemble(node.op.value, node.kept, (gather, finish), (total,), buffers, target, origin=node.origin)
 
 
-def _scan(node: Scan, buffers: Buffers, target: Target) -> Call:
+def _scan(node: Scan, buffers: Buffers, target: Target) -> KernelCall:
     along = node.axes[node.along]
     units = tuple(axis for axis in node.axes if axis is not along)
     total = Local("total", dtype_of(node.body.ops, node.body.results[0]), ())
@@ -76,7 +76,7 @@ def _scan(node: Scan, buffers: Buffers, target: Target) -> Call:
     return assemble(f"scan_{node.op.value}", units, (phase,), (total,), buffers, target, origin=node.origin)
 
 
-def _scatter(node: Scatter, buffers: Buffers, target: Target) -> Call:
+def _scatter(node: Scatter, buffers: Buffers, target: Target) -> KernelCall:
     """Units are the axes that are indices of the result themselves: different units write different places.
 
     On a GPU all axes are where its atomic operations combine what collides. Plain writes that collide leave any of
@@ -103,7 +103,7 @@ def _runs_along(node: Scatter, axis: Axis, rather: Axis, buffers: Buffers) -> bo
     return steps[0].count(1) > steps[1].count(1)
 
 
-_MAKERS: Mapping[type, Callable[[Any, Buffers, Target], Call]] = {
+_MAKERS: Mapping[type, Callable[[Any, Buffers, Target], KernelCall]] = {
     Pointwise: _pointwise,
     Reduction: _reduction,
     Scan: _scan,
@@ -128,7 +128,7 @@ def _at(axes: tuple[Axis, ...]) -> Index:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """A kernel, named after the buffers of the program, and the values of those of its sizes that are not symbols."""
 
     kernel: KernelIR
@@ -149,14 +149,14 @@ def assemble(
     grain: int = 1,
     origin: str = "",
     dying: Collection[str] = (),
-) -> Call:
+) -> KernelCall:
     """A kernel with the parameters and size arguments that its phases use, in order of appearance.
 
     `dying`: arguments that results may be written over. On a GPU known sizes stay numbers: what divides them decides
     how memory is accessed.
     """
     used = {name: buffers[name] for part in _parameters(phases, locals_) for name in part}
-    loops = merge_views(Loops(units, phases, locals_, used))
+    loops = merge_views(KernelLoops(units, phases, locals_, used))
     sizes: Mapping[Symbol, Int] = {}
     if not target.is_gpu:
         loops, sizes = open_sizes(loops)
@@ -171,7 +171,7 @@ def assemble(
     # Sizes of parameters may be in terms of blocks, which are units.
     needed -= {axis.symbol for axis in loops.units}
     ints: list[Symbol] = sorted(needed, key=lambda one: one.sort_key)
-    return Call(replace(kernel, ints=tuple(ints)), sizes, over)
+    return KernelCall(replace(kernel, ints=tuple(ints)), sizes, over)
 
 
 def _parameters(phases: tuple[Phase, ...], locals_: tuple[Local, ...]) -> tuple[dict[str, None], dict[str, None]]:

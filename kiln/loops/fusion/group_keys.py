@@ -19,8 +19,8 @@ Key = tuple[Any, ...]
 
 
 @final
-class Numbers:
-    """Numbers of names or symbols, in order of first use."""
+class Numbering:
+    """Numbering of names or symbols, in order of first use."""
 
     def __init__(self) -> None:
         self.of: dict[Any, int] = {}
@@ -29,7 +29,7 @@ class Numbers:
         return self.of.setdefault(thing, len(self.of))
 
 
-def node_key(node: FusableNode, buffers: Numbers) -> Key:
+def node_key(node: FusableNode, buffers: Numbering) -> Key:
     """What a node computes, its buffers by number."""
     ops: list[Any] = []
     for op in node.body.ops:
@@ -53,19 +53,19 @@ def group_key(
     group: Group, stored: frozenset[str], dying: tuple[str, ...], buffers: Mapping[str, Buffer]
 ) -> tuple[Key, tuple[str, ...]]:
     """The key of a group, and the names of its buffers in the order of their numbers."""
-    names, symbols = Numbers(), Numbers()
+    names, symbols = Numbering(), Numbering()
     members = tuple([_member_key(member, stored, names, symbols) for member in group.members])
     specs = [buffers[name].spec for name in names.of]
     layouts = tuple([(spec.dtype, spec.sizes, spec.strides, spec.device) for spec in specs])
     space = tuple([(symbols(one), size) for one, size in group.sizes.items()])
     units = tuple([symbols(one) for one in group.units])
-    frozen = tuple([(symbols(one), size) for one, size in group.frozen.items()])
+    frozen = tuple([(symbols(one), size) for one, size in group.blocked.items()])
     dead = tuple(map(names, dying))
     return (members, layouts, space, units, frozen, dead), tuple(names.of)
 
 
-def _member_key(member: Member, stored: frozenset[str], names: Numbers, symbols: Numbers) -> Key:
-    places = tuple([tuple([(symbols(one), step) for one, step in parts]) for parts in member.places.values()])
+def _member_key(member: Member, stored: frozenset[str], names: Numbering, symbols: Numbering) -> Key:
+    places = tuple([tuple([(symbols(one), step) for one, step in parts]) for parts in member.axis_terms.values()])
     partial: Key = ()
     if member.partial is not None:
         one = member.partial
