@@ -1,0 +1,335 @@
+"""Writes docs/benchmarks.md, its plots and the table of README.md from benchmarks/results/*.json.
+
+python tools/benchmarks.py            rewrite them
+python tools/benchmarks.py --check    fail if they are not what the results say
+
+A result is called <date>-<subject>.json; the page shows the newest of each subject and lists the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+MARKS = "<!-- table: begin -->\n", "<!-- table: end -->"
+PEER, KILN = "torch.compile", "kiln"
+COLORS = {PEER: "#9aa0a6", KILN: "#c2410c"}
+
+INTRODUCTION = """\
+# Benchmarks
+
+Written by `python tools/benchmarks.py` from `benchmarks/results/*.json` (a test checks that it is up to date). Each
+section names its raw data and the command that made it.
+
+* **Speed** is eager's time divided by the compiler's: the median over pairs of calls that alternate in one process,
+  with its 95 % confidence interval. Above 1 is faster than eager.
+* **First call** is the first call in a fresh process with empty caches, compilers of kernels included.
+* **Error** is the error against a float64 reference as a share of the bound, which is twice eager's own error (or 4
+  ulp): 1 is the limit. In the GPU tables it is taken over all seeds (root mean square); in brackets follow the worst
+  single seed, and what eager gets when one of its seeds is judged by another.
+* Means are geometric.
+"""
+
+NO_RAW_DATA = """\
+## Without raw data
+
+Reproducible by the commands given, but no result file holds these figures.
+
+* Calling a compiled 12-layer BERT that has nothing to compute, with all guards: 14 us, torch.compile 296 us
+  (`python -m kiln bench --suite overhead`, two cores, 2026-11-21).
+* Launching a Triton kernel: 3.58 us, 0.34 us above the driver's own call (`pytest -s tests/gpu/test_launch.py`, H200).
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result file."""
+
+    path: Path
+    data: dict[str, Any]
+
+    @property
+    def subject(self) -> str:
+        """cpu-train, of 2026-11-21-cpu-train.json"""
+        return self.path.stem[len("2026-11-21-") :]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Models that every candidate ran."""
+        return [row for row in self.data["results"] if not any(score["failure"] for score in row["scores"].values())]
+
+    def failures(self) -> list[str]:
+        scores = [(row["row"], name, score) for row in self.data["results"] for name, score in row["scores"].items()]
+        return [f"{row}, {name}: {score['failure']}" for row, name, score in scores if score["failure"]]
+
+    def scores(self, candidate: str, field: str) -> list[float]:
+        """A number of each row that has it."""
+        found = [row["scores"][candidate][field] for row in self.rows()]
+        return [value for value in found if value is not None]
+
+    def source(self) -> str:
+        facts = [f"torch {self.data['torch']}", f"CPython {self.data['python']}"]
+        device = self.data["device"] or f"CPU, {self.data['threads']} threads"
+        return (
+            f"{device}, {', '.join(facts)}, {self.data['date']}. "
+            f"[`{self.path.name}`](../benchmarks/results/{self.path.name}): `{self.data['command']}`\n"
+        )
+
+
+def newest(paths: Sequence[Path]) -> dict[str, Run]:
+    """The last run of each subject; names begin with the date."""
+    runs = [Run(path, json.loads(path.read_text())) for path in sorted(paths)]
+    return {run.subject: run for run in runs}
+
+
+def geomean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def digits(value: float | None, count: int = 2) -> str:
+    return "" if value is None else f"{value:.{count}f}"
+
+
+def seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def share(value: float | None) -> str:
+    """Two decimals; three where two would hide on which side of the bound it is."""
+    text = digits(value)
+    return digits(value, 3) if text == "1.00" else text
+
+
+def error(score: dict[str, Any]) -> str:
+    """0.63 (1.005, 1.15): over all seeds, worst single seed, eager's worst single seed."""
+    facts = score["facts"]
+    seeds = [share(facts[name]) for name in ("one_seed", "eager_one_seed") if name in facts]
+    return share(score["error_ratio"]) + (f" ({', '.join(seeds)})" if len(seeds) > 1 else "")
+
+
+def models(run: Run) -> Iterator[str]:
+    """Speed, interval, first call, memory and error of each row."""
+    yield run.source()
+    head = ["model", "eager, ms", "speed, torch.compile", "speed, Kiln", "95 % interval",
+            "first call, s: torch.compile", "Kiln", "peak, MB: torch.compile", "Kiln",
+            "error, torch.compile", "error, Kiln"]  # fmt: skip
+    body = []
+    for row in run.rows():
+        peer, ours = row["scores"][PEER], row["scores"][KILN]
+        body.append([
+            row["row"], f"{row['eager_seconds'] * 1e3:.2f}", digits(peer["speed"]), f"**{ours['speed']:.2f}**",
+            f"{ours['low']:.2f} .. {ours['high']:.2f}", seconds(peer["first_seconds"]), seconds(ours["first_seconds"]),
+            *("" if score["peak_bytes"] is None else f"{score['peak_bytes'] / 1e6:.0f}" for score in (peer, ours)),
+            error(peer), error(ours),
+        ])  # fmt: skip
+    means = [f"{geomean(run.scores(name, 'speed')):.2f}" for name in (PEER, KILN)]
+    firsts = [run.scores(name, "first_seconds") for name in (PEER, KILN)]
+    times = [seconds(geomean(values)) if values else "" for values in firsts]
+    body.append(["mean", "", means[0], f"**{means[1]}**", "", *times, "", "", "", ""])
+    used = [column for column in range(len(head)) if any(row[column] for row in body)]
+    yield from table([head[column] for column in used], [[row[column] for column in used] for row in body])
+    yield from (f"* Failed: {failure}\n" for failure in run.failures())
+    if has_plot(run):
+        yield f"![Speed over eager](plots/{run.subject}.svg)\n"
+
+
+def has_plot(run: Run) -> bool:
+    """One model alone needs no plot."""
+    return "results" in run.data and len(run.rows()) > 1
+
+
+def compile_time(run: Run) -> Iterator[str]:
+    yield run.source()
+    capture, ratios = median(run.data["capture_seconds"]), run.data["depth_ratios"]
+    opcodes = run.data["opcodes"]
+    yield f"* Capture of BERT-base with guards: {capture * 1e3:.0f} ms (median of {len(run.data['capture_seconds'])})."
+    yield (
+        f"* That is {capture / opcodes * 1e6:.1f} us for each of the {opcodes:,} opcodes that eager runs; "
+        f"a loop of plain Python takes {run.data['seconds_per_plain_opcode'] * 1e6:.1f} us."
+    )
+    yield (
+        f"* First call of 48 layers over that of 12 (BERT of width 64): {median(ratios):.2f} "
+        f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}). Both have {run.data['kernels'][0]} kernels.\n"
+    )
+
+
+def bandwidth(run: Run) -> Iterator[str]:
+    yield run.source()
+    yield f"256 MB of bf16; share of the speed of a copy ({run.data['copy'] / 1e12:.2f} TB/s).\n"
+    patterns = run.data["patterns"]
+    names = list(dict.fromkeys(name.partition("/")[0] for name in patterns))
+    body = [
+        [name, *(digits(patterns[f"{name}/{who}"][way]) for way in ("forward", "backward") for who in (PEER, KILN))]
+        for name in names
+    ]
+    yield from table(["pattern", "forward, torch.compile", "Kiln", "backward, torch.compile", "Kiln"], body)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
+    "cpu": ("CPU: inference in float32", models),
+    "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
+    "cpu-micro": ("CPU: small patterns in float32", models),
+    "compile": ("CPU: time of compiling", compile_time),
+    "gpu-infer": ("GPU: inference in bf16", models),
+    "gpu-reduce-overhead": ("GPU: inference with CUDA graphs (`mode='reduce-overhead'`)", models),
+    "gpu-train": ("GPU: training step under bf16 autocast (forward and backward)", models),
+    "gpu-train-convnext": ("GPU: training step of ConvNeXt, whose error the run above had no time to compare", models),
+    "gpu-bandwidth": ("GPU: kernels against the bandwidth of memory", bandwidth),
+}
+
+GPU_NOTE = """\
+Up to nine models compile at the same time on the cores of the machine, in the runs of first calls too: compare their
+seconds only with each other. Each model is then timed alone. Eager is bound by the CPU for many of these models, so
+speeds depend on the machine around the GPU.
+"""
+
+SUMMARY = {
+    "cpu": "CPU inference",
+    "cpu-train": "CPU training",
+    "gpu-infer": "GPU inference",
+    "gpu-reduce-overhead": "GPU, CUDA graphs",
+    "gpu-train": "GPU training",
+}
+
+
+def page(runs: dict[str, Run], paths: Sequence[Path]) -> str:
+    parts = [INTRODUCTION, "![Speed over eager and first call](plots/overview.svg)\n"]
+    noted = False
+    for subject, (title, write) in SECTIONS.items():
+        if subject.startswith("gpu") and not noted:
+            parts.append(f"## On a GPU\n\n{GPU_NOTE}")
+            noted = True
+        parts += [f"## {title}\n", *write(runs[subject])]
+    shown = {runs[subject].path for subject in SECTIONS}
+    parts.append("## Earlier and partial runs\n")
+    for path in sorted(set(paths) - shown):
+        command = json.loads(path.read_text())["command"]
+        parts.append(f"* [`{path.name}`](../benchmarks/results/{path.name}): `{command}`")
+    return "\n".join([*parts, "", NO_RAW_DATA])
+
+
+def summary(runs: dict[str, Run]) -> str:
+    """The table of README.md: means over the models of a suite."""
+    body = []
+    for subject, title in SUMMARY.items():
+        run = runs[subject]
+        firsts = [run.scores(name, "first_seconds") for name in (PEER, KILN)]
+        speeds = [f"{geomean(run.scores(name, 'speed')):.2f}" for name in (PEER, KILN)]
+        times = [seconds(geomean(values)) if values else "" for values in firsts]
+        body.append(
+            [title, str(len(run.rows())), speeds[0], f"**{speeds[1]}**", times[0], times[1] and f"**{times[1]}**"]
+        )
+    head = ["", "models", "speed over eager: torch.compile", "Kiln", "first call, s: torch.compile", "Kiln"]
+    return "\n".join(table(head, body))
+
+
+def svg(draw: Callable[[Any], None], width: float, height: float) -> str:
+    """A plot as text that is the same in every run."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "kiln", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return re.sub(r"[ \t]+\n", "\n", text.getvalue())
+
+
+def bars(axes: Any, labels: Sequence[str], values: dict[str, list[float]]) -> None:
+    """Two bars for each label."""
+    for number, (name, heights) in enumerate(values.items()):
+        at = [index + 0.4 * number - 0.2 for index in range(len(labels))]
+        axes.bar(at, heights, 0.38, label="Kiln" if name == KILN else name, color=COLORS[name])
+    axes.set_xticks(range(len(labels)), labels, rotation=35, ha="right")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_models(run: Run) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        bars(axes, [row["row"] for row in run.rows()], {name: run.scores(name, "speed") for name in (PEER, KILN)})
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_ylabel("speed (eager = 1)")
+        axes.legend(frameon=False)
+
+    return draw
+
+
+def draw_overview(runs: dict[str, Run]) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        speed, first = figure.subplots(1, 2, width_ratios=(5, 4))
+        names = (PEER, KILN)
+        bars(
+            speed,
+            list(SUMMARY.values()),
+            {name: [geomean(runs[key].scores(name, "speed")) for key in SUMMARY] for name in names},
+        )
+        speed.axhline(1.0, color="black", linewidth=0.8)
+        speed.set_title("Speed, eager = 1")
+        speed.legend(frameon=False, loc="upper left")
+        timed = {key: title for key, title in SUMMARY.items() if runs[key].scores(KILN, "first_seconds")}
+        bars(
+            first,
+            list(timed.values()),
+            {name: [geomean(runs[key].scores(name, "first_seconds")) for key in timed] for name in names},
+        )
+        first.set_yscale("log")
+        first.set_ylim(0.5, 100)
+        first.set_yticks([1, 10, 100], ["1", "10", "100"])
+        first.set_title("First call, seconds")
+
+    return draw
+
+
+def files() -> dict[Path, str]:
+    """Every file that this command writes, with its text."""
+    paths = sorted(RESULTS.glob("*.json"))
+    runs = newest(paths)
+    before, _, rest = README.read_text().partition(MARKS[0])
+    plots = {"overview": svg(draw_overview(runs), 7.5, 3.2)}
+    for subject in SECTIONS:
+        if has_plot(runs[subject]):
+            plots[subject] = svg(draw_models(runs[subject]), 2 + 0.45 * len(runs[subject].rows()), 3)
+    return {
+        PAGE: page(runs, paths),
+        README: before + MARKS[0] + summary(runs) + MARKS[1] + rest.partition(MARKS[1])[2],
+        **{ROOT / "docs" / "plots" / f"{name}.svg": text for name, text in plots.items()},
+    }
+
+
+def main() -> int:
+    wanted = files()
+    if "--check" in sys.argv[1:]:
+        behind = [
+            str(path.relative_to(ROOT))
+            for path, text in wanted.items()
+            if not path.exists() or path.read_text() != text
+        ]
+        print("\n".join(behind))
+        return bool(behind)
+    for path, text in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
