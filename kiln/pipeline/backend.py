@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from kiln.graph.trace import Trace
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.stages import Executable
 from kiln.support.errors import KilnError
 
-Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Backend = Callable[[torch.fx.GraphModule, Sequence[object]], Executable]
 
 
 class BackendGaveNothing(KilnError):
@@ -21,8 +21,8 @@ class BackendGaveNothing(KilnError):
     try_ = ("return gm.forward",)
 
 
-def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Callable[..., tuple[Any, ...]]:
-    """The region as `backend` compiled it. Its inputs are the placeholders of the torch-level graph."""
+def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Executable:
+    """The region, compiled by `backend`. Its inputs are the placeholders of the torch-level graph."""
     context.events.emit("region")
     module = trace.torch_graph()
     placeholders = {node.target for node in module.graph.nodes if node.op == "placeholder"}

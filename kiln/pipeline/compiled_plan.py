@@ -1,4 +1,4 @@
-"""A plan with all that it needs to run: what becomes an executor now, and a bundle for later.
+"""A plan with its kernels and constants: it becomes an executor now, and a bundle for later processes.
 
 compiled = compile_plan(plan, constants, context)
 run = compiled.executor()                 # in this process
@@ -30,8 +30,9 @@ NAME = "main"
 @final
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
-    `program`: the plan as the native executor reads it.
+    """`program`: the plan as the native executor reads it.
+
+    `adapt`: inputs that are copied into the planned layout when they arrive in another one (tangents).
     """
 
     plan: Plan
@@ -43,15 +44,16 @@ class CompiledPlan:
 
     @property
     def libraries(self) -> Libraries:
-        """The kernels; waits for those that are still compiled. Raises KilnError."""
+        """The compiled kernels; waits for them. Raises KilnError."""
         if self.started.waited:
             return self.started.wait()
         with self.events.stage("kernels"):
             return self.started.wait()
 
     def executor(self, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
-        """The native executor; with `graphs`, replayed as CUDA graphs where that is right. `standalone`: its results
-        go to the caller as they are.
+        """The native executor, recorded as CUDA graphs if `graphs` is given and the plan allows it.
+
+        `standalone`: its results go to the caller as they are.
         """
         constants = [self.constants[key] for key in self.plan.constants]
         plain = make_executor(self.plan, self.libraries, constants, self.adapt, self.program)
@@ -73,7 +75,7 @@ class CompiledPlan:
 def compile_plan(
     plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
 ) -> CompiledPlan:
-    """Start to compile the kernels that the store does not have. The plan is encoded while g++ runs."""
+    """Start to compile the kernels missing in the store, and encode the plan meanwhile."""
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("kernels"):
         started = start_compile(plan.kernels, context.store, context.events, context.options.compile_workers)

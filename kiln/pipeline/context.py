@@ -1,4 +1,4 @@
-"""What every stage of a compile is handed."""
+"""What every stage of a compile gets: options, targets, events, dump, on-disk cache, shape environment."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from kiln.symbolic import ShapeEnv
 @final
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """Options, the machine, where events and texts go, the on-disk cache, what is known of sizes.
-
-    `host` is the CPU; `target` the machine that the graph at hand is compiled for, the host or a GPU.
-    """
+    """`host` is the CPU; `target` what the current graph is compiled for: the host or a GPU."""
 
     options: Options
     host: Target
@@ -32,5 +29,5 @@ class CompileContext:
     store: Store
     env: ShapeEnv | None = None
     graphs: CudaGraphs | None = None
-    tell: Callable[[KilnError, Exception | None], None] | None = None
-    """Says that something runs eager and why (or raises it, with fullgraph); for what is compiled after the capture."""
+    report_eager: Callable[[KilnError, Exception | None], None] | None = None
+    """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""

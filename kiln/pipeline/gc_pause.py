@@ -1,7 +1,8 @@
-"""No garbage collection of cycles while something is compiled.
+"""Garbage collection pauses while something is compiled.
 
-with WITHOUT_COLLECTION():
-    ...                       BERT: a compile makes tens of thousands of objects, which each collection would walk
+with GC_PAUSE():
+    ...                A compile of BERT allocates tens of thousands of objects that live on; every collection
+                       would walk them.
 """
 
 from __future__ import annotations
@@ -14,22 +15,19 @@ from typing import final
 
 
 @final
-class CollectionPause:
-    """A compile makes many objects that live on; the cycle collector would walk them again and again.
-
-    Registered: the collector is the process's. It goes on when the last compile of all threads is done.
-    """
+class GcPause:
+    """Pauses the cycle collector of the process until the last compile of all threads is done."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._compiles = 0
-        self._enabled = False
+        self._was_enabled = False
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             if not self._compiles:
-                self._enabled = gc.isenabled()
+                self._was_enabled = gc.isenabled()
             self._compiles += 1
             gc.disable()
         try:
@@ -37,8 +35,8 @@ class CollectionPause:
         finally:
             with self._lock:
                 self._compiles -= 1
-                if self._enabled and not self._compiles:
+                if self._was_enabled and not self._compiles:
                     gc.enable()
 
 
-WITHOUT_COLLECTION = CollectionPause()
+GC_PAUSE = GcPause()

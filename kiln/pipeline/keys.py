@@ -1,4 +1,4 @@
-"""What decides how a program is compiled, besides the program: the parts that keys of the on-disk cache share."""
+"""The part that all keys of the on-disk cache share: what decides how a program is compiled, besides the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_EFFECT = frozenset(("cache", "cache_dir", "compile_workers", "progress")
 
 
 def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
-    """A key that names versions, this compiler, the machine and the options; `label` says of what it is the key."""
+    """A key of versions, this compiler, the machine and the options; `label` says what is stored under it."""
     key = KeyBuilder(label).add("Python", f"{sys.version} {MAGIC}").add("torch", torch.__version__)
     key.add("Kiln", compiler_contents()).add("machine", machine_name()).add("target", repr(target))
     key.add("GPUs", gpu_names())
@@ -34,7 +34,7 @@ def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
 
 @lru_cache(maxsize=1)
 def compiler_contents() -> str:
-    """This compiler by its sources, which change between versions too."""
+    """A digest of this compiler's sources, which change within a version too."""
     folder = Path(__file__).parents[1]
     sources = sorted(path for pattern in ("*.py", "*.h", "*.triton") for path in folder.rglob(pattern))
     return content_key(*(path.read_bytes() for path in sources))

@@ -1,6 +1,6 @@
-"""Modes of torch around a compile: those under which nothing is compiled, and those that it must not run in.
+"""Torch's modes around a compile: those under which nothing is compiled, and those hidden from the compiler.
 
-with SomeTorchFunctionMode(): compiled(x)       the original runs: the mode wants to see each call
+with SomeTorchFunctionMode(): compiled(x)       the original runs, so that the mode sees each call
 torch.set_default_device("cuda"); compiled(x)   compiles, guarded by the device
 with saved_tensors_hooks(pack, unpack): ...     compiles; `pack` never sees the compiler's own tensors
 """
@@ -26,12 +26,12 @@ from kiln.support.errors import KilnError
 class UnknownMode(KilnError):
     code = "KILN1091"
     what = "`{function}` is called under {mode}"
-    why = "it wants to see or to change every call of torch, so these calls are made one by one"
+    why = "the mode may see or change every torch call, so they are made one by one"
     try_ = ("call the compiled function outside of it", "compile the function that contains it")
 
 
 def unknown_mode() -> str:
-    """What of this thread's modes keeps a compiled region from being the same as its calls; "" for nothing."""
+    """The mode of this thread under which a compiled region may differ from its calls; "" for none."""
     state = current_state()
     if state.functorch:
         return "a transform of torch.func"
@@ -47,22 +47,22 @@ def unknown_mode() -> str:
 
 
 def only_default_device() -> bool:
-    """Whether the one function mode is that of `torch.set_default_device`, which a guard can tell.
+    """Whether the only function mode is that of `torch.set_default_device`.
 
-    `with torch.device(...)` leaves no trace that a guard could look at.
+    A guard can check its device; `with torch.device(...)` leaves no trace that a guard could check.
     """
     modes = _get_current_function_mode_stack()
     return len(modes) == 1 and type(modes[0]) is DeviceContext and modes[0].device == _device.CURRENT_DEVICE
 
 
 def watch_current_device() -> None:
-    """Where there are several GPUs, guards tell which one is current."""
+    """With several GPUs, guards check which one is current."""
     if torch.cuda.is_initialized() and torch.cuda.device_count() > 1:
         watch_cuda_device()
 
 
 def mode_guards() -> list[Guard]:
-    """What has to hold beside the word of global state: no dual level; the default device, if one is set."""
+    """Guards beside the word of global state: no forward-mode level, and the default device if one is set."""
     guards = [Guard(ModuleGlobalSource(forward_ad.__name__, "_current_level"), GuardKind.EQUALS, -1)]
     if current_state().function_modes:
         device = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
@@ -72,7 +72,7 @@ def mode_guards() -> list[Guard]:
 
 @contextmanager
 def without_autograd_observers() -> Iterator[None]:
-    """Inside, saved-tensor hooks and anomaly detection of the user do not see what the compiler records."""
+    """Hides what the compiler records from the user's saved-tensor hooks and anomaly detection."""
     anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     hooks = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
     torch.set_anomaly_enabled(False)

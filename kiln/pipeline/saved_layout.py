@@ -1,4 +1,4 @@
-"""What is only saved of a padded product is saved as the library made it, not as a copy in eager's layout.
+"""A padded product that is only saved is saved in the library's layout, not copied to eager's.
 
     forward    %4 = slice(%3 the product, axis=1, ...)          backward  %5: f32[16, 11] = convert(%0, dtype=f32)
                %6: bf16[16, 11] = clone(%4, strides=(11, 1))
@@ -7,8 +7,8 @@
     forward    return %5, %4                                    backward  %6: bf16[16, 11] = clone(%0, strides=(11, 1))
                                                                           %5: f32[16, 11] = convert(%6, dtype=f32)
 
-The backward reads it through a `clone`, which loops inline. GPT-2's logits are returned, a copy in eager's strides, and
-saved: so they are copied once, and what the user does to the returned ones does not reach the saved ones.
+The backward reads it through a `clone`, which is inlined into its loops. GPT-2's logits are both returned, as a copy in
+eager's strides, and saved: they are copied once, and changing the returned ones does not change the saved ones.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from kiln.pipeline.context import CompileContext
 from kiln.plan.signature import SavedTensor
 
 
-def saved_as_made(halves: Partition, context: CompileContext, passes: tuple[GraphPass, ...] = CUT_PASSES) -> Partition:
-    """`halves` with padded products, of which what is saved is not copied."""
-    if all(misaligned_product(node) is None for node in halves.forward.nodes):
-        return halves
-    forward = run_passes(halves.forward, context.events, env=context.env, passes=passes)
+def saved_as_made(
+    partition: Partition, context: CompileContext, passes: tuple[GraphPass, ...] = CUT_PASSES
+) -> Partition:
+    """`partition` with padded products, saved without a copy."""
+    if all(misaligned_product(node) is None for node in partition.forward.nodes):
+        return partition
+    forward = run_passes(partition.forward, context.events, env=context.env, passes=passes)
     outputs = list(forward.outputs)
-    backward = halves.backward
-    for place, saved in enumerate(halves.saved):
-        if not isinstance(saved, SavedTensor) or saved.of == "input" or saved.index < halves.num_user_outputs:
+    backward = partition.backward
+    for number, saved in enumerate(partition.saved):
+        if not isinstance(saved, SavedTensor) or saved.of == "input" or saved.index < partition.num_user_outputs:
             continue
         made = as_made(outputs[saved.index].value)
         if made is not None:
             outputs[saved.index] = Output(made)
-            backward = with_layout(backward, place, made)
-    return replace(halves, forward=replace(forward, outputs=tuple(outputs)), backward=backward)
+            backward = with_layout(backward, number, made)
+    return replace(partition, forward=replace(forward, outputs=tuple(outputs)), backward=backward)
 
 
 def as_made(node: Node) -> Node | None:
@@ -55,19 +57,19 @@ def as_made(node: Node) -> Node | None:
     return node.inputs[0] if below.op.kind is Kind.LIBRARY else None
 
 
-def with_layout(graph: Graph, place: int, made: Node) -> Graph:
-    """`graph`, which takes input number `place` with the strides of `made`, and copies it where it first reads it."""
-    old = graph.inputs[place]
+def with_layout(graph: Graph, number: int, made: Node) -> Graph:
+    """`graph` taking input `number` with the strides of `made`; it copies the input before the first use."""
+    old = graph.inputs[number]
     new = Node(old.op, (), old.attrs, made.spec)
     copy = Node(PRIMS["clone"], (new,), {"strides": old.tensor.strides}, old.spec)
-    inputs = tuple([new if one is old else one for one in graph.inputs])
-    places: dict[Node, Node] = {old: copy}
+    inputs = tuple([new if node is old else node for node in graph.inputs])
+    successor: dict[Node, Node] = {old: copy}
     nodes: dict[Node, None] = {}
     for node in graph.nodes:
         if old in node.inputs:
             nodes.setdefault(copy)
-        places[node] = with_inputs(node, tuple([places.get(one, one) for one in node.inputs]))
-        nodes[places[node]] = None
+        successor[node] = with_inputs(node, tuple([successor.get(operand, operand) for operand in node.inputs]))
+        nodes[successor[node]] = None
     if old in graph.roots():
         nodes.setdefault(copy)
-    return rebuilt(replace(graph, inputs=inputs), list(nodes), places)
+    return rebuilt(replace(graph, inputs=inputs), list(nodes), successor)

@@ -1,4 +1,8 @@
-"""What sizes and numbers a function has been called with: decides, at each compile, which become symbols."""
+"""The sizes and numbers that a function has been called with: they decide, at each compile, which become symbols.
+
+f(x of 4 rows)      rows are static
+f(x of 6 rows)      rows are a symbol: they changed
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
-WHOLE = range(1 << 62)
-"""Integers that may be symbols: all stages take symbols for sizes, which are not negative, and count in 64 bits."""
+SYMBOL_VALUES = range(1 << 62)
+"""Integers that may be symbols: like sizes they are not negative, and all stages count in 64 bits."""
 
 
-class SizeHistory:
-    """Observed sizes and numbers by source; `choose` answers for the next compile and remembers."""
+class SeenInputs:
+    """Sizes and numbers by source, and the policies that choose symbols from them."""
 
     def __init__(self, dynamic: Literal["auto", "never", "always"]) -> None:
         self._dims = DimPolicy(dynamic)
@@ -27,7 +31,7 @@ class SizeHistory:
         self._numbers: dict[str, list[int | float]] = {}
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...]:
-        """Per dimension: static or a symbol. A size that changed once becomes a symbol; those of parameters do not."""
+        """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static."""
         sizes = tuple(tensor.shape)
         if isinstance(tensor, torch.nn.Parameter):
             return self._parameter_dims.choose(sizes, [], read_marks(tensor))
@@ -37,29 +41,29 @@ class SizeHistory:
             seen.append(sizes)
         return choice
 
-    def seen(self) -> dict[str, Any]:
-        """All that was observed, as data."""
-        sizes = {name: [list(one) for one in seen] for name, seen in self._sizes.items()}
+    def data(self) -> dict[str, Any]:
+        """All that was seen, for the file of a variant."""
+        sizes = {name: [list(shape) for shape in seen] for name, seen in self._sizes.items()}
         return {"sizes": sizes, "numbers": self._numbers}
 
-    def remember(self, seen: Mapping[str, Any]) -> None:
-        """What another process observed (its `seen`) was observed here too."""
-        for name, sizes in seen["sizes"].items():
+    def merge(self, data: Mapping[str, Any]) -> None:
+        """Add what another process has seen (its `data()`)."""
+        for name, sizes in data["sizes"].items():
             known = self._sizes.setdefault(name, [])
-            known.extend(one for one in map(tuple, sizes) if one not in known)
-        for name, values in seen["numbers"].items():
+            known.extend(shape for shape in map(tuple, sizes) if shape not in known)
+        for name, values in data["numbers"].items():
             known_numbers = self._numbers.setdefault(name, [])
-            known_numbers.extend(one for one in values if one not in known_numbers)
+            known_numbers.extend(value for value in values if value not in known_numbers)
 
     def scalars(self) -> Callable[[int | float, Source], bool] | None:
-        """Answers which numbers become inputs; None: none, so that nobody has to ask."""
+        """Tells which numbers become inputs; None: none can."""
         if not self._numbers and self._scalars.dynamic != "always":
             return None
         return self.is_symbol
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
-        if not math.isfinite(value) or (isinstance(value, int) and value not in WHOLE):
+        if not math.isfinite(value) or (isinstance(value, int) and value not in SYMBOL_VALUES):
             return False
         argument = type(source) is LocalSource
         if not argument and not self._numbers:
@@ -67,8 +71,8 @@ class SizeHistory:
         seen = self._numbers.get(source.text(), [])
         return self._scalars.choose(value, seen, is_argument=argument).kind is DimKind.SYMBOL
 
-    def fixed(self, guards: Iterable[Guard]) -> None:
-        """A variant was made for the numbers in its guards."""
+    def add_guarded(self, guards: Iterable[Guard]) -> None:
+        """Remember the numbers to which the guards of a new variant fix their sources."""
         for guard in guards:
             value = guard.expected
             if guard.kind is not GuardKind.EQUALS or isinstance(value, bool):

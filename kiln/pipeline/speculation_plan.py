@@ -1,12 +1,12 @@
-"""The check in front of a region as a plan of library calls that returns numbers: nothing for it is compiled by g++.
+"""The check of speculations in front of a region, as a plan of library calls: g++ compiles nothing for it.
 
     %1: b8[1, 128] = convert(%0, dtype=b8)             %1 = aten._to_copy.default(%0, dtype=bool)
     %2: b8[] = all(%1, axes=(0, 1))             =>     %2 = aten.all.dims(%1, (0, 1))
     return %2                                          u0 = read bool %2
                                                        return u0
 
-What is checked is small, so a call costs less than the kernel's compile would; an op that needs several calls stays
-a primitive and gets a kernel after all.
+The tensors are small, so a library call costs less than compiling a kernel would. An op without a single equivalent
+call stays a primitive and gets a kernel.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kiln.pipeline.stages import graph_to_plan
 from kiln.symbolic import symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
-CALLED = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
+CALLABLE_KINDS = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
 
 
 def compile_speculation(
     graph: Graph, constants: Mapping[str, torch.Tensor], context: CompileContext
 ) -> SpeculationPlan:
-    """Computes the outputs of `graph`, truth values of rank 0, as Python numbers."""
-    short = run_passes(graph, context.events)
-    compiled = compile_plan(graph_to_plan(with_numbers(with_calls(short)), context, "check"), constants, context)
+    """Computes the outputs of `graph`, truth values of rank 0, as Python bools."""
+    passed = run_passes(graph, context.events)
+    compiled = compile_plan(graph_to_plan(with_host_reads(with_calls(passed)), context, "check"), constants, context)
     return SpeculationPlan(compiled.executor(), compiled.bundle)
 
 
@@ -47,18 +47,18 @@ def load_speculation(data: bytes) -> SpeculationPlan:
 
 
 def with_calls(graph: Graph) -> Graph:
-    """Loops that one ATen call computes become that call."""
+    """Nodes that a single ATen call computes become that call."""
     made: dict[Node, Node] = {}
     for node in graph.nodes:
-        inputs = tuple([made.get(one, one) for one in node.inputs])
+        inputs = tuple([made.get(operand, operand) for operand in node.inputs])
         made[node] = as_call(node, inputs) or Node(node.op, inputs, node.attrs, node.spec, node.origin)
-    outputs = tuple([Output(made.get(one.value, one.value)) for one in graph.outputs])
+    outputs = tuple([Output(made.get(output.value, output.value)) for output in graph.outputs])
     return Graph(graph.inputs, [made[node] for node in graph.nodes], outputs, (), graph.name)
 
 
 def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    """The call that computes `node`, None where there is no single one."""
-    if node.op.kind not in CALLED or not isinstance(node.spec, TensorSpec):
+    """The call that computes `node`; None where there is no single one."""
+    if node.op.kind not in CALLABLE_KINDS or not isinstance(node.spec, TensorSpec):
         return None
     call = single_call(node, inputs)
     if call is None:
@@ -70,11 +70,10 @@ def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     return Node(PRIMS["aten"], tuple(used), attrs, node.spec, node.origin)
 
 
-def with_numbers(graph: Graph) -> Graph:
-    """The outputs read on the host."""
+def with_host_reads(graph: Graph) -> Graph:
+    """`graph` with its outputs read on the host."""
     reads = [
-        Node(PRIMS["local_scalar"], (output.value,), {"kind": "bool"}, ScalarSpec(bool, symbol(f"truth_{place}")))
-        for place, output in enumerate(graph.outputs)
+        Node(PRIMS["local_scalar"], (output.value,), {"kind": "bool"}, ScalarSpec(bool, symbol(f"truth_{number}")))
+        for number, output in enumerate(graph.outputs)
     ]
-    outputs = tuple([Output(one) for one in reads])
-    return Graph(graph.inputs, [*graph.nodes, *reads], outputs, (), graph.name)
+    return Graph(graph.inputs, [*graph.nodes, *reads], tuple(map(Output, reads)), (), graph.name)

@@ -1,10 +1,10 @@
-"""Which machine a graph is compiled for: the GPU on which its values lie, or else the CPU.
+"""Which device a graph is compiled for: the GPU that holds its values, else the CPU.
 
     region_target(graph, host)      Target(device="cuda", capability=(9, 0), ...)
-    kernel_gpu(kernel)              that of the kernel's own tensors, None on the CPU
+    kernel_gpu(kernel)              the GPU of the kernel's own tensors, None on the CPU
 
-Kernels are of one device each; a graph with values on several is scheduled for its first GPU: what of it runs on the
-CPU is small, and GPUs of one machine are alike or nearly so. Code is made for the GPU that will run it.
+A kernel runs on one device. A graph with values on several is scheduled for its first GPU: its CPU part is small, and
+the GPUs of a machine are alike or nearly so. Each kernel is compiled for the GPU that will run it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def region_target(graph: Graph, host: Target) -> Target:
 
 
 def device_of(spec: Spec) -> torch.device | None:
-    """Of a tensor, or of the first tensor of several results."""
+    """The device of a tensor, or of the first tensor of several results."""
     if isinstance(spec, TensorSpec):
         return spec.device
     parts = spec if isinstance(spec, tuple) else ()
@@ -46,7 +46,7 @@ def kernel_gpu(kernel: KernelIR) -> Target | None:
 
 @lru_cache(maxsize=16)
 def gpu_of(index: int) -> Target:
-    """The GPU number `index` of this process; on a machine without one, an H100 (graphs recorded elsewhere)."""
+    """GPU `index` of this process; without GPUs an H100, for graphs that were recorded elsewhere."""
     if not torch.cuda.is_available():
         return cuda_gpu((9, 0), 132)
     properties = torch.cuda.get_device_properties(index)
@@ -54,7 +54,7 @@ def gpu_of(index: int) -> Target:
 
 
 def gpu_names() -> str:
-    """The kinds of GPU of this process, for keys of what is kept on disk; empty where none has been used."""
+    """The GPU models of this process, for cache keys; empty until CUDA is used."""
     if not torch.cuda.is_initialized():
         return ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -1,14 +1,13 @@
-"""What the transformed code of a variant calls, as sections of its file: regions and checks of speculations.
+"""Sections of a variant's file for what its transformed code calls: regions and checks of speculations.
 
-{"kind": "region", ...}     `region.py` writes and reads it
-{"kind": "check", ...}      the plan that computes the speculated truth values, and what they must be
+{"region": ...}                   `region.py` writes and reads it
+{"check": ..., "expected": ...}   the plan that computes the speculated truth values, and what they must be
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kiln.capture.interpreter.speculation import SpeculationCheck
 from kiln.pipeline.compiled_region import CompiledRegion
@@ -22,7 +21,7 @@ REGION, CHECK = "region", "check"
 
 
 def part_writer(regions: Sequence[CompiledRegion]) -> PartWriter:
-    """Writes the objects in transformed code that only this wing knows."""
+    """Writes the constants of transformed code that only the pipeline knows."""
 
     def write(value: object) -> bytes | None:
         for region in regions:
@@ -33,7 +32,7 @@ def part_writer(regions: Sequence[CompiledRegion]) -> PartWriter:
     return write
 
 
-def load_part(data: bytes, context: CompileContext) -> Callable[..., Any]:
+def load_part(data: bytes, context: CompileContext) -> Callable[..., object]:
     """Raises KilnError."""
     sections = unpack(data)
     if REGION in sections:

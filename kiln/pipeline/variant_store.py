@@ -1,19 +1,18 @@
 """Compiled variants on disk: what one process compiled, the next one loads.
 
     key = function's code, kinds of the arguments, torch's modes, options, machine, versions      (`KeyBuilder`)
-    variant/<key of slot 0>, variant/<key of slot 1>, ...        the first whose guards hold of the arguments
+    variant/<key of slot 0>, variant/<key of slot 1>, ...        the first whose guards hold is taken
 
-The key only finds candidates: whether one is right for the call, its guards and the digests of the modules say. A
-function has a few slots; a process that compiles a new variant takes the first that it finds empty. Two processes
-that take the same slot at once write one after the other, whole: one variant is forgotten, none is torn. Where there
-is no candidate, the event `variant_missing` says what of the key was different when one was last stored.
+The key only finds candidates; guards and module digests decide whether a candidate fits the call. A new variant takes
+the first free slot of its key. Two processes that write the same slot write it atomically: one variant is lost, none is
+torn. Without a candidate, the event `variant_missing` says how the key differs from the one stored last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
@@ -30,14 +29,14 @@ from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
 SLOTS = 16
-"""Variants of one function and kind of arguments that are kept."""
+"""The most variants kept per key."""
 
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, object]
 
 
 @final
 class VariantStore:
-    """The variants of one `kiln.compile` call on disk. `start_key(label)`: a key of what decides how it compiles."""
+    """The variants of one `kiln.compile` call on disk. `start_key(label)`: the key that all of them share."""
 
     def __init__(self, store: Store, events: EventSink, start_key: Callable[[str], KeyBuilder]) -> None:
         self.store = store
@@ -45,7 +44,7 @@ class VariantStore:
         self.start_key = start_key
 
     def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
-        """The first stored variant that is right for the call. `exits`: how many side exits led here."""
+        """The first stored variant that fits the call. `exits`: how many side exits lead to it."""
         key = self.key(function, exits, arguments)
         base = key.digest()
         for slot in range(SLOTS):
@@ -72,10 +71,10 @@ class VariantStore:
         tree: TreeRows,
         part: PartWriter,
     ) -> None:
-        """Write the variant into a free slot; one that cannot be written is reported and left out."""
+        """Write the variant into a free slot; one that cannot be written is reported."""
         try:
             data = write_variant(variant, tree, function, part)
-        except Exception as fault:  # the variant is compiled and right: whatever keeps it from the disk is a note
+        except Exception as fault:  # the compiled variant runs all the same
             problem = fault if isinstance(fault, KilnError) else InternalFault(stage="save", problem=repr(fault))
             self.events.emit("not_saved", code=problem.code, reason=problem.reason)
             return
@@ -87,12 +86,12 @@ class VariantStore:
         self.events.emit("saved", bytes=len(data))
 
     def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
-        """What candidates have in common with the call."""
+        """What candidates share with the call."""
         name = f"{function.__globals__.get('__name__')}.{function.__qualname__}"
         key = self.start_key(name).add("function", name).add("code", code_key(function.__code__))
         key.add("side exits before it", exits).add("torch's modes", str(_frames.global_state()))
-        for place, (argument, value) in enumerate(arguments.items()):
-            key.add(f"argument {place} {argument}", sketch(value))
+        for number, (argument, value) in enumerate(arguments.items()):
+            key.add(f"argument {number} {argument}", sketch(value))
         return key
 
 
@@ -100,8 +99,8 @@ def slot_key(base: str, slot: int) -> str:
     return content_key(base, str(slot))
 
 
-def sketch(value: Any) -> str:
-    """What kind of argument it is, coarsely: variants for other kinds are not even looked at."""
+def sketch(value: object) -> str:
+    """The kind of an argument, coarsely; variants for other kinds are no candidates."""
     kind = f"{type(value).__module__}:{type(value).__qualname__}"
     if isinstance(value, torch.Tensor):
         return f"{kind} {value.dtype} {value.device} {value.dim()} {value.requires_grad}"
@@ -111,7 +110,7 @@ def sketch(value: Any) -> str:
 
 
 def module_sketch(module: nn.Module, name: str) -> list[str]:
-    """Classes, modes and parameters of a tree of modules, read without running code of theirs."""
+    """Classes, training modes and parameters of a tree of modules, read without running its code."""
     state = vars(module)
     lines = [f"{name}: {type(module).__module__}:{type(module).__qualname__} {state.get('training')}"]
     for key, parameter in state.get("_parameters", {}).items():

@@ -12,7 +12,7 @@ import kiln
 from kiln.build import cpp_compile as libraries
 from kiln.build.cpp_compile import Toolchain, start_compile
 from kiln.pipeline import compiled_region
-from kiln.pipeline.compiled_region import CompiledRegion, put_in
+from kiln.pipeline.compiled_region import CompiledRegion, finish_regions
 from kiln.pipeline.session import KilnWarning
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store
@@ -39,19 +39,19 @@ def test_code_gets_what_runs_the_region() -> None:
     function = type(double)(made.replace(co_consts=(region, 1)), {})
     with pytest.raises(InternalFault):
         region(1)
-    put_in(function, [region])
+    finish_regions(function, [region])
     assert function.__code__.co_consts[0](3) == (3,) and function.__code__.co_consts[1] == 1
 
 
 def test_guards_are_made_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
-    kept = compiled_region.put_in
+    kept = compiled_region.finish_regions
 
     def noted(function: object, regions: object) -> None:
         stages.append("finish")
         kept(function, regions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kiln.pipeline.session.put_in", noted)
+    monkeypatch.setattr("kiln.pipeline.session.finish_regions", noted)
     record = EventSink.record
 
     def listen(self: EventSink, event: object) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import kiln
-from kiln.pipeline import differentiable
-from kiln.pipeline.differentiable import Backward
+from kiln.pipeline import backward, differentiable
+from kiln.pipeline.backward import BackwardCompiler
 from kiln.support.target import cuda_gpu
 
 
@@ -20,13 +20,13 @@ from kiln.support.target import cuda_gpu
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[bool, ...], tuple[bool, ...]]]:
     """The masks for which a backward is compiled, in order; forwards count as those of a GPU."""
     made = []
-    real = Backward.compile
+    real = BackwardCompiler.compile
 
-    def compile_(self: Backward, needed: Sequence[bool], given: Sequence[bool], context: Any) -> Any:
+    def compile_(self: BackwardCompiler, needed: Sequence[bool], given: Sequence[bool], context: Any) -> Any:
         made.append((tuple(needed), tuple(given)))
         return real(self, needed, given, context)
 
-    monkeypatch.setattr(Backward, "compile", compile_)
+    monkeypatch.setattr(BackwardCompiler, "compile", compile_)
     monkeypatch.setattr(differentiable, "region_target", lambda graph, host: cuda_gpu((9, 0), 132))
     monkeypatch.setattr(differentiable, "compiles_elsewhere", lambda workers: True)
     return made
@@ -72,7 +72,7 @@ def test_what_fails_ahead_is_told_when_it_is_asked_for(monkeypatch: pytest.Monke
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("a fault of the compiler")
 
-    monkeypatch.setattr(differentiable, "backward_for", fail)
+    monkeypatch.setattr(backward, "backward_for", fail)
     compiled = kiln.compile(with_loss, options={"cache": False})
     loss, _ = compiled(*leaves())
     assert kiln.report_of(compiled).eager == 0

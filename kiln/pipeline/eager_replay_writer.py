@@ -1,19 +1,18 @@
-"""The log of a recording as a `Replay`: what the second derivative of a region is made from.
+"""Writes the eager replay of a region: its torch calls as data, which the second derivative differentiates.
 
     3  function  torch.nn.functional.gelu  (%0,)      =>      [["torch._C._nn:gelu"], [["value", 0]], [], 2]
 
-Not every region can be run again from the inputs that backward has: one that draws random numbers would draw others,
-one whose results depend on the old contents of an input that it overwrites no longer has them. Those get the reason
-instead, which the error of the second derivative tells.
-Needs: a recorder whose trace was finished a moment ago.
+Not every region can be replayed from the inputs that the backward has: random numbers would differ, and the old
+contents of an overwritten input are gone. The error of the second derivative gives that reason.
+Needs: a recorder whose trace has just been finished.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -22,43 +21,57 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
-from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.log import Target, TorchCall
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import path_of
+from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.symbolic import Expr, Symbol
 
-NUMBERS = (torch.SymInt, torch.SymFloat)
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+TENSOR = "replayed/"
+"""Prefix of the sections that hold tensors."""
 
 
 @final
 class NotReplayable(Exception):
-    """The reason why a region cannot be run again."""
+    """The reason why a region cannot be replayed."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ReplayData:
-    """What `kiln.runtime.eager_replay.Replay` takes; `data` is empty where there is a reason not to."""
+class EagerReplayData:
+    """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to."""
 
     data: bytes
     constants: tuple[torch.Tensor, ...] = ()
     reason: str = ""
 
+    def sections(self) -> dict[str, bytes]:
+        """What `read_eager_replay` reads."""
+        tensors = {f"{TENSOR}{number}": encode_tensor(tensor) for number, tensor in enumerate(self.constants)}
+        return {"replay": self.data, "no_replay": self.reason.encode(), **tensors}
 
-def write_replay(recorder: Recorder, trace: Trace) -> ReplayData:
+
+def read_eager_replay(sections: Mapping[str, memoryview]) -> EagerReplayData:
+    count = sum(name.startswith(TENSOR) for name in sections)
+    constants = tuple(decode_tensor(bytes(sections[f"{TENSOR}{number}"])) for number in range(count))
+    return EagerReplayData(bytes(sections["replay"]), constants, bytes(sections["no_replay"]).decode())
+
+
+def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
     """The replay of a trace, or why there is none."""
     try:
         written = written_inputs(trace)
         refuse_random(trace)
         if any(record.given is not None for record in trace.used_inputs):
-            raise NotReplayable("a number of the caller is one of its inputs")
-        writer = ReplayWriter(recorder, trace.used_inputs)
-        calls = [writer.call(one) for one in live_calls(trace.calls, trace.fake_outputs)]
-        outputs = [writer.number(one) for one in trace.fake_outputs]
+            raise NotReplayable("a Python float is one of its inputs")
+        writer = EagerReplayWriter(recorder, trace.used_inputs)
+        calls = [writer.call(call) for call in live_calls(trace.calls, trace.fake_outputs)]
+        outputs = [writer.number(output) for output in trace.fake_outputs]
     except NotReplayable as problem:
-        return ReplayData(b"", reason=str(problem))
+        return EagerReplayData(b"", reason=str(problem))
     program = {
         "calls": calls,
         "outputs": outputs,
@@ -66,36 +79,35 @@ def write_replay(recorder: Recorder, trace: Trace) -> ReplayData:
         "written": written,
         "state": recorder.state_at_start,
     }
-    return ReplayData(json.dumps(program, separators=(",", ":")).encode(), tuple(writer.constants))
+    return EagerReplayData(json.dumps(program, separators=(",", ":")).encode(), tuple(writer.constants))
 
 
 def refuse_random(trace: Trace) -> None:
     for node in trace.graph.nodes:
         if node.op.kind is Kind.RANDOM:
-            raise NotReplayable("it draws random numbers, which would be others")
+            raise NotReplayable("it draws random numbers, which would differ")
 
 
 def written_inputs(trace: Trace) -> list[int]:
     """Numbers of the inputs that the region overwrites: a replay works on copies of them."""
-    places = {id(record.node): number for number, record in enumerate(trace.used_inputs)}
-    written = [places[id(write.target)] for write in trace.graph.writes]
+    numbers = {id(record.node): number for number, record in enumerate(trace.used_inputs)}
+    written = [numbers[id(write.target)] for write in trace.graph.writes]
     if not written:
         return []
-    roots = [output.value for output in trace.graph.outputs if output.requires_grad]
-    needed = reached(roots)
-    memory: dict[int, str] = {}
+    needed = ancestors(output.value for output in trace.graph.outputs if output.requires_grad)
+    owner: dict[int, str] = {}
     for number, record in enumerate(trace.used_inputs):
         if number in written and (id(record.node) in needed or record.requires_grad):
             raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
         if isinstance(record.fake, FakeTensor):
-            other = memory.setdefault(id(record.origin.storage_view.storage), record.name)
+            other = owner.setdefault(id(record.origin.storage_view.storage), record.name)
             if other != record.name:
-                raise NotReplayable(f"it changes inputs of which `{record.name}` and `{other}` share memory")
+                raise NotReplayable(f"it changes inputs, and `{record.name}` and `{other}` share memory")
     return written
 
 
-def reached(roots: Iterable[Node]) -> set[int]:
-    """Everything that these nodes are computed from."""
+def ancestors(roots: Iterable[Node]) -> set[int]:
+    """The ids of the roots and of everything they are computed from."""
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
@@ -106,22 +118,22 @@ def reached(roots: Iterable[Node]) -> set[int]:
     return found
 
 
-def live_calls(calls: Sequence[TorchCall], outputs: Sequence[Any]) -> list[TorchCall]:
-    """The calls that the outputs need, and those that change something."""
-    live = {id(one) for one in leaves(list(outputs))}
+def live_calls(calls: Sequence[TorchCall], outputs: Sequence[object]) -> list[TorchCall]:
+    """The calls that the outputs need, and those with effects."""
+    live = {id(leaf) for leaf in leaves(list(outputs))}
     kept: list[TorchCall] = []
     for call in reversed(calls):
-        if call.effects or call.kind == "setstate" or any(id(one) in live for one in leaves(call.result)):
+        if call.effects or call.kind == "setstate" or any(id(leaf) in live for leaf in leaves(call.result)):
             kept.append(call)
-            live.update([id(one) for one in leaves((call.args, call.kwargs))])
+            live.update([id(leaf) for leaf in leaves((call.args, call.kwargs))])
     kept.reverse()
     return kept
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: object) -> list[object]:
     """What nested containers contain."""
     if isinstance(value, list | tuple):
-        return [leaf for one in value for leaf in leaves(one)]
+        return [leaf for item in value for leaf in leaves(item)]
     if isinstance(value, dict):
         return leaves(list(value.values()))
     if isinstance(value, slice):
@@ -130,19 +142,19 @@ def leaves(value: Any) -> list[Any]:
 
 
 @final
-class ReplayWriter:
-    """Numbers for values, found by identity (the trace holds them)."""
+class EagerReplayWriter:
+    """Numbers values by identity (the trace keeps them alive) and writes calls in these numbers."""
 
     def __init__(self, recorder: Recorder, inputs: Sequence[InputRecord]) -> None:
         self.recorder = recorder
         self.numbers = {id(record.fake): number for number, record in enumerate(inputs)}
         self.count = len(inputs)
         self.symbols = symbol_bindings(inputs)
-        self.known = {name for name, *_ in self.symbols}
+        self.bound = {name for name, *_ in self.symbols}
         self.constants: list[torch.Tensor] = []
-        self.paths: dict[Any, str] = {}
+        self.paths: dict[Target, str] = {}
 
-    def number(self, value: Any) -> int:
+    def number(self, value: object) -> int:
         found = self.numbers.get(id(value))
         if found is None:
             raise NotReplayable(f"a result is a {type(value).__name__} that no call made")
@@ -155,7 +167,7 @@ class ReplayWriter:
         if changes_autograd(call):
             raise NotReplayable(f"it calls {call.name}")
         args = self.rows(call.args)
-        kwargs: list[Json] = [["tuple", [key, self.row(one)]] for key, one in call.kwargs.items()]
+        kwargs: list[Json] = [["tuple", [name, self.row(value)]] for name, value in call.kwargs.items()]
         return [self.target(call), args, kwargs, self.result(call.result)]
 
     def target(self, call: TorchCall) -> Json:
@@ -165,27 +177,27 @@ class ReplayWriter:
         if path is None:
             path = self.paths[call.target] = path_of(call.target)
         if not path:
-            raise NotReplayable(f"no import finds {call.name}")
+            raise NotReplayable(f"{call.name} cannot be imported by name")
         return [path]
 
-    def rows(self, values: Iterable[Any]) -> list[Json]:
-        return [self.row(one) for one in values]
+    def rows(self, values: Iterable[object]) -> list[Json]:
+        return [self.row(value) for value in values]
 
-    def row(self, value: Any) -> Json:
-        found = self.numbers.get(id(value))
-        if found is not None and isinstance(value, (torch.Tensor, *NUMBERS)):
-            return ["value", found]
+    def row(self, value: object) -> Json:
+        number = self.numbers.get(id(value))
+        if number is not None and isinstance(value, (torch.Tensor, *SYMBOLIC)):
+            return ["value", number]
         if isinstance(value, torch.Tensor):
             return self.constant(value)
-        if isinstance(value, NUMBERS):
+        if isinstance(value, SYMBOLIC):
             return self.expression(value)
         if isinstance(value, torch.SymBool):
             return bool(value)
         if isinstance(value, slice):
             return ["slice", self.rows((value.start, value.stop, value.step))]
         if isinstance(value, dict):
-            return ["dict", [["tuple", [self.row(key), self.row(one)]] for key, one in value.items()]]
-        if type(value) in (list, tuple, torch.Size):
+            return ["dict", [["tuple", [self.row(key), self.row(item)]] for key, item in value.items()]]
+        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
             return ["list" if type(value) is list else "tuple", self.rows(value)]
         try:
             return constant_to_json(value)
@@ -199,20 +211,20 @@ class ReplayWriter:
         self.constants.append(real)
         return ["tensor", len(self.constants) - 1]
 
-    def expression(self, value: Any) -> Json:
-        what = value.node.value
-        if isinstance(what, int | float):
-            return what
-        if not isinstance(what, Expr) or not {str(one) for one in what.free_symbols()} <= self.known:
-            raise NotReplayable(f"no input tells the number {what}")
-        return ["expr", str(what)]
+    def expression(self, value: torch.SymInt | torch.SymFloat) -> Json:
+        expr: object = value.node.value
+        if isinstance(expr, int | float):
+            return expr
+        if not isinstance(expr, Expr) or not {str(symbol) for symbol in expr.free_symbols()} <= self.bound:
+            raise NotReplayable(f"no input gives the number {expr}")
+        return ["expr", str(expr)]
 
-    def result(self, value: Any) -> Json:
+    def result(self, value: object) -> Json:
         if isinstance(value, list | tuple):
-            return [self.result(one) for one in value]
+            return [self.result(item) for item in value]
         if isinstance(value, dict):
             raise NotReplayable("a call returns a dict")
-        if not isinstance(value, (torch.Tensor, *NUMBERS)):
+        if not isinstance(value, (torch.Tensor, *SYMBOLIC)):
             return None
         if id(value) not in self.numbers:
             self.numbers[id(value)] = self.count
@@ -227,19 +239,19 @@ def changes_autograd(call: TorchCall) -> bool:
 
 
 def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
-    """Where each symbol is read first: `["s0", 1, "stride", 0]`."""
+    """Where each symbol is first read: `["s0", 1, "stride", 0]`."""
     found: dict[str, list[Json]] = {}
     for number, record in enumerate(inputs):
-        for value, what, axis in shown_by(record):
+        for value, attribute, axis in readable_sizes(record):
             if isinstance(value, Symbol):
-                found.setdefault(str(value), [str(value), number, what, axis])
+                found.setdefault(str(value), [str(value), number, attribute, axis])
     return list(found.values())
 
 
-def shown_by(record: InputRecord) -> list[tuple[Any, str, int]]:
+def readable_sizes(record: InputRecord) -> list[tuple[object, str, int]]:
     """The sizes and strides of a tensor, or a number, and how each is read."""
     if isinstance(record.fake, FakeTensor):
         spec = record.origin.storage_view.spec
-        sizes = [(one, "size", axis) for axis, one in enumerate(spec.sizes)]
-        return sizes + [(one, "stride", axis) for axis, one in enumerate(spec.strides)]
-    return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, NUMBERS) else []
+        sizes = [(size, "size", axis) for axis, size in enumerate(spec.sizes)]
+        return sizes + [(stride, "stride", axis) for axis, stride in enumerate(spec.strides)]
+    return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, SYMBOLIC) else []

@@ -1,0 +1,124 @@
+"""Captures a call for a session and compiles its regions.
+
+found = FrameCapture(dispatcher, arguments, context, ...).best()
+found.capture      transformed code, guards
+found.regions      compiled, their kernels perhaps still at the compiler
+found.facts        events for the report, emitted again when the variant is loaded from disk
+"""
+
+from __future__ import annotations
+
+import dis
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.graph.trace import Recorder, Trace
+from kiln.native._frames import Dispatcher
+from kiln.pipeline.backend import Backend, run_backend
+from kiln.pipeline.compiled_region import CompiledRegion
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.dispatchers import MakeDispatcher, collecting, original_of, remember_break
+from kiln.pipeline.modes import mode_guards
+from kiln.pipeline.region import compile_region
+from kiln.pipeline.seen_inputs import SeenInputs
+from kiln.pipeline.speculation_plan import compile_speculation
+from kiln.pipeline.stages import Executable
+from kiln.runtime.variant import Fact
+from kiln.support.dump import Dump
+from kiln.support.events import Event
+from kiln.symbolic import ShapeEnv
+from kiln.symbolic.reference import prove
+
+FACTS = frozenset(("graph_break", "region", "kernels", "launches", "library_calls", "traffic", "note"))
+"""Kinds of events that describe a variant."""
+
+Arguments = Mapping[str, object]
+
+
+@final
+@dataclass(frozen=True)
+class Captured:
+    """A capture, its regions, and what the report says of them."""
+
+    capture: Capture
+    regions: list[CompiledRegion]
+    facts: list[Fact]
+
+
+@final
+@dataclass(frozen=True)
+class FrameCapture:
+    """One call to capture. `backend` is None for Kiln's own compiler; `make_exit` None: do not speculate."""
+
+    dispatcher: Dispatcher
+    arguments: Arguments
+    context: CompileContext
+    backend: Backend | None
+    seen: SeenInputs
+    make_dispatcher: MakeDispatcher
+    make_exit: MakeDispatcher | None
+
+    def best(self) -> Captured:
+        """Capture with eager's answer to `is_compiling`; if that breaks the graph, also with True; keep the better."""
+        policy = self.context.options.is_compiling
+        first = self.capture(is_compiling=policy == "true")
+        if policy != "auto" or not first.capture.breaks or not first.capture.asked_is_compiling:
+            return first
+        second = self.capture(is_compiling=True)
+        better = second if len(second.capture.breaks) < len(first.capture.breaks) else first
+        text = f"is_compiling() answers {better is second}: {len(better.capture.breaks)} breaks"
+        self.context.events.emit("note", text=text)
+        better.facts.append(("note", {"text": text}))
+        return better
+
+    def capture(self, *, is_compiling: bool) -> Captured:
+        dump = Dump(self.context.dump.root, self.context.dump.name)  # a folder for each attempt
+        context, events = replace(self.context, dump=dump), self.context.events
+        regions: list[CompiledRegion] = []
+        facts: list[Fact] = []
+        resumes: list[Dispatcher] = []
+
+        def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
+            if self.backend is not None:
+                return run_backend(self.backend, trace, context)
+            regions.append(compile_region(recorder, trace, context))
+            return regions[-1]
+
+        this_thread = threading.get_ident()  # meanwhile another thread may compile a backward
+
+        def keep_fact(event: Event) -> None:
+            if event.kind in FACTS and threading.get_ident() == this_thread:
+                facts.append((event.kind, event.data))
+
+        stop = events.listen(keep_fact)
+        try:
+            capture = capture_frame(
+                original_of(self.dispatcher),
+                self.arguments,
+                compile_region=compile_trace,
+                recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=events),
+                events=events,
+                make_resume=collecting(self.make_dispatcher, resumes),
+                dims=self.seen.dims,
+                scalars=self.seen.scalars(),
+                is_compiling=is_compiling,
+                make_exit=self.make_exit,
+                compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
+            )
+        finally:
+            stop()
+        remember_break(self.dispatcher, resumes, facts)
+        capture.guards.extend(mode_guards())
+        context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
+        context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
+        return Captured(capture, regions, facts)
+
+
+def disassembled(capture: Capture) -> Iterator[str]:
+    """The transformed code, an instruction per line."""
+    for instruction in dis.get_instructions(capture.code) if capture.code else ():
+        argument = instruction.argrepr or ("" if instruction.arg is None else instruction.arg)
+        yield f"{instruction.offset:>5} {instruction.opname:<24} {argument}"

@@ -1,0 +1,77 @@
+"""What a dispatcher knows of its origin: how many side exits and which graph breaks lead to it.
+
+    f            compiled function
+    f -> exit    side exit: a speculation of `f` failed                 side_exits(exit) == 1
+    f -> resume  resume function: behind the break at model.py:41       breaks_before(resume) == (("model.py:41",),)
+
+It is kept in the `__dict__` of the dispatcher and bounds how many variants can follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import FunctionType
+
+from kiln.native._frames import Dispatcher
+from kiln.runtime.variant import Fact
+
+SIDE_EXITS, BREAKS = "side_exits", "breaks"
+"""Keys in the `__dict__` of a dispatcher."""
+
+BreakLines = tuple[str, ...]
+"""The line of a graph break, followed by those of the calls that led to it."""
+MakeDispatcher = Callable[[FunctionType], Dispatcher]
+
+
+def original_of(dispatcher: Dispatcher) -> FunctionType:
+    """The function that a dispatcher stands for (a type checker takes the attribute for a method)."""
+    found: object = dispatcher.function
+    assert isinstance(found, FunctionType)
+    return found
+
+
+def side_exits(dispatcher: Dispatcher) -> int:
+    """How many side exits lead to it."""
+    count: int = dispatcher.__dict__.get(SIDE_EXITS, 0)
+    return count
+
+
+def breaks_before(dispatcher: Dispatcher) -> tuple[BreakLines, ...]:
+    """The graph breaks that lead to it, in order."""
+    found: tuple[BreakLines, ...] = dispatcher.__dict__.get(BREAKS, ())
+    return found
+
+
+def side_exit_maker(origin: Dispatcher, make: MakeDispatcher, limit: int) -> MakeDispatcher | None:
+    """Makes the side exits of a variant of `origin`; None once `limit` exits follow one another."""
+    depth = side_exits(origin) + 1
+    if depth >= limit:
+        return None
+
+    def make_exit(function: FunctionType) -> Dispatcher:
+        made = make(function)
+        made.__dict__[SIDE_EXITS] = depth
+        return made
+
+    return make_exit
+
+
+def collecting(make: MakeDispatcher, made: list[Dispatcher]) -> MakeDispatcher:
+    """`make`, with every result appended to `made`."""
+
+    def make_and_keep(function: FunctionType) -> Dispatcher:
+        made.append(make(function))
+        return made[-1]
+
+    return make_and_keep
+
+
+def remember_break(origin: Dispatcher, resumes: Iterable[Dispatcher], facts: Iterable[Fact]) -> None:
+    """Tell the resume functions of a variant of `origin` the last graph break among its `facts`."""
+    breaks = [data for kind, data in facts if kind == "graph_break"]
+    if not breaks:
+        return
+    locations = (breaks[-1].get("at", ""), *breaks[-1].get("called", ()))
+    lines = tuple([str(location).partition(", in ")[0] for location in locations])
+    for resume in resumes:
+        resume.__dict__[BREAKS] = (*breaks_before(origin), lines)

@@ -1,0 +1,54 @@
+"""Entries that run the original function: where compiling failed, and where the program itself raises.
+
+    def f(x, n):
+        if n < 0:                     f(x, -1)    guards of the path to `raise`, then `f` itself
+            raise ValueError(n)       f(x, 2)     another variant, compiled
+        return x * n
+
+Eager raises the exception, so the traceback and the order of side effects are eager's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import final
+
+from kiln.support.errors import KilnError
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedToRaise:
+    """Runs the original; if it returns after all, the interpreter was wrong and `report` is called."""
+
+    original: Callable[..., object]
+    report: Callable[[KilnError], None]
+    problem: KilnError
+
+    def __call__(self, *slots: object) -> object:
+        result = self.original(*slots)
+        self.report(self.problem)
+        return result
+
+
+def taking_slots(function: FunctionType) -> Callable[..., object]:
+    """`function` as an entry calls it: every argument slot positionally, `*args` and `**kwargs` as one slot each."""
+    code = function.__code__
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    if not keyword_only and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return function
+    names = code.co_varnames[positional : positional + keyword_only]
+
+    def call(*slots: object) -> object:
+        args, rest = slots[:positional], list(slots[positional + keyword_only :])
+        named = dict(zip(names, slots[positional:], strict=False))
+        if code.co_flags & inspect.CO_VARARGS:
+            args += rest.pop(0)  # type: ignore[operator]
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            named.update(rest.pop(0))  # type: ignore[call-overload]
+        return function(*args, **named)
+
+    return call
