@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import AppendEffect, AttributeEffect, CellEffect, ContentsEffect
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
@@ -28,7 +28,7 @@ SHARED = (Tensor, Object, Dict, List, Set)
 """Kinds of values of which one object may be reached on several paths."""
 
 
-def alias_guards(s: Session) -> None:
+def alias_guards(s: CaptureState) -> None:
     """All of them."""
     for value, sources in s.aliases():
         if isinstance(value, SHARED) and value.source is not None:
@@ -41,13 +41,13 @@ def alias_guards(s: Session) -> None:
     memory(s)
 
 
-def one_group(s: Session, paths: list[Source]) -> None:
+def one_group(s: CaptureState, paths: list[Source]) -> None:
     if len(paths) > 1:
         expected = AliasExpectation(tuple(paths), (0,) * len(paths), "object")
         s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, expected)
 
 
-def several_groups(s: Session, groups: Iterable[list[Source]], by: str = "object") -> None:
+def several_groups(s: CaptureState, groups: Iterable[list[Source]], by: str = "object") -> None:
     """The paths of a group lead to one thing, those of two groups to two."""
     rows = [(path, number) for number, group in enumerate(groups) for path in group]
     if len(rows) > 1:
@@ -55,7 +55,7 @@ def several_groups(s: Session, groups: Iterable[list[Source]], by: str = "object
         s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, numbers, by))
 
 
-def changed_objects(s: Session) -> None:
+def changed_objects(s: CaptureState) -> None:
     """Containers and instances of which one was changed: no other of its type may be the same object."""
     changed: set[type] = set()
     written: set[int] = set()
@@ -75,7 +75,7 @@ def changed_objects(s: Session) -> None:
     instance_dicts(s, written)
 
 
-def instance_dicts(s: Session, written: set[int]) -> None:
+def instance_dicts(s: CaptureState, written: set[int]) -> None:
     """A dict among the arguments is not to become the `__dict__` of an object that the program looks into."""
     known = [value for value in s.shared_objects() if isinstance(value, Dict | Object) and value.source is not None]
     asked = {id(value) for value in s.owners.values()}
@@ -100,7 +100,7 @@ def was_read(value: Value) -> bool:
     return known._items is not None or bool(getattr(known, "_found", None))
 
 
-def cells(s: Session) -> None:
+def cells(s: CaptureState) -> None:
     """Cells; where one was written, two are not to become one."""
     groups = list(s.cell_paths.values())
     if any(isinstance(effect, CellEffect) for effect in s.effects.values()):
@@ -110,7 +110,7 @@ def cells(s: Session) -> None:
         one_group(s, paths)
 
 
-def memory(s: Session) -> None:
+def memory(s: CaptureState) -> None:
     """Where an input is written: which inputs lie in one storage, and where in it. So too where some overlap: results
     that are views of one may be views of the other."""
     inputs: list[Any] = [value for value in s.state.get("inputs", ()) if has_storage(value.original)]

@@ -23,8 +23,8 @@ from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
 from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
-from kiln.capture.interpreter.core import Session, Value
-from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
+from kiln.capture.interpreter.frame import SymbolicFrame
 
 MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
 
@@ -109,8 +109,8 @@ class Resumption:
 class Cut:
     """The writing of one graph break."""
 
-    def __init__(self, s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
-        self.session = s
+    def __init__(self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+        self.state = s
         self.writer = writer
         self.frames: list[SymbolicFrame] = stop.frames
         self.make_resume = make_resume
@@ -135,9 +135,9 @@ class Cut:
             for value in frame.saved if index == 0 else frame.stack:
                 if value is not None:
                     self.store(value)
-            how = self.frames[index - 1].continuation if index else None
-            if isinstance(how, Discard) and how.value is not None:
-                self.store(how.value)
+            instead = self.frames[index - 1].continuation.instead if index else None
+            if instead is not None:
+                self.store(instead)
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
         live = live_locals(frame.decoded)
@@ -163,7 +163,7 @@ class Cut:
         frame = self.frames[first]
         base = frame.saved if first == 0 else frame.stack
         kept = base[: len(base) - pops] if depth is None else base[:depth]
-        made = self.single(frame, target, kept, results, None, [])
+        made = self.single(frame, target, kept, results, NOT_RESUMABLE, [])
         for index in range(first + 1, len(self.frames)):
             made = self.outer(index, made)
         return made
@@ -171,8 +171,8 @@ class Cut:
     def outer(self, index: int, inner: Resumption) -> Resumption:
         """The frame at `index` was calling the one whose resumption is `inner`."""
         frame = self.frames[index]
-        how = self.frames[index - 1].continuation
-        return self.single(frame, frame.at + 1, frame.stack, [], how, [inner])
+        site = self.frames[index - 1].continuation
+        return self.single(frame, frame.at + 1, frame.stack, [], site, [inner])
 
     def single(
         self,
@@ -180,7 +180,7 @@ class Cut:
         target: int,
         kept: list[Value | None],
         results: list[str | None],
-        how: Any,
+        site: CallSite,
         inner: list[Resumption],
     ) -> Resumption:
         live = live_locals(frame.decoded)[target]
@@ -201,7 +201,7 @@ class Cut:
             slots.append(None if result is None else f"_result_{number}_{position}")
             if result is not None:
                 arguments.append(result)
-        extra, call = self.inner_call(frame, how, inner, arguments, number)
+        extra, call = self.inner_call(frame, site, inner, arguments, number)
         entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(frame))
         code = resume_code(frame.decoded, entry, call, number)
         closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
@@ -220,7 +220,7 @@ class Cut:
         return [n for n in frame.code.co_varnames if (n in live or n == first) and n in frame.locals]
 
     def inner_call(
-        self, frame: SymbolicFrame, how: Any, inner: list[Resumption], arguments: list[str], number: int
+        self, frame: SymbolicFrame, site: CallSite, inner: list[Resumption], arguments: list[str], number: int
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
@@ -228,15 +228,15 @@ class Cut:
         arguments.extend(inner[0].arguments)
         instead = None
         passed = tuple(extra)
-        if isinstance(how, Discard) and how.value is not None:
+        if site.instead is not None:
             instead = f"_instead_{number}"
             extra.append(instead)
-            arguments.append(self.store(how.value))
-        return extra, InnerCall(inner[0].function, passed, frame.at, how == PUSH, instead)
+            arguments.append(self.store(site.instead))
+        return extra, InnerCall(inner[0].function, passed, frame.at, site.keeps_result, instead)
 
     def number(self) -> int:
-        self.session.state["resumes"] = self.session.state.get("resumes", 0) + 1
-        return int(self.session.state["resumes"])
+        self.state.state["resumes"] = self.state.state.get("resumes", 0) + 1
+        return int(self.state.state["resumes"])
 
     def tail_call(self, resumption: Resumption) -> None:
         """`return resume(...)`."""
@@ -255,7 +255,7 @@ class Cut:
         return None
 
 
-def write_break(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
     """The rest of the transformed code from the break on; where a value cannot be rebuilt, break further out."""
     try:
         write_resumption(s, writer, stop, make_resume)
@@ -266,7 +266,7 @@ def write_break(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: M
         raise
 
 
-def write_resumption(s: Session, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
     cut = Cut(s, writer, stop, make_resume)
     frame = cut.frames[0]
     inst = frame.decoded.instructions[frame.at]
@@ -305,7 +305,7 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
         problem = f"{name} cannot be executed outside of its frame"
     elif name in NEEDS_GLOBALS and len(cut.frames) > 1:
         problem = f"{name} belongs to another module"
-    elif any(one.handled for one in cut.frames) or any(one.is_generator for one in cut.frames):
+    elif any(frame.handled for frame in cut.frames):
         problem = stop.reason
     if not problem:
         return

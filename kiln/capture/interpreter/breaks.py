@@ -117,8 +117,7 @@ class BreakPlace:
 
     number: int
     step: int
-    continuation: None = None
-    is_generator: bool = False
+    resumable: bool = False
 
 
 class SkippedFrame(KilnError):

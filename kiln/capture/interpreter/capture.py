@@ -40,7 +40,7 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
-from kiln.capture.interpreter.core import MISSING, Hooks, Session, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Hooks, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
@@ -58,7 +58,6 @@ from kiln.capture.interpreter.variables import (
     classes,
     constant,
     descriptors,
-    iterators,
     logger,
     module,
     sequence,
@@ -158,7 +157,6 @@ HOOKS = Hooks(
     make_list=sequence.make_list,
     make_tuple=sequence.tuple_of,
     sealed=objects.wrap_object,
-    make_generator=iterators.Generator,
     plain_setattr=module.module_setattr_is_plain,
     number_input=tensor.number_input,
     native_getattr=module.module_getattr,
@@ -199,41 +197,41 @@ def capture_frame(
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
-            session = new_session(function, callbacks, sink, is_compiling, stops)
+            state = new_state(function, callbacks, sink, is_compiling, stops)
             try:
-                return attempt(session, function, locals, callbacks)
+                return attempt(state, function, locals, callbacks)
             except GraphBreak as stop:
                 if not stop.frames:
-                    return skip(function, stop, session)
+                    return skip(function, stop, state)
                 frame = stop.frames[0]
                 key = (frame.number, frame.step)
                 if key in stops:
-                    return skip(function, stop, session)
+                    return skip(function, stop, state)
                 stops[key] = stop
             except Raised as raised:
                 return raising(
-                    session, function, RaisesException(function=function.__qualname__, exception=describe(raised))
+                    state, function, RaisesException(function=function.__qualname__, exception=describe(raised))
                 )
             except KilnError as reason:
-                return skip(function, reason, session)
+                return skip(function, reason, state)
             except Exception as fault:
-                return skip(function, internal_fault(fault), session)
+                return skip(function, internal_fault(fault), state)
             finally:
-                restore_modes(session)
-    return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), session)
+                restore_modes(state)
+    return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
 
 
-def new_session(
+def new_state(
     function: types.FunctionType, callbacks: Callbacks, sink: EventSink, is_compiling: bool, stops: Any
-) -> Session:
-    session = Session(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
-    session.dims = callbacks.dims
-    session.scalars = callbacks.scalars
-    session.is_compiling = is_compiling
-    session.speculate = callbacks.make_exit is not None
-    session.stop_at = stops
-    remember_state(session)
-    return session
+) -> CaptureState:
+    state = CaptureState(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
+    state.dims = callbacks.dims
+    state.scalars = callbacks.scalars
+    state.is_compiling = is_compiling
+    state.speculate = callbacks.make_exit is not None
+    state.stop_at = stops
+    remember_state(state)
+    return state
 
 
 def describe(raised: Raised) -> str:
@@ -250,19 +248,19 @@ def internal_fault(fault: Exception) -> KilnError:
     return reason
 
 
-def raising(s: Session, function: types.FunctionType, reason: RaisesException) -> Capture:
+def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:
     """The guards of the way to the exception; they do not tell where it depends on what a prologue checks."""
     if s.speculations or s.state.get("divisors"):
         return skip(function, reason, s)
     return Capture(None, finish_guards(s), skipped=reason, steps=s.steps, raises=True)
 
 
-def skip(function: types.FunctionType, reason: KilnError, session: Session) -> Capture:
-    session.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason)
-    return Capture(None, [], skipped=reason, steps=session.steps)
+def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
+    state.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason)
+    return Capture(None, [], skipped=reason, steps=state.steps)
 
 
-def root_frame(s: Session, function: types.FunctionType, locals: Mapping[str, Any]) -> SymbolicFrame:
+def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, Any]) -> SymbolicFrame:
     code = function.__code__
     if code.co_flags & GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
@@ -276,7 +274,7 @@ def root_frame(s: Session, function: types.FunctionType, locals: Mapping[str, An
     return frame
 
 
-def attempt(s: Session, function: types.FunctionType, locals: Mapping[str, Any], callbacks: Callbacks) -> Capture:
+def attempt(s: CaptureState, function: types.FunctionType, locals: Mapping[str, Any], callbacks: Callbacks) -> Capture:
     """Interpret once; a break that cannot be resumed where it is leaves as an exception."""
     frame = root_frame(s, function, locals)
     writer = CodeWriter(s, function.__code__)
@@ -297,7 +295,7 @@ def attempt(s: Session, function: types.FunctionType, locals: Mapping[str, Any],
     return finish(s, function, writer, stop, callbacks)
 
 
-def write_return(s: Session, writer: CodeWriter, result: Value) -> None:
+def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
     """The result is built before the effects change what it is built from, and returned after them."""
     name = writer.store(result)
     write_effects(s, writer)
@@ -305,13 +303,13 @@ def write_return(s: Session, writer: CodeWriter, result: Value) -> None:
     writer.op("RETURN_VALUE")
 
 
-def write_effects(s: Session, writer: CodeWriter) -> None:
+def write_effects(s: CaptureState, writer: CodeWriter) -> None:
     for effect in s.effects.values():
         effect.emit(writer)
 
 
 def finish(
-    s: Session, function: types.FunctionType, writer: CodeWriter, stop: GraphBreak | None, callbacks: Callbacks
+    s: CaptureState, function: types.FunctionType, writer: CodeWriter, stop: GraphBreak | None, callbacks: Callbacks
 ) -> Capture:
     """Close the recording, compile the region, assemble."""
     recorder = s.recorder
@@ -369,7 +367,7 @@ def write_divisor_checks(
         head.label(passed)
 
 
-def refuse_own_leaves(s: Session, trace: Any) -> None:
+def refuse_own_leaves(s: CaptureState, trace: Any) -> None:
     """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
     own = [one for one in s.state.get("leaves", ()) if one[0].requires_grad and one[0].is_leaf]
     if own and trace.needs_grad:
@@ -377,7 +375,7 @@ def refuse_own_leaves(s: Session, trace: Any) -> None:
         break_before(place, "requires_grad_", "results of the region have gradients for what it makes")
 
 
-def refuse_shared_history(s: Session, trace: Any) -> None:
+def refuse_shared_history(s: CaptureState, trace: Any) -> None:
     """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
     found: dict[int, list[Any]] = {}
     for value in s.state.get("inputs", ()):

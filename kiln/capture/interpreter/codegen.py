@@ -19,7 +19,7 @@ from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, FreeVar
 from kiln.capture.interpreter.breaks import UnsupportedValue
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -59,8 +59,8 @@ BINDINGS = "_kiln_bindings"
 class CodeWriter:
     """Writes the code of one capture; values ask it to build themselves (`core.Codegen`)."""
 
-    def __init__(self, session: Session, code: types.CodeType) -> None:
-        self.session = session
+    def __init__(self, state: CaptureState, code: types.CodeType) -> None:
+        self.state = state
         self.code = code
         self.loads = Assembler(code.co_firstlineno)
         self.body = Assembler(code.co_firstlineno)
@@ -115,7 +115,7 @@ class CodeWriter:
     def number(self, value: Any) -> None:
         """Push a number that depends on sizes and numbers of the caller: an expression over their sources."""
         if self._places is None:
-            self._places = number_places(self.session.recorder.inputs)
+            self._places = number_places(self.state.recorder.inputs)
         if isinstance(value, Given | Symbol):
             source = self._places.get(value)
             if source is None:
@@ -189,7 +189,7 @@ class CodeWriter:
     def found(self, value: Value, source: Source) -> str:
         """The temporary that holds a value from outside. That its path leads to something is guarded, too."""
         if type(source) is not LocalSource and not isinstance(value, Tensor):
-            self.session.guard_type(value)
+            self.state.guard_type(value)
         return self.loaded(source)
 
     def loaded(self, source: Source) -> str:

@@ -1,4 +1,4 @@
-"""What the interpreter computes with (`Value`) and the state of one capture (`Session`).
+"""What the interpreter computes with (`Value`) and the state of one capture (`CaptureState`).
 
     x + 1           Tensor(fake f32[8], source=x)   Constant(1)
     self.layer      Object(<Linear>, source=self.__dict__['_modules']['layer'])
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, final
 
 from kiln.capture.guards.collector import GuardCollector
 from kiln.capture.interpreter.breaks import (
@@ -51,7 +51,7 @@ class Codegen(Protocol):
     """What `Value.emit` may use to build itself when the transformed code runs; see `codegen.py`."""
 
     @property
-    def session(self) -> Session: ...
+    def state(self) -> CaptureState: ...
     def emit(self, value: Value) -> None: ...
     def const(self, value: object) -> None: ...
     def op(self, name: str, arg: Any = ...) -> None: ...
@@ -64,16 +64,43 @@ class Codegen(Protocol):
     def call_keywords(self, count: int, names: tuple[str, ...]) -> None: ...
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """How an opcode goes on after a call that is inlined, if a graph break in there can resume it at all.
+
+        y = f(x)            PUSH                the result is pushed
+        self.size = 3       DISCARD             a `__setattr__` of the program: its result is dropped
+        p = Point(1, 2)     discarding(<p>)     `__init__`: its result is dropped, the instance pushed
+
+    An opcode that has popped its operands hands its site down to `inline`, which keeps it as the continuation of the
+    new frame. Whoever does more with the result than return it must not hand the site on: by default a call
+    cannot be resumed, and a break inside of it breaks in front of the opcode.
+    """
+
+    resumable: bool
+    keeps_result: bool
+    instead: Value | None = None
+    """What is pushed in place of a result that is dropped."""
+
+    def discarding(self, instead: Value | None = None) -> CallSite:
+        """The site of a call whose result is dropped."""
+        return CallSite(True, False, instead) if self.resumable else self
+
+
+NOT_RESUMABLE = CallSite(False, False)
+PUSH = CallSite(True, True)
+DISCARD = CallSite(True, False)
+
+
 class Value:
-    """Base of all values. Methods take the session first: answering may guard, record or inline."""
+    """Base of all values. Methods take the state first: answering may guard, record or inline."""
 
     __slots__ = ("source",)
 
     is_torch: ClassVar[bool] = False
     """An operation on it is a torch call (tensors, symbolic numbers)."""
     is_constant: ClassVar[bool] = False
-    inlines: ClassVar[bool] = False
-    """`call` runs user code whose result is the result of the call: a break inside can be resumed."""
 
     source: Source | None
 
@@ -85,7 +112,7 @@ class Value:
         """The object as it was before the frame ran; MISSING for one that was made in the frame."""
         return MISSING
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         """Its Python value, guarded."""
         raise self.unsupported("use as a constant", "its value is not known while tracing")
 
@@ -93,34 +120,34 @@ class Value:
         """Itself, where a guard already tells which object it is."""
         return self
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         """What a torch call gets for it: a fake, or a plain Python object."""
         return self.constant(s)
 
-    def get_attr(self, s: Session, name: str) -> Value:
-        return s.hooks.get_attr(s, self, name)
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.hooks.get_attr(s, self, name, site)
 
-    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """None deletes."""
         raise UnsupportedAttribute(name=name, type=self.type_name(), why="it cannot be written")
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        return s.call_special(self, "__call__", args, kwargs)
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.call_special(self, "__call__", args, kwargs, site)
 
-    def get_item(self, s: Session, key: Value) -> Value:
-        return s.call_special(self, "__getitem__", [key], {})
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.call_special(self, "__getitem__", [key], {}, site)
 
-    def set_item(self, s: Session, key: Value, value: Value) -> None:
-        s.call_special(self, "__setitem__", [key, value], {})
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        s.call_special(self, "__setitem__", [key, value], {}, site)
 
-    def del_item(self, s: Session, key: Value) -> None:
-        s.call_special(self, "__delitem__", [key], {})
+    def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        s.call_special(self, "__delitem__", [key], {}, site)
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         """An iterator: a value with `next`."""
-        return s.call_special(self, "__iter__", [], {})
+        return s.call_special(self, "__iter__", [], {}, site)
 
-    def next(self, s: Session) -> Value | None:
+    def next(self, s: CaptureState) -> Value | None:
         """The next item of an iterator, None at its end."""
         try:
             return s.call_special(self, "__next__", [], {})
@@ -129,17 +156,17 @@ class Value:
                 return None
             raise
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         return int(s.call_special(self, "__len__", [], {}).constant(s))
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
             if s.lookup(self.python_type(), name) is not None:
                 return bool(s.call_special(self, name, [], {}).constant(s))
         s.guard_type(self)
         return True
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         """What stands for it among the keys of a dict: equal tokens are equal keys."""
         raise self.unsupported("hash", "its hash is not known while tracing")
 
@@ -172,9 +199,9 @@ LACKING = {
 }
 """What Python says where the class of an object lacks a special method."""
 
-Wrapper = Callable[["Session", Any, "Source | None"], Value]
-Handler = Callable[["Session", Args, Kwargs], Value]
-Operator = Callable[["Session", Value, Value], "Value | None"]
+Wrapper = Callable[["CaptureState", Any, "Source | None"], Value]
+Handler = Callable[["CaptureState", Args, Kwargs], Value]
+Operator = Callable[["CaptureState", Value, Value], "Value | None"]
 
 WRAPPERS: dict[type, Wrapper] = {}
 SUBCLASS_WRAPPERS: list[tuple[type, Wrapper]] = []
@@ -216,27 +243,26 @@ class Effect(Protocol):
 class Hooks:
     """Functions of higher modules that values need; handed in so that imports point downward."""
 
-    get_attr: Callable[[Session, Value, str], Value]
-    record: Callable[[Session, Any, Args, Kwargs], Value]
-    new_exception: Callable[[Session, type, tuple[Any, ...]], Value]
+    get_attr: Callable[[CaptureState, Value, str, CallSite], Value]
+    record: Callable[[CaptureState, Any, Args, Kwargs], Value]
+    new_exception: Callable[[CaptureState, type, tuple[Any, ...]], Value]
     make_constant: Callable[[Any, Source | None], Value]
     make_list: Callable[[list[Value]], Value]
     make_tuple: Callable[[list[Value]], Value]
     sealed: Wrapper
-    make_generator: Callable[[Any, Args, Kwargs, Any], Value]
     plain_setattr: Callable[[Value, str, Value | None], bool]
     """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
-    number_input: Callable[[Session, Any, Source], Value]
-    native_getattr: Callable[[Session, Value, str, Any], Value | None]
+    number_input: Callable[[CaptureState, Any, Source], Value]
+    native_getattr: Callable[[CaptureState, Value, str, Any], Value | None]
     """A `__getattr__` that is modelled here (nn.Module's), None for others."""
-    native_get: Callable[[Session, Value, str, Any], Value | None]
+    native_get: Callable[[CaptureState, Value, str, Any], Value | None]
     """A descriptor of CPython that is modelled here, None for others."""
-    call_module: Callable[[Session, Any, Args, Kwargs], Value]
+    call_module: Callable[[CaptureState, Any, Args, Kwargs, CallSite], Value]
     """Call an nn.Module: interpret it, or repeat what an equal one did (`blocks/`)."""
 
 
 @dataclass(eq=False)
-class Session:
+class CaptureState:
     """The state of one capture: what was asked (guards), recorded (recorder) and changed (effects)."""
 
     hooks: Hooks
@@ -400,7 +426,9 @@ class Session:
         if value.source is not None and value.python_type().__dictoffset__ != 0:
             self.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
 
-    def call_special(self, value: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    def call_special(
+        self, value: Value, name: str, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE
+    ) -> Value:
         """Call a special method, looked up on the class as Python does."""
         found = self.lookup(value.python_type(), name)
         if found is None:
@@ -408,8 +436,8 @@ class Session:
         self.guard_type(value)
         function = self.class_attr(value, name, found[1])
         if name in ("__new__", "__class_getitem__"):
-            return function.call(self, args, kwargs)
-        return function.call(self, [value, *args], kwargs)
+            return function.call(self, args, kwargs, site)
+        return function.call(self, [value, *args], kwargs, site)
 
     def error(self, kind: type, *args: Any) -> Raised:
         """An exception of the user's program, to be raised."""

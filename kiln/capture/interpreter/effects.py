@@ -13,7 +13,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from kiln.capture.interpreter.core import MISSING, Codegen, Session, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Codegen, Value
 
 
 @final
@@ -66,7 +66,7 @@ class AttributeEffect:
 
 def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
     """Set an attribute of the object on the stack past its class's `__setattr__` and past properties."""
-    found = g.session.lookup(cls, name)
+    found = g.state.lookup(cls, name)
     if found is not None and type(found[1]) is not types.MemberDescriptorType and hasattr(type(found[1]), "__set__"):
         g.op("COPY", 1)
         g.op("LOAD_ATTR", "__dict__")
@@ -163,11 +163,11 @@ WRITES = frozenset(("contents", "attribute", "global", "cell"))
 """Effects on what existed before the frame: from then on real objects do not tell what the program would see."""
 
 
-def writes_outside(s: Session) -> bool:
+def writes_outside(s: CaptureState) -> bool:
     return any(key[0] in WRITES for key in s.effects)
 
 
-def mutated(s: Session, value: Value) -> None:
+def mutated(s: CaptureState, value: Value) -> None:
     """Note that a container from outside is about to change."""
     if value.source is not None:
         s.effects.setdefault(("contents", id(value)), ContentsEffect(value))
@@ -175,17 +175,17 @@ def mutated(s: Session, value: Value) -> None:
         raise value.unsupported("change", "it has no path from the arguments of the frame")
 
 
-def appended(s: Session, value: Value) -> None:
+def appended(s: CaptureState, value: Value) -> None:
     """Note that a list from outside is about to get an item more."""
     s.effects.setdefault(("contents", id(value)), AppendEffect(value))
 
 
-def rewritten(s: Session, value: Value) -> None:
+def rewritten(s: CaptureState, value: Value) -> None:
     """What was appended is now part of the contents that are known."""
     s.effects[("contents", id(value))] = ContentsEffect(value)
 
 
-def attribute_set(s: Session, value: Value, name: str, again: bool = False) -> None:
+def attribute_set(s: CaptureState, value: Value, name: str, again: bool = False) -> None:
     """Note that an attribute of an object from outside was set; `again` after it was deleted."""
     if value.source is not None:
         key = ("attribute", id(value), name)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from kiln.capture.bytecode.decode import DecodedCode, decode
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CaptureState, Value
 from kiln.support.location import Location
 
 OpcodeHandler = Callable[["SymbolicFrame", Any], None]
@@ -79,38 +79,21 @@ class CodeTable:
 
 CODES = CodeTable()
 
-PUSH = "push"
-"""The result of an inlined call is pushed onto the caller's stack."""
-
-
-@final
-class Discard:
-    """The result of an inlined call is dropped and `value` pushed instead (`__init__`, `__setattr__`)."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Value | None) -> None:
-        self.value = value
-
-
-Continuation = str | Discard | None
-"""How a caller goes on after an inlined call; None: it cannot be resumed there."""
-
 
 @final
 class SymbolicFrame:
     """The frame of one call."""
 
     __slots__ = (
-        *("session", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "ip", "at", "kwnames", "parent"),
-        *("number", "step", "continuation", "direct", "globals", "function", "result", "running", "handled", "outer"),
+        *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "ip", "at", "kwnames", "parent"),
+        *("number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
         *("is_generator", "finished"),
     )
 
     def __init__(
-        self, session: Session, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None
+        self, state: CaptureState, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None
     ) -> None:
-        self.session = session
+        self.state = state
         self.code = code
         self.decoded, self.rows = CODES.rows(code)
         self.locals: dict[str, Value] = {}
@@ -121,11 +104,10 @@ class SymbolicFrame:
         self.at = 0
         self.kwnames: tuple[str, ...] = ()
         self.parent = parent
-        session.frames += 1
-        self.number = session.frames
+        state.frames += 1
+        self.number = state.frames
         self.step = 0
-        self.continuation: Continuation = None
-        self.direct: Continuation = None
+        self.continuation = NOT_RESUMABLE
         self.globals = globals_
         self.function = function
         self.result: Value | None = None
@@ -134,6 +116,11 @@ class SymbolicFrame:
         self.handled: list[Value | None] = []
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the caller can go on after a break in this frame."""
+        return self.continuation.resumable
 
     def take_cells(self) -> None:
         """A resume function gets its cells as arguments: those for which it makes none."""
@@ -145,13 +132,13 @@ class SymbolicFrame:
 
     def run(self) -> Value | None:
         """Execute until the frame returns or yields; the result is that value."""
-        session = self.session
-        caller, session.frame = session.frame, self
+        state = self.state
+        caller, state.frame = state.frame, self
         start = self.step
         try:
             while True:
                 try:
-                    if session.stop_at:
+                    if state.stop_at:
                         self._checked_steps()
                     else:
                         self._steps()
@@ -162,8 +149,8 @@ class SymbolicFrame:
                     self._note(stop)
                     raise
         finally:
-            session.frame = caller
-            session.steps += self.step - start
+            state.frame = caller
+            state.steps += self.step - start
 
     def _steps(self) -> None:
         rows, stack = self.rows, self.stack
@@ -178,7 +165,7 @@ class SymbolicFrame:
 
     def _checked_steps(self) -> None:
         rows = self.rows
-        stops = self.session.stop_at
+        stops = self.state.stop_at
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
@@ -198,7 +185,7 @@ class SymbolicFrame:
         if stop.at is None:
             stop.at = self.location()
             stop.args = (stop.render(),)
-        if stop.frames and (stop.frames[-1].continuation is None or stop.frames[-1].is_generator):
+        if stop.frames and not stop.frames[-1].resumable:
             stop.frames = []
             stop.resumable = False
         stop.frames.append(self)
@@ -212,7 +199,7 @@ class SymbolicFrame:
             raise raised
         del self.stack[handler.depth :]
         if handler.lasti:
-            self.stack.append(self.session.const(self.decoded.instructions[self.at].unit))
+            self.stack.append(self.state.const(self.decoded.instructions[self.at].unit))
         self.stack.append(raised.value)
         self.ip = handler.target
         self.kwnames = ()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kiln.capture.interpreter.core import MISSING, OPERATORS, Session, Value
+from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
@@ -80,7 +80,7 @@ UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__i
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
 
 
-def fold(s: Session, function: Callable[..., Any], *args: Any) -> Value:
+def fold(s: CaptureState, function: Callable[..., Any], *args: Any) -> Value:
     """Compute on constants."""
     try:
         return fresh(s, function(*args))
@@ -88,7 +88,7 @@ def fold(s: Session, function: Callable[..., Any], *args: Any) -> Value:
         raise s.error(type(error), *error.args) from None
 
 
-def binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
+def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     if left.is_constant and right.is_constant:
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
@@ -96,7 +96,7 @@ def binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
     return by_kind(s, function, left, right)
 
 
-def torch_binary(s: Session, function: Function2, left: Value, right: Value) -> Value:
+def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """A tensor is involved: recorded; only symbolic numbers: computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         # `0 += tensor` makes a new tensor: only a tensor is changed in place.
@@ -128,14 +128,14 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
     return plain in ON_SYMBOLS and (bool not in kinds or (plain in EQUALITY and kinds == {bool}))
 
 
-def power(s: Session, left: Value, right: Value) -> Value:
+def power(s: CaptureState, left: Value, right: Value) -> Value:
     """A power that is a float (torch's own operator asks for a base that is not negative)."""
     a, b = (value.torch_arg(s) for value in (left, right))
     node = a.node if isinstance(left, Symbolic) else b.node.wrap_float(a)
     return s.wrap(torch.SymFloat(node.float_pow(b.node if isinstance(right, Symbolic) else node.wrap_float(b))), None)
 
 
-def is_nonzero(s: Session, divisor: Symbolic) -> bool:
+def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
     """Whether the divisor is not zero now; what is compiled is for such divisors only."""
     value = divisor.node.node.value
     if divisor.python_type() is int or as_integer(value) is not None or not s.speculate:
@@ -151,14 +151,14 @@ def is_number(value: Value) -> bool:
     return isinstance(value, Symbolic) or (value.is_constant and value.python_type() in (int, float, bool))
 
 
-def by_kind(s: Session, function: Function2, left: Value, right: Value) -> Value:
+def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """The handler of the left operand's kind of value; special methods where there is none or it does not apply."""
     handler = OPERATORS.get((function, type(left)))
     result = None if handler is None else handler(s, left, right)
     return dispatch(s, function, left, right) if result is None else result
 
 
-def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Value:
+def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """Special methods, the left operand's first."""
     names = SPECIAL[function]
     attempts = [(left, name, right) for name in names[:-1]] + [(right, names[-1], left)]
@@ -170,8 +170,6 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
             continue
         if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
             continue  # numbers leave anything but numbers to the other operand
-        if s.frame.direct is not None:
-            s.frame.direct = None
         result = s.call_special(owner, name, [other], {})
         if not (result.is_constant and result.real() is NotImplemented):
             return result
@@ -184,7 +182,7 @@ def dispatch(s: Session, function: Function2, left: Value, right: Value) -> Valu
     raise s.error(TypeError, f"unsupported operand type(s) for {sign}: {kinds}")
 
 
-def overrides(s: Session, function: Function2, left: Value, right: Value) -> bool:
+def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
     """Whether the right operand is asked first: its class derives from the left one's (and says otherwise)."""
     mine, other = left.python_type(), right.python_type()
     if mine is other or not issubclass(other, mine):
@@ -193,7 +191,7 @@ def overrides(s: Session, function: Function2, left: Value, right: Value) -> boo
     return function in COMPARED or s.lookup(mine, name) != s.lookup(other, name)
 
 
-def compare(s: Session, function: Function2, left: Value, right: Value) -> Value:
+def compare(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     if left.is_constant and right.is_constant:
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
@@ -211,12 +209,12 @@ def compare(s: Session, function: Function2, left: Value, right: Value) -> Value
     return by_kind(s, function, left, right)
 
 
-def equal(s: Session, left: Value, right: Value) -> bool:
+def equal(s: CaptureState, left: Value, right: Value) -> bool:
     """`left == right` as a Python truth value; identical values are equal, as in containers."""
     return left is right or compare(s, operator.eq, left, right).truth(s)
 
 
-def equal_containers(s: Session, left: Value, right: Value) -> bool | None:
+def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
     """Equality of built-in containers and classes; None for other values."""
     if isinstance(left, Sequence) and isinstance(right, Sequence):
         if issubclass(left.cls, list) != issubclass(right.cls, list):
@@ -237,7 +235,7 @@ def equal_containers(s: Session, left: Value, right: Value) -> bool | None:
     return None
 
 
-def same(s: Session, left: Value, right: Value) -> bool:
+def same(s: CaptureState, left: Value, right: Value) -> bool:
     """`left is right`."""
     if left is right:
         return True
@@ -265,15 +263,14 @@ def same(s: Session, left: Value, right: Value) -> bool:
     return False
 
 
-def truth_value(s: Session, value: Value, statement: str) -> bool:
+def truth_value(s: CaptureState, value: Value, statement: str) -> bool:
     """`bool(value)` for a branch."""
     if isinstance(value, Tensor):
         return tensor_truth(s, value, statement)
-    s.frame.direct = None
     return value.truth(s)
 
 
-def unary(s: Session, function: Callable[[Any], Any], value: Value) -> Value:
+def unary(s: CaptureState, function: Callable[[Any], Any], value: Value) -> Value:
     if value.is_constant:
         return fold(s, function, value.constant(s))
     if isinstance(value, Symbolic):
@@ -285,7 +282,7 @@ def unary(s: Session, function: Callable[[Any], Any], value: Value) -> Value:
     return s.call_special(value, UNARY[function], [], {})
 
 
-def contains(s: Session, container: Value, item: Value) -> bool:
+def contains(s: CaptureState, container: Value, item: Value) -> bool:
     """`item in container`."""
     native = container.native if isinstance(container, Object) and container.native is not None else container
     if isinstance(container, Object):
@@ -307,7 +304,7 @@ def contains(s: Session, container: Value, item: Value) -> bool:
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
-def format_value(s: Session, value: Value, conversion: str, spec: str) -> str:
+def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
     """One field of an f-string."""
     if not conversion or conversion == "s":
         custom = s.lookup(value.python_type(), "__format__" if spec else "__str__")
@@ -324,7 +321,7 @@ def format_value(s: Session, value: Value, conversion: str, spec: str) -> str:
     return format(converters[conversion](plain), spec)
 
 
-def exception_matches(s: Session, error: Value, kinds: Value) -> bool:
+def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:
     """Whether `except kinds` catches `error`."""
     options = all_items(s, kinds) if isinstance(kinds, Sequence) else [kinds]
     return any(issubclass(error.python_type(), one.constant(s)) for one in options)
@@ -340,14 +337,14 @@ def _row(function: Any, *kinds: type[Value]) -> Callable[[Any], Any]:
 
 
 @_row(operator.or_, Class)
-def union_of_classes(s: Session, left: Value, right: Value) -> Value | None:
+def union_of_classes(s: CaptureState, left: Value, right: Value) -> Value | None:
     if not isinstance(right, Class) and not right.is_constant:
         return None
     return s.wrap(left.constant(s) | right.constant(s), None)
 
 
 @_row(operator.add, List, Tuple)
-def concatenate(s: Session, left: Value, right: Value) -> Value | None:
+def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
         return None
@@ -356,18 +353,18 @@ def concatenate(s: Session, left: Value, right: Value) -> Value | None:
 
 @_row(operator.mul, List, Tuple)
 @_row(operator.imul, Tuple)
-def repeat(s: Session, left: Value, right: Value) -> Value | None:
+def repeat(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     return left.sibling(left.items(s) * right.constant(s)) if right.is_constant else None
 
 
 @_row(operator.mul, Constant)
-def repeat_reflected(s: Session, left: Value, right: Value) -> Value | None:
+def repeat_reflected(s: CaptureState, left: Value, right: Value) -> Value | None:
     return repeat(s, right, left) if isinstance(right, Sequence) else None
 
 
 @_row(operator.iadd, List)
-def extend_in_place(s: Session, left: Value, right: Value) -> Value | None:
+def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, List)
     items = all_items(s, right)
     left.change(s).extend(items)
@@ -375,26 +372,26 @@ def extend_in_place(s: Session, left: Value, right: Value) -> Value | None:
 
 
 @_row(operator.iadd, Tuple)
-def concatenate_in_place(s: Session, left: Value, right: Value) -> Value | None:
+def concatenate_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     result: Value | None = concatenate(s, left, right)
     return result
 
 
 @_row(operator.mod, Constant)
-def format_percent(s: Session, left: Value, right: Value) -> Value | None:
+def format_percent(s: CaptureState, left: Value, right: Value) -> Value | None:
     if not isinstance(left.real(), str):
         return None
     return fold(s, operator.mod, left.constant(s), right.constant(s))
 
 
 @_row(operator.or_, Dict)
-def merged(s: Session, left: Value, right: Value) -> Value | None:
+def merged(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Dict)
     return Dict({**left.items(s), **right.items(s)}) if isinstance(right, Dict) else None
 
 
 @_row(operator.ior, Dict)
-def merge_in_place(s: Session, left: Value, right: Value) -> Value | None:
+def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Dict)
     if isinstance(right, Dict):
         left.change(s).update(right.items(s))
@@ -402,7 +399,7 @@ def merge_in_place(s: Session, left: Value, right: Value) -> Value | None:
     return None
 
 
-def _keys(s: Session, value: Value) -> dict[Any, Value] | None:
+def _keys(s: CaptureState, value: Value) -> dict[Any, Value] | None:
     if isinstance(value, Set):
         return value.items(s)
     if isinstance(value, View) and value.what == "keys":
@@ -415,14 +412,14 @@ Items = dict[Any, Value]
 
 def _set_operator(plain: Any, in_place: Any, choose: Callable[[Items, Items], Items]) -> None:
     @_row(plain, Set, View)
-    def handler(s: Session, left: Value, right: Value) -> Value | None:
+    def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         if a is None or b is None:
             return None
         return Set(choose(a, b), left.cls if isinstance(left, Set) else set)
 
     @_row(in_place, Set)
-    def change(s: Session, left: Value, right: Value) -> Value | None:
+    def change(s: CaptureState, left: Value, right: Value) -> Value | None:
         assert isinstance(left, Set)
         b = _keys(s, right)
         if b is None or left.cls is not set:
@@ -446,12 +443,12 @@ _set_operator(
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):
 
     @_row(_function, Set, View)
-    def _compare_sets(s: Session, left: Value, right: Value, function: Any = _function) -> Value | None:
+    def _compare_sets(s: CaptureState, left: Value, right: Value, function: Any = _function) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         return None if a is None or b is None else Constant(function(a.keys(), b.keys()))
 
     @_row(_function, Tuple, List)
-    def _compare_sequences(s: Session, left: Value, right: Value, function: Any = _function) -> Value | None:
+    def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Any = _function) -> Value | None:
         assert isinstance(left, Sequence)
         if not isinstance(right, Sequence):
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kiln.capture.interpreter.alias_guards import alias_guards
-from kiln.capture.interpreter.core import Session
+from kiln.capture.interpreter.core import CaptureState
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
 from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
 from kiln.runtime.guards.state import current_state
@@ -19,7 +19,7 @@ from kiln.symbolic import Symbol
 from kiln.symbolic.policy import read_marks, require_open
 
 
-def finish_guards(s: Session) -> list[Guard]:
+def finish_guards(s: CaptureState) -> list[Guard]:
     """All guards of the capture. The state guard comes first: it is one comparison."""
     s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.state["global_state"])
     specs = {id(record.fake): record.spec for record in s.recorder.inputs}
@@ -35,7 +35,7 @@ def finish_guards(s: Session) -> list[Guard]:
     return s.guards.finish()
 
 
-def number_guards(s: Session, names: dict[str, Source]) -> None:
+def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
     """Integers that are inputs are not negative and fit 64 bits; a real number whose value was asked for is guarded."""
     for record in s.recorder.inputs:
         if record.given is not None:
@@ -46,7 +46,7 @@ def number_guards(s: Session, names: dict[str, Source]) -> None:
             relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)
 
 
-def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:
+def tensor_guard(s: CaptureState, value: Any, spec: Any, names: dict[str, Source]) -> None:
     """Metadata, with any value where a size is a symbol; symbols get the source of their first size.
 
     Raises FixedMarkedDim where the program fixes a size that the user has marked dynamic.
@@ -63,7 +63,7 @@ def tensor_guard(s: Session, value: Any, spec: Any, names: dict[str, Source]) ->
         require_open(s.recorder.env, symbols[dim], dim=dim, source=value.source.text())
 
 
-def stride_guards(s: Session, value: Any, spec: Any, names: dict[str, Source]) -> None:
+def stride_guards(s: CaptureState, value: Any, spec: Any, names: dict[str, Source]) -> None:
     """A stride that is an expression of symbols is what the expression says."""
     for dim, stride in enumerate(spec.strides):
         if not isinstance(stride, int):
@@ -71,12 +71,12 @@ def stride_guards(s: Session, value: Any, spec: Any, names: dict[str, Source]) -
             relation(s, f"{own} == {stride}", {**names, own: StrideSource(value.source, dim)}, None)
 
 
-def relation(s: Session, text: str, names: dict[str, Source], location: Any) -> None:
+def relation(s: CaptureState, text: str, names: dict[str, Source], location: Any) -> None:
     used = tuple((name, source) for name, source in names.items() if name in text)
     source = used[0][1] if used else LocalSource("")
     s.guards.add(source, GuardKind.SHAPE_RELATION, ShapeRelation(text, used), location)
 
 
-def remember_state(s: Session) -> None:
+def remember_state(s: CaptureState) -> None:
     """Torch's state at the entry of the frame, before the program changes it."""
     s.state["global_state"] = current_state()

@@ -21,7 +21,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
-from kiln.capture.interpreter.core import Session
+from kiln.capture.interpreter.core import CaptureState
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
@@ -77,7 +77,7 @@ def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Speculat
     return SpeculationPlan(fx_view(graph, constants).forward)
 
 
-def known_truth(s: Session, fake: torch.Tensor) -> bool | None:
+def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth value of a tensor: known from constants, or speculated on; None where it is neither."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
@@ -116,7 +116,10 @@ class Prologue:
 
 
 def make_prologue(
-    s: Session, function: types.FunctionType, make_exit: Callable[..., Any], compile_speculation: CompileSpeculation
+    s: CaptureState,
+    function: types.FunctionType,
+    make_exit: Callable[..., Any],
+    compile_speculation: CompileSpeculation,
 ) -> Prologue | None:
     """None where nothing was speculated on."""
     speculations: list[Speculation] = list(s.speculations.values())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import final
 
 from kiln.capture.interpreter.blocks.recording import FakeState, fake_state
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -88,7 +88,7 @@ class Pairing:
         same_kind = old.cls is new.cls and len(mine) == len(theirs)
         return same_kind and all(self.pair(a, b) for a, b in zip(mine, theirs, strict=True))
 
-    def result(self, s: Session, value: Value) -> Value:
+    def result(self, s: CaptureState, value: Value) -> Value:
         """What stands for the result of the recorded call; see `is_fixed_result`."""
         if isinstance(value, Tensor):
             fake = self.fakes.of(value.fake)

@@ -1,4 +1,4 @@
-"""What one call of a module did: places in the session's lists before and after it.
+"""What one call of a module did: places in the state's lists before and after it.
 
     layers.0(x, mask)    guards 140..382, objects 61..150, torch calls 9..34, result Tensor
 
@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -31,7 +31,7 @@ def fake_state(fake: Any) -> FakeState:
     return fake.storage_view.spec, fake.requires_grad, fake.is_leaf, fake.is_input
 
 
-def all_steps(s: Session) -> int:
+def all_steps(s: CaptureState) -> int:
     """Opcodes so far, interpreted in running frames not counted."""
     return s.steps + s.repeated_steps
 
@@ -41,7 +41,7 @@ def modes() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), is_any_autocast_enabled()
 
 
-def lasting_effects(s: Session) -> dict[Any, Any]:
+def lasting_effects(s: CaptureState) -> dict[Any, Any]:
     """Without context variables: a call that asks for one is not repeated."""
     return {key: effect for key, effect in s.effects.items() if key[0] != "context"}
 
@@ -49,7 +49,7 @@ def lasting_effects(s: Session) -> dict[Any, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Lengths of what a session only appends to."""
+    """Lengths of what a state only appends to."""
 
     guards: int
     objects: int
@@ -64,7 +64,7 @@ class Marks:
     regions: int
 
     @staticmethod
-    def of(s: Session) -> Marks:
+    def of(s: CaptureState) -> Marks:
         return Marks(
             len(s.guards), len(s.objects), len(s.other_paths), len(s.recorder.calls), s.frames, s.unguarded,
             len(s.speculations), len(s.distinct), s.recorder.writes,
@@ -97,7 +97,7 @@ class Recording:
     misses: int = 0
 
     @staticmethod
-    def begin(s: Session, module: Object, args: Args, kwargs: Kwargs) -> Recording:
+    def begin(s: CaptureState, module: Object, args: Args, kwargs: Kwargs) -> Recording:
         tensors: dict[int, FakeState] = {}
         for value in (*args, *kwargs.values()):
             note_tensors(value, tensors)
@@ -105,8 +105,8 @@ class Recording:
         effects, start = lasting_effects(s), Marks.of(s)
         return Recording(module, args, kwargs, tensors, effects, start, all_steps(s), len(stack), modes(), stack[-1])
 
-    def ended(self, s: Session, result: Value) -> bool:
-        """Whether the call can be repeated as far as the session tells, and is worth it."""
+    def ended(self, s: CaptureState, result: Value) -> bool:
+        """Whether the call can be repeated as far as the state tells, and is worth it."""
         self.end, self.result = Marks.of(s), result
         self.steps = all_steps(s) - self.steps
         self.calls = s.recorder.calls[self.start.calls :]

@@ -20,7 +20,7 @@ from kiln.capture.interpreter.blocks.template import (
     is_counterpart,
     make_template,
 )
-from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value
+from kiln.capture.interpreter.core import MISSING, Args, CallSite, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.module import Module, interpret_call
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -46,15 +46,15 @@ class Family:
         return self.misses >= PATIENCE
 
 
-def call_module(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value:
+def call_module(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`module(*args, **kwargs)`."""
     if module.source is None or module.original is MISSING or writes_outside(s):
-        return interpret_call(s, module, args, kwargs)
+        return interpret_call(s, module, args, kwargs, site)
     family = s.blocks.get(module.cls)
     if family is None:
         family = s.blocks[module.cls] = Family()
     if family.hopeless:
-        return interpret_call(s, module, args, kwargs)
+        return interpret_call(s, module, args, kwargs, site)
     for recording in reversed(family.recordings):
         result = repeated(s, recording, module, args, kwargs)
         if result is not None:
@@ -62,13 +62,13 @@ def call_module(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value
             return result
     family.misses += bool(family.recordings)
     recording = Recording.begin(s, module, args, kwargs)
-    result = interpret_call(s, module, args, kwargs)
+    result = interpret_call(s, module, args, kwargs, site)
     if recording.ended(s, result):
         family.recordings = [*family.recordings[1 - KEPT :], recording]
     return result
 
 
-def repeated(s: Session, recording: Recording, module: Module, args: Args, kwargs: Kwargs) -> Value | None:
+def repeated(s: CaptureState, recording: Recording, module: Module, args: Args, kwargs: Kwargs) -> Value | None:
     """The result where the recorded call can be repeated for `module`."""
     if recording.module is module or recording.modes != modes() or recording.effects != lasting_effects(s):
         return None
@@ -99,7 +99,7 @@ def pair_arguments(recording: Recording, args: Args, kwargs: Kwargs) -> Pairing 
     return pairing if all(pairing.pair(a, b) for a, b in zip(old, new, strict=True)) else None
 
 
-def template_of(s: Session, recording: Recording) -> Template | None:
+def template_of(s: CaptureState, recording: Recording) -> Template | None:
     if recording.template is None:
         try:
             recording.template = make_template(s, recording)
@@ -108,7 +108,7 @@ def template_of(s: Session, recording: Recording) -> Template | None:
     return recording.template or None
 
 
-def is_new(s: Session, template: Template, module: Module, reals: list[Any]) -> bool:
+def is_new(s: CaptureState, template: Template, module: Module, reals: list[Any]) -> bool:
     """Whether the objects of this module are as distinct, and as shared with others, as those of the recorded one."""
     count = len(template.objects)
     here: dict[int, Any] = {0: module.original}
@@ -140,7 +140,7 @@ def leads(template: Template, number: int, module: Module, source: Source | None
     return source is module.source or (source is not None and source == module.source)
 
 
-def adopt(s: Session, template: Template, module: Module, reals: list[Any], pairing: Pairing) -> bool:
+def adopt(s: CaptureState, template: Template, module: Module, reals: list[Any], pairing: Pairing) -> bool:
     """Guards and objects of this module as if it had been interpreted; False where an input turns out different."""
     assert module.source is not None
     paths = template.paths.based(module.source)
@@ -163,7 +163,7 @@ def adopt(s: Session, template: Template, module: Module, reals: list[Any], pair
     return True
 
 
-def same_input(s: Session, old: Tensor, new: Tensor) -> bool:
+def same_input(s: CaptureState, old: Tensor, new: Tensor) -> bool:
     """An input of the same sizes, in memory of its own."""
     view: StorageView = new.fake.storage_view  # type: ignore[attr-defined]
     same_spec = s.recorder.table.record_of(old.fake).spec == s.recorder.table.record_of(new.fake).spec

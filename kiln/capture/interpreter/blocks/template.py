@@ -18,7 +18,7 @@ from typing import Any, final
 
 from kiln.capture.guards.collector import GuardCollector
 from kiln.capture.interpreter.blocks.recording import Recording
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.variables.mapping import ABSENT, Dict, dict_get
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -110,7 +110,7 @@ class Template:
         return list(self.tree.bindings or ())
 
 
-def make_template(s: Session, recording: Recording) -> Template:
+def make_template(s: CaptureState, recording: Recording) -> Template:
     """Raises `NotRepeatable`."""
     root = recording.module.source
     assert root is not None
@@ -133,7 +133,7 @@ def gives_numbers(result: Any) -> bool:
     return result is not None and not hasattr(result, "storage_view")
 
 
-def collect_guards(s: Session, recording: Recording, made: Template) -> None:
+def collect_guards(s: CaptureState, recording: Recording, made: Template) -> None:
     """All guards on the module, those from before the call too: their answers were used."""
     for guard in s.guards.first(recording.end.guards):
         number = made.paths.number(guard.source)
@@ -141,7 +141,7 @@ def collect_guards(s: Session, recording: Recording, made: Template) -> None:
             made.guards.append((number, guard, guard.location == recording.place))
 
 
-def collect_objects(s: Session, recording: Recording, made: Template) -> None:
+def collect_objects(s: CaptureState, recording: Recording, made: Template) -> None:
     start, end = recording.start, recording.end
     for position, value in enumerate(islice(s.objects.values(), end.objects)):
         number = made.paths.number(value.source)
@@ -158,7 +158,7 @@ def collect_objects(s: Session, recording: Recording, made: Template) -> None:
         raise NotRepeatable("it reads a cell")
 
 
-def is_plain_input(s: Session, value: Tensor) -> bool:
+def is_plain_input(s: CaptureState, value: Tensor) -> bool:
     """Memory of its own and no symbol in its sizes."""
     record = s.recorder.table.record_of(value.fake)
     spec, place = record.spec, record.origin.storage_view
@@ -166,7 +166,7 @@ def is_plain_input(s: Session, value: Tensor) -> bool:
     return place.step is None and not place.storage.tangled and all(type(one) is int for one in numbers)
 
 
-def make_tree(s: Session, made: Template) -> _frames.GuardTree:
+def make_tree(s: CaptureState, made: Template) -> _frames.GuardTree:
     """The native check of all that is asked."""
     paths = made.paths.based(LocalSource("module"))
     asked = GuardCollector()
@@ -185,7 +185,7 @@ PROBE: Any = lambda module: None  # noqa: E731
 """Its argument is the root of the paths of a template."""
 
 
-def ask_presence(s: Session, asked: GuardCollector, path: Source, value: Any) -> None:
+def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: Any) -> None:
     """That what was read of an object is there, with its type."""
     if isinstance(value, Tensor):
         assert value.original is not None

@@ -17,7 +17,7 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import BreakPlace, GraphBreak, Raised, UnsupportedCall
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -37,7 +37,7 @@ def break_at(place: BreakPlace, function: str, why: str) -> UnsupportedCall:
 
 
 @handles(FUNCTION.__dict__["apply"].__func__)
-def apply(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`cls.apply(*args)`."""
     cls, given = args[0], args[1:]
     name = f"{cls.real().__qualname__}.apply"
@@ -67,17 +67,17 @@ def apply(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return made[0] if single else Tuple(made)
 
 
-def interpret(s: Session, function: Any, args: Args) -> Value:
+def interpret(s: CaptureState, function: Any, args: Args) -> Value:
     return s.wrap(function, None).call(s, args, {})
 
 
-def attribute(s: Session, context: Object, name: str) -> list[Value]:
+def attribute(s: CaptureState, context: Object, name: str) -> list[Value]:
     """A tuple that the methods of the context left."""
     found = context.attrs[name]
     return list(found.items(s)) if isinstance(found, Tuple) else []
 
 
-def plain_outputs(s: Session, context: Object, outputs: list[Value]) -> set[int]:
+def plain_outputs(s: CaptureState, context: Object, outputs: list[Value]) -> set[int]:
     """Which outputs have no gradient: those that were marked, and integers."""
     marked = {id(one) for one in attribute(s, context, "kiln_plain")}
     return {
@@ -89,7 +89,7 @@ def plain_outputs(s: Session, context: Object, outputs: list[Value]) -> set[int]
 
 
 def attach(
-    s: Session,
+    s: CaptureState,
     cls: Class,
     given: Args,
     outputs: list[Value],
@@ -114,7 +114,7 @@ def attach(
 class InterpretedBackward:
     """Called by the autograd engine with fakes, None where an output has no gradient."""
 
-    session: Session
+    state: CaptureState
     frame: SymbolicFrame
     place: BreakPlace
     cls: Class
@@ -123,7 +123,7 @@ class InterpretedBackward:
     outputs: tuple[Value, ...]
 
     def __call__(self, grads: tuple[Any, ...]) -> list[Any]:
-        s = self.session
+        s = self.state
         before = s.frame, dict(s.effects), s.state.pop("modes", None)
         s.frame = self.frame
         try:
@@ -143,13 +143,13 @@ class InterpretedBackward:
     def name(self) -> str:
         return f"{self.cls.cls.__qualname__}.backward"
 
-    def _at_the_call(self, s: Session, problem: GraphBreak | Raised) -> GraphBreak:
+    def _at_the_call(self, s: CaptureState, problem: GraphBreak | Raised) -> GraphBreak:
         reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
         stop = break_at(self.place, self.name, reason)
         stop.at = getattr(problem, "at", None) or self.frame.location()
         return stop
 
-    def _gradients(self, s: Session, grads: list[Any]) -> list[Value]:
+    def _gradients(self, s: CaptureState, grads: list[Any]) -> list[Value]:
         """One per output; zeros where there is none, unless the program wants None."""
         materialize = self.context.attrs["kiln_materialize"]
         made: list[Value] = []
@@ -164,8 +164,7 @@ class InterpretedBackward:
                 made.append(Constant(None))
         return made
 
-    def _run(self, s: Session, grads: list[Value]) -> list[Any]:
-        self.frame.direct = None
+    def _run(self, s: CaptureState, grads: list[Value]) -> list[Any]:
         result = interpret(s, polyfills.function_backward, [self.cls, self.context, Tuple(grads)])
         assert isinstance(result, Tuple)
         pairs = zip(self.arguments, result.items(s), strict=False)

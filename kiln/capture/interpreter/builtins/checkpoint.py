@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 
 CHECKPOINT = torch.utils.checkpoint.checkpoint
 NAME = "torch.utils.checkpoint.checkpoint"
@@ -19,7 +19,7 @@ OWN = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop"
 
 
 @handles(CHECKPOINT, getattr(CHECKPOINT, "__wrapped__", CHECKPOINT))
-def checkpoint(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     own = {name: kwargs[name] for name in OWN if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in OWN}
     reentrant = own.get("use_reentrant")
@@ -30,7 +30,7 @@ def checkpoint(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return tagged(s, args[0], args[1:], rest)
 
 
-def tagged(s: Session, function: Value, args: Args, kwargs: Kwargs) -> Value:
+def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Value:
     """A call whose torch calls are one region; one inside of another belongs to it."""
     recorder = s.recorder
     outer = recorder.region

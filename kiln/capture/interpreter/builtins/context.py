@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
@@ -33,7 +33,7 @@ class Token(Value):
     def python_type(self) -> type:
         return contextvars.Token
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
     def emit(self, g: Codegen) -> None:
@@ -58,18 +58,18 @@ class ContextEffect:
         g.op("POP_TOP")
 
 
-def current(s: Session, variable: Any) -> Token | None:
+def current(s: CaptureState, variable: Any) -> Token | None:
     effect: Any = s.effects.get(("context", id(variable)))
     return effect.token if effect is not None else None
 
 
-def variable_of(s: Session, args: Args) -> Any:
+def variable_of(s: CaptureState, args: Args) -> Any:
     s.unguarded += 1
     return args[0].real()
 
 
 @handles(contextvars.ContextVar.set)
-def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable = variable_of(s, args)
     token = Token(variable, args[1], current(s, variable))
     s.effects[("context", id(variable))] = ContextEffect(token)
@@ -77,7 +77,7 @@ def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(contextvars.ContextVar.get)
-def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def get(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable = variable_of(s, args)
     token = current(s, variable)
     if token is None:
@@ -86,7 +86,7 @@ def get(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(contextvars.ContextVar.reset)
-def reset(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def reset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable, token = variable_of(s, args), args[1]
     if isinstance(token.real(), contextvars.Token) and current(s, variable) is None:
         # A token from before the frame (a resume function): nobody looks at the result, so it is done at the end.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.function import Function
@@ -20,7 +20,7 @@ PROTOCOL = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__ge
 class Copier:
     """One call of `copy` or `deepcopy`; `made` maps what was copied, so that shared objects stay shared."""
 
-    def __init__(self, s: Session, deep: bool) -> None:
+    def __init__(self, s: CaptureState, deep: bool) -> None:
         self.s = s
         self.deep = deep
         self.made: dict[int, Value] = {}
@@ -72,10 +72,10 @@ class Copier:
 
 
 @handles(copy.copy)
-def copy_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def copy_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Copier(s, False).copy(args[0])
 
 
 @handles(copy.deepcopy)
-def deepcopy(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def deepcopy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Copier(s, True).copy(args[0])

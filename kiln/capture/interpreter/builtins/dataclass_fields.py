@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.sequence import Tuple
 
@@ -12,7 +12,7 @@ FIELDS = "__dataclass_fields__"
 
 
 @handles(dataclasses.fields)
-def fields(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def fields(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0] if args else kwargs["class_or_instance"]
     if isinstance(value, Class):
         cls = value.constant(s)

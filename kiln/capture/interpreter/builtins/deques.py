@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import equal
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Sequence, all_items
@@ -25,32 +25,32 @@ class Deque(Sequence):
         super().__init__(items, deque)
         self.maxlen = maxlen
 
-    def extend(self, s: Session, items: list[Value], left: bool = False) -> None:
+    def extend(self, s: CaptureState, items: list[Value], left: bool = False) -> None:
         mine = self.items(s)
         for item in items:
             mine.insert(0, item) if left else mine.append(item)
             if self.maxlen is not None and len(mine) > self.maxlen:
                 mine.pop() if left else mine.pop(0)
 
-    def set_item(self, s: Session, key: Value, value: Value) -> None:
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         try:
             self.items(s)[key.constant(s)] = value
         except IndexError:
             raise s.error(IndexError, "deque index out of range") from None
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         raise s.error(TypeError, "unhashable type: 'collections.deque'")
 
     def emit(self, g: Codegen) -> None:
         g.const(deque)
-        g.emit(List(list(self.items(g.session))))
+        g.emit(List(list(self.items(g.state))))
         g.const(self.maxlen)
         g.call(2)
         g.remember(self)
 
 
 @handles(deque)
-def make_deque(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def make_deque(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     limit = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
     made = Deque([], limit.constant(s))
     source = args[0] if args else kwargs.get("iterable")
@@ -59,14 +59,14 @@ def make_deque(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-Method = Callable[[Session, Deque, Args], "Value | None"]
+Method = Callable[[CaptureState, Deque, Args], "Value | None"]
 
 
 def method(*names: str) -> Callable[[Method], Method]:
     """Register a method of deque."""
 
     def register(handler: Method) -> Method:
-        def checked(s: Session, args: Args, kwargs: Kwargs) -> Value:
+        def checked(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
             target = args[0]
             if not isinstance(target, Deque):
                 raise UnsupportedCall(function=f"deque.{names[0]}", why="a deque from outside is not modelled")
@@ -81,27 +81,27 @@ def method(*names: str) -> Callable[[Method], Method]:
 
 
 @method("append")
-def append(s: Session, target: Deque, args: Args) -> None:
+def append(s: CaptureState, target: Deque, args: Args) -> None:
     target.extend(s, [args[0]])
 
 
 @method("appendleft")
-def append_left(s: Session, target: Deque, args: Args) -> None:
+def append_left(s: CaptureState, target: Deque, args: Args) -> None:
     target.extend(s, [args[0]], left=True)
 
 
 @method("extend", "__iadd__")
-def extend(s: Session, target: Deque, args: Args) -> Value:
+def extend(s: CaptureState, target: Deque, args: Args) -> Value:
     target.extend(s, all_items(s, args[0]))
     return NONE
 
 
 @method("extendleft")
-def extend_left(s: Session, target: Deque, args: Args) -> None:
+def extend_left(s: CaptureState, target: Deque, args: Args) -> None:
     target.extend(s, all_items(s, args[0]), left=True)
 
 
-def taken(s: Session, target: Deque, index: int) -> Value:
+def taken(s: CaptureState, target: Deque, index: int) -> Value:
     items = target.items(s)
     if not items:
         raise s.error(IndexError, "pop from an empty deque")
@@ -109,39 +109,39 @@ def taken(s: Session, target: Deque, index: int) -> Value:
 
 
 @method("pop")
-def pop(s: Session, target: Deque, args: Args) -> Value:
+def pop(s: CaptureState, target: Deque, args: Args) -> Value:
     return taken(s, target, -1)
 
 
 @method("popleft")
-def pop_left(s: Session, target: Deque, args: Args) -> Value:
+def pop_left(s: CaptureState, target: Deque, args: Args) -> Value:
     return taken(s, target, 0)
 
 
 @method("clear")
-def clear(s: Session, target: Deque, args: Args) -> None:
+def clear(s: CaptureState, target: Deque, args: Args) -> None:
     target.items(s).clear()
 
 
 @method("reverse")
-def reverse(s: Session, target: Deque, args: Args) -> None:
+def reverse(s: CaptureState, target: Deque, args: Args) -> None:
     target.items(s).reverse()
 
 
 @method("rotate")
-def rotate(s: Session, target: Deque, args: Args) -> None:
+def rotate(s: CaptureState, target: Deque, args: Args) -> None:
     items = target.items(s)
     by = (args[0].constant(s) if args else 1) % (len(items) or 1)
     items[:] = items[len(items) - by :] + items[: len(items) - by]
 
 
 @method("copy", "__copy__")
-def copy(s: Session, target: Deque, args: Args) -> Value:
+def copy(s: CaptureState, target: Deque, args: Args) -> Value:
     return Deque(list(target.items(s)), target.maxlen)
 
 
 @method("remove")
-def remove(s: Session, target: Deque, args: Args) -> None:
+def remove(s: CaptureState, target: Deque, args: Args) -> None:
     items = target.items(s)
     for index, one in enumerate(items):
         if equal(s, one, args[0]):
@@ -151,25 +151,25 @@ def remove(s: Session, target: Deque, args: Args) -> None:
 
 
 @method("count")
-def count(s: Session, target: Deque, args: Args) -> Value:
+def count(s: CaptureState, target: Deque, args: Args) -> Value:
     return Constant(sum(equal(s, one, args[0]) for one in target.items(s)))
 
 
 @method("__len__")
-def length(s: Session, target: Deque, args: Args) -> Value:
+def length(s: CaptureState, target: Deque, args: Args) -> Value:
     return Constant(target.length(s))
 
 
 @method("__iter__")
-def iterate(s: Session, target: Deque, args: Args) -> Value:
+def iterate(s: CaptureState, target: Deque, args: Args) -> Value:
     return target.iterate(s)
 
 
 @method("__getitem__")
-def get_item(s: Session, target: Deque, args: Args) -> Value:
+def get_item(s: CaptureState, target: Deque, args: Args) -> Value:
     return target.get_item(s, args[0])
 
 
 @method("__contains__")
-def contains(s: Session, target: Deque, args: Args) -> Value:
+def contains(s: CaptureState, target: Deque, args: Args) -> Value:
     return Constant(any(equal(s, one, args[0]) for one in target.items(s)))

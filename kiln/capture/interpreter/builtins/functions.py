@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kiln.capture.interpreter.breaks import FrameInspection, Raised, SideEffectCall, UnsupportedCall
-from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
     all_items,
     binary,
@@ -44,7 +44,7 @@ from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 
 
 @handles(len)
-def len_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Tensor) and value.fake.dim():
         return s.wrap(value.fake.shape[0], None)
@@ -52,13 +52,13 @@ def len_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(isinstance)
-def isinstance_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value, classes = args
     kind = s.guard_type(value) if not value.is_torch else value.python_type()
     return Constant(any(instance_of(value, kind, one) for one in flat_classes(s, classes)))
 
 
-def flat_classes(s: Session, classes: Value) -> list[Any]:
+def flat_classes(s: CaptureState, classes: Value) -> list[Any]:
     if isinstance(classes, Sequence):
         return [one for item in classes.items(s) for one in flat_classes(s, item)]
     if isinstance(classes, Object):
@@ -79,14 +79,14 @@ def instance_of(value: Value, kind: type, cls: Any) -> bool:
 
 
 @handles(issubclass)
-def issubclass_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], Class):
         raise s.error(TypeError, "issubclass() arg 1 must be a class")
     return Constant(issubclass(args[0].constant(s), tuple(flat_classes(s, args[1]))))
 
 
 @handles(getattr)
-def getattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def getattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = args[1].constant(s)
     if len(args) == 2:
         return args[0].get_attr(s, name)
@@ -99,7 +99,7 @@ def getattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(hasattr)
-def hasattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def hasattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     try:
         args[0].get_attr(s, args[1].constant(s))
     except Raised as raised:
@@ -110,48 +110,48 @@ def hasattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(setattr)
-def setattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def setattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     args[0].set_attr(s, args[1].constant(s), args[2])
     return Constant(None)
 
 
 @handles(delattr)
-def delattr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def delattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     args[0].set_attr(s, args[1].constant(s), None)
     return Constant(None)
 
 
 @handles(type)
-def type_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
         raise UnsupportedCall(function="type", why="classes are not made while tracing")
     return s.wrap(s.guard_type(args[0]) if not args[0].is_torch else args[0].python_type(), None)
 
 
 @handles(callable)
-def callable_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def callable_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(s.lookup(s.guard_type(args[0]), "__call__") is not None)
 
 
 @handles(id)
-def id_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def id_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function="id", why="an address is not known before the code runs")
 
 
 @handles(print)
-def print_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise SideEffectCall(function="print", why="its output must appear in order")
 
 
 @handles(bool)
-def bool_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Symbolic):
         return s.wrap(args[0].node != 0, None)
     return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
 
 
-def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwargs], Value]:
-    def convert(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args, Kwargs], Value]:
+    def convert(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not args:
             return Constant(kind())
         value = args[0]
@@ -172,7 +172,7 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[Session, Args, Kwa
 for _rounding in ("floor", "ceil", "trunc"):
 
     @handles(getattr(math, _rounding))
-    def _rounded(s: Session, args: Args, kwargs: Kwargs, name: str = _rounding) -> Value:
+    def _rounded(s: CaptureState, args: Args, kwargs: Kwargs, name: str = _rounding) -> Value:
         value = args[0]
         if isinstance(value, Symbolic) and value.python_type() is not bool:
             whole = getattr(value.node.node, name)()
@@ -183,7 +183,7 @@ for _rounding in ("floor", "ceil", "trunc"):
 
 
 @handles(math.prod)
-def prod(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def prod(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     total = kwargs.get("start", Constant(1))
     for item in all_items(s, args[0]):
         total = binary(s, operator.mul, total, item)
@@ -191,14 +191,14 @@ def prod(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(math.sqrt)
-def sqrt_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def sqrt_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Symbolic) and value.python_type() is int and bool(value.node >= 0):
         return s.wrap(torch.SymFloat(value.node.node._sym_sqrt()), None)
     return fold(s, math.sqrt, value.constant(s))
 
 
-def symbolic_number(s: Session, kind: type, value: Symbolic) -> Value:
+def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
     """`int(value)` or `float(value)`."""
     if value.python_type() is bool:
         return s.const(kind(value.constant(s)))
@@ -213,43 +213,43 @@ handles(float)(number(float, ("__float__", "__index__")))
 
 
 @handles(str)
-def str_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(format_value(s, args[0], "s", "") if args else "")
 
 
 @handles(repr)
-def repr_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if s.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
         return s.call_special(args[0], "__repr__", [], {})
     return Constant(repr(args[0].constant(s)))
 
 
 @handles(list)
-def list_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def list_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return List(all_items(s, args[0]) if args else [])
 
 
 @handles(tuple)
-def tuple_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Tuple(all_items(s, args[0]) if args else [])
 
 
 @handles(torch.Size)
-def size_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def size_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Tuple(all_items(s, args[0]) if args else [], torch.Size)
 
 
 @handles(set)
-def set_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Set({item.key(s): item for item in all_items(s, args[0])} if args else {})
 
 
 @handles(frozenset)
-def frozenset_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Set({item.key(s): item for item in all_items(s, args[0])} if args else {}, frozenset)
 
 
-def fill(s: Session, target: Dict, args: Args, kwargs: Kwargs) -> None:
+def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
     """What `dict.update` does."""
     for arg in args:
         native = getattr(arg, "native", None) or arg
@@ -267,21 +267,21 @@ def fill(s: Session, target: Dict, args: Args, kwargs: Kwargs) -> None:
 
 
 @handles(dict)
-def dict_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def dict_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Dict({})
     fill(s, made, args, kwargs)
     return made
 
 
 @handles(OrderedDict)
-def ordered_dict(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def ordered_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Dict({}, OrderedDict)
     fill(s, made, args, kwargs)
     return made
 
 
 @handles(defaultdict)
-def default_dict(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Dict({}, defaultdict)
     if args and not (args[0].is_constant and args[0].constant(s) is None):
         made.factory = args[0]
@@ -290,31 +290,31 @@ def default_dict(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(range)
-def range_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def range_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return fold(s, range, *(arg.constant(s) for arg in args))
 
 
 for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
 
     @handles(_class)
-    def _immutable(s: Session, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
+    def _immutable(s: CaptureState, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
         """Instances of these cannot change: made now."""
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(cls, **named), *(arg.constant(s) for arg in args))
 
 
 @handles(slice)
-def slice_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def slice_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Slice([s.const(None), *args] if len(args) == 1 else list(args))
 
 
 @handles(iter)
-def iter_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def iter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].iterate(s) if len(args) == 1 else called_until(args[0], args[1], equal)
 
 
 @handles(next)
-def next_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def next_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     item = args[0].next(s)
     if item is not None:
         return item
@@ -324,58 +324,58 @@ def next_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(zip)
-def zip_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def zip_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     strict = "strict" in kwargs and kwargs["strict"].truth(s)
     return zipped([arg.iterate(s) for arg in args], strict)
 
 
 @handles(enumerate)
-def enumerate_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def enumerate_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
     return enumerated(args[0].iterate(s), start.constant(s))
 
 
 @handles(map)
-def map_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def map_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return mapped(args[0], [arg.iterate(s) for arg in args[1:]])
 
 
 @handles(filter)
-def filter_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def filter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     function = None if args[0].is_constant else args[0]
     return filtered(function, args[1].iterate(s))
 
 
 @handles(itertools.chain)
-def chain(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def chain(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return chained(List(list(args)).iterate(s))
 
 
 @handles(itertools.chain.from_iterable)
-def chain_from_iterable(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def chain_from_iterable(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return chained(args[0].iterate(s))
 
 
 @handles(itertools.product)
-def product(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     repeat = kwargs["repeat"].constant(s) if "repeat" in kwargs else 1
     rows = itertools.product(*(all_items(s, arg) for arg in args), repeat=repeat)
     return List([Tuple(list(row)) for row in rows]).iterate(s)
 
 
 @handles(reversed)
-def reversed_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Object) and s.lookup(args[0].cls, "__reversed__") is not None:
         return s.call_special(args[0], "__reversed__", [], {})
     return List(all_items(s, args[0])[::-1]).iterate(s)
 
 
 @handles(sorted)
-def sorted_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def sorted_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return List(sort(s, all_items(s, args[0]), kwargs))
 
 
-def sort(s: Session, items: list[Value], kwargs: Kwargs) -> list[Value]:
+def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
     keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
     order: Any = functools.cmp_to_key(
@@ -388,7 +388,7 @@ def sort(s: Session, items: list[Value], kwargs: Kwargs) -> list[Value]:
 
 
 @handles(sum)
-def sum_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def sum_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
     for item in all_items(s, args[0]):
         total = binary(s, operator.add, total, item)
@@ -400,8 +400,8 @@ def of_one_kind(items: list[Value]) -> bool:
     return {item.python_type() for item in items} in ({int}, {float})
 
 
-def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Session, Args, Kwargs], Value]:
-    def choose(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def extreme(function: Callable[[Any, Any], Any]) -> Callable[[CaptureState, Args, Kwargs], Value]:
+    def choose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         items = all_items(s, args[0]) if len(args) == 1 else list(args)
         if not items:
             if "default" in kwargs:
@@ -427,7 +427,7 @@ handles(min)(extreme(operator.lt))
 
 
 @handles(any)
-def any_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def any_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0].iterate(s)
     while (item := iterator.next(s)) is not None:
         if truth_value(s, item, "any()"):
@@ -436,7 +436,7 @@ def any_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(all)
-def all_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def all_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0].iterate(s)
     while (item := iterator.next(s)) is not None:
         if not truth_value(s, item, "all()"):
@@ -445,7 +445,7 @@ def all_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(abs)
-def abs_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
         return s.record("abs", args, {})
     if isinstance(args[0], Symbolic) and args[0].python_type() is int:
@@ -456,19 +456,19 @@ def abs_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(divmod)
-def divmod_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Tuple([binary(s, operator.floordiv, *args), binary(s, operator.mod, *args)])
 
 
 @handles(pow)
-def pow_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 2:
         return fold(s, pow, *(arg.constant(s) for arg in args))
     return binary(s, operator.pow, args[0], args[1])
 
 
 @handles(round)
-def round_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
         return s.record("round", args, kwargs)
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
@@ -478,12 +478,12 @@ def round_(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @handles(functools.partial)
-def partial(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def partial(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Partial(args[0], list(args[1:]), kwargs)
 
 
 @handles(functools.reduce)
-def reduce(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def reduce(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     items = all_items(s, args[1])
     total = args[2] if len(args) > 2 else items.pop(0)
     for item in items:
@@ -491,8 +491,8 @@ def reduce(s: Session, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-def looks_at_frame(function: Any) -> Callable[[Session, Args, Kwargs], Value]:
-    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def looks_at_frame(function: Any) -> Callable[[CaptureState, Args, Kwargs], Value]:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise FrameInspection(function=function.__name__)
 
     return handler
@@ -503,14 +503,14 @@ for _inspecting in (locals, globals, eval, exec, sys._getframe, inspect.currentf
 
 
 @handles(dir)
-def dir_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def dir_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         raise FrameInspection(function="dir")
     raise UnsupportedCall(function="dir", why="what it lists is not guarded")
 
 
 @handles(vars)
-def vars_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         raise FrameInspection(function="vars")
     return args[0].get_attr(s, "__dict__")
@@ -537,27 +537,27 @@ for _name in [
 ]:
 
     @handles(getattr(operator, _name))
-    def _operator(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
+    def _operator(s: CaptureState, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
         return binary(s, function, args[0], args[1])
 
 
 for _name in ["lt", "le", "eq", "ne", "gt", "ge"]:
 
     @handles(getattr(operator, _name))
-    def _comparison(s: Session, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
+    def _comparison(s: CaptureState, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
         return compare(s, function, args[0], args[1])
 
 
 @handles(operator.getitem)
-def getitem(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def getitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_item(s, args[1])
 
 
 @handles(operator.is_)
-def is_(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def is_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(same(s, args[0], args[1]))
 
 
 @handles(operator.is_not)
-def is_not(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def is_not(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(not same(s, args[0], args[1]))

@@ -9,7 +9,7 @@ import operator
 from typing import Any
 
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.core import Args, Handler, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 
 POLYFILLS: dict[Any, Any] = {
     **{
@@ -27,7 +27,7 @@ POLYFILLS: dict[Any, Any] = {
 
 
 def interpreted(replacement: Any) -> Handler:
-    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(replacement, None).call(s, args, kwargs)
 
     return handler

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kiln.capture.interpreter.core import HANDLERS, Args, Kwargs, Session, Value, handles
+from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import StateEffect
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -24,7 +24,7 @@ INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean
 
 
 def recorded(function: Any) -> Any:
-    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.record(function, args, kwargs)
 
     return handler
@@ -65,13 +65,13 @@ for _function, _value in ANSWERS:
 
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def is_compiling(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def is_compiling(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.state["asked_is_compiling"] = True
     return Constant(s.is_compiling)
 
 
 @handles(torch.is_tensor)
-def is_tensor(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def is_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], Tensor):
         s.guard_type(args[0])
     return Constant(isinstance(args[0], Tensor))
@@ -90,7 +90,7 @@ QUERIES = (
 
 
 def query(function: Any) -> Any:
-    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(function(*(arg.constant(s) for arg in args)), None)
 
     return handler
@@ -110,7 +110,7 @@ SETTERS: dict[Any, tuple[str, Any]] = {
 
 
 def setter(function: Any, name: str, getter: Any) -> Any:
-    def handler(s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         plain = [arg.constant(s) for arg in args]
         scope = tuple(plain[:-1])
         before = getter(*scope)
@@ -129,7 +129,7 @@ for _setter, (_name, _getter) in SETTERS.items():
     handles(_setter)(setter(_setter, _name, _getter))
 
 
-def drop_unchanged_modes(s: Session) -> None:
+def drop_unchanged_modes(s: CaptureState) -> None:
     """Modes that are as they were at the entry need no effect."""
     for (function, scope), before in s.state.get("modes", {}).items():
         name, getter = SETTERS[function]
@@ -137,20 +137,20 @@ def drop_unchanged_modes(s: Session) -> None:
             s.effects.pop(("mode", name, scope), None)
 
 
-def restore_modes(s: Session) -> None:
+def restore_modes(s: CaptureState) -> None:
     """Set torch's modes back to what they were when the capture began."""
     for (function, scope), before in s.state.get("modes", {}).items():
         function(*scope, before)
 
 
 @handles(torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache)
-def autocast_nesting(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """The cache of eager's autocast is not used by the region."""
     return Constant(1)
 
 
 @handles(inspect.signature)
-def signature(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def signature(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """A function of the callable's code and defaults only."""
     function = args[0]
     bound = getattr(function, "function", None)

@@ -25,27 +25,27 @@ def build_list(frame: SymbolicFrame, count: int) -> None:
 
 @opcode("BUILD_SET", breaks=True)
 def build_set(frame: SymbolicFrame, count: int) -> None:
-    frame.push(Set({item.key(frame.session): item for item in frame.pop_many(count)}))
+    frame.push(Set({item.key(frame.state): item for item in frame.pop_many(count)}))
 
 
 @opcode("BUILD_MAP", breaks=True)
 def build_map(frame: SymbolicFrame, count: int) -> None:
     flat = frame.pop_many(2 * count)
     pairs = zip(flat[::2], flat[1::2], strict=True)
-    frame.push(Dict({key.key(frame.session): (key, value) for key, value in pairs}))
+    frame.push(Dict({key.key(frame.state): (key, value) for key, value in pairs}))
 
 
 @opcode("BUILD_CONST_KEY_MAP")
 def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
     keys = frame.pop()
     assert isinstance(keys, Tuple)
-    pairs = zip(keys.items(frame.session), frame.pop_many(count), strict=True)
-    frame.push(Dict({key.key(frame.session): (key, value) for key, value in pairs}))
+    pairs = zip(keys.items(frame.state), frame.pop_many(count), strict=True)
+    frame.push(Dict({key.key(frame.state): (key, value) for key, value in pairs}))
 
 
 @opcode("BUILD_STRING", breaks=True)
 def build_string(frame: SymbolicFrame, count: int) -> None:
-    frame.push(frame.session.const("".join(part.constant(frame.session) for part in frame.pop_many(count))))
+    frame.push(frame.state.const("".join(part.constant(frame.state) for part in frame.pop_many(count))))
 
 
 @opcode("BUILD_SLICE", breaks=True)
@@ -55,24 +55,24 @@ def build_slice(frame: SymbolicFrame, count: int) -> None:
 
 @opcode("FORMAT_VALUE", breaks=True)
 def format_value_op(frame: SymbolicFrame, flags: int) -> None:
-    spec = frame.pop().constant(frame.session) if flags & 4 else ""
-    frame.push(frame.session.const(format_value(frame.session, frame.pop(), ("", "s", "r", "a")[flags & 3], spec)))
+    spec = frame.pop().constant(frame.state) if flags & 4 else ""
+    frame.push(frame.state.const(format_value(frame.state, frame.pop(), ("", "s", "r", "a")[flags & 3], spec)))
 
 
 @opcode("LIST_EXTEND", breaks=True)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
-    items = all_items(frame.session, frame.pop())
+    items = all_items(frame.state, frame.pop())
     target = frame.stack[-depth]
     assert isinstance(target, List)
-    target.change(frame.session).extend(items)
+    target.change(frame.state).extend(items)
 
 
 @opcode("SET_UPDATE", breaks=True)
 def set_update(frame: SymbolicFrame, depth: int) -> None:
-    items = all_items(frame.session, frame.pop())
+    items = all_items(frame.state, frame.pop())
     target = frame.stack[-depth]
     assert isinstance(target, Set)
-    target.change(frame.session).update({item.key(frame.session): item for item in items})
+    target.change(frame.state).update({item.key(frame.state): item for item in items})
 
 
 @opcode("DICT_UPDATE", "DICT_MERGE", breaks=True)
@@ -86,10 +86,10 @@ def dict_update(frame: SymbolicFrame, depth: int) -> None:
 def merge(frame: SymbolicFrame, target: Dict, source: Value) -> None:
     native = getattr(source, "native", None) or source
     if isinstance(native, Dict):
-        target.change(frame.session).update(native.items(frame.session))
+        target.change(frame.state).update(native.items(frame.state))
         return
-    for key in all_items(frame.session, source.get_attr(frame.session, "keys").call(frame.session, [], {})):
-        target.set_item(frame.session, key, source.get_item(frame.session, key))
+    for key in all_items(frame.state, source.get_attr(frame.state, "keys").call(frame.state, [], {})):
+        target.set_item(frame.state, key, source.get_item(frame.state, key))
 
 
 @opcode("LIST_APPEND", breaks=True)
@@ -97,7 +97,7 @@ def list_append(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, List)
-    target.change(frame.session).append(value)
+    target.change(frame.state).append(value)
 
 
 @opcode("SET_ADD", breaks=True)
@@ -105,7 +105,7 @@ def set_add(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, Set)
-    target.change(frame.session).setdefault(value.key(frame.session), value)
+    target.change(frame.state).setdefault(value.key(frame.state), value)
 
 
 @opcode("MAP_ADD", breaks=True)
@@ -113,27 +113,27 @@ def map_add(frame: SymbolicFrame, depth: int) -> None:
     key, value = frame.pop_many(2)
     target = frame.stack[-depth]
     assert isinstance(target, Dict)
-    target.set_item(frame.session, key, value)
+    target.set_item(frame.state, key, value)
 
 
 @opcode("UNPACK_SEQUENCE", breaks=True)
 def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
     value = frame.pop()
-    items = all_items(frame.session, value)
+    items = all_items(frame.state, value)
     if len(items) != count:
         few = f"not enough values to unpack (expected {count}, got {len(items)})"
         message = few if len(items) < count else f"too many values to unpack (expected {count})"
-        raise frame.session.error(ValueError, message)
+        raise frame.state.error(ValueError, message)
     frame.stack.extend(reversed(items))
 
 
 @opcode("UNPACK_EX", breaks=True)
 def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
     before, after = arg & 0xFF, arg >> 8
-    items = all_items(frame.session, frame.pop())
+    items = all_items(frame.state, frame.pop())
     if len(items) < before + after:
         message = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
-        raise frame.session.error(ValueError, message)
+        raise frame.state.error(ValueError, message)
     end = len(items) - after
     parts = [*items[:before], List(items[before:end]), *items[end:]]
     frame.stack.extend(reversed(parts))
@@ -141,29 +141,29 @@ def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("MAKE_FUNCTION", breaks=True)
 def make_function(frame: SymbolicFrame, flags: int) -> None:
-    code = frame.pop().constant(frame.session)
+    code = frame.pop().constant(frame.state)
     function = Function(code, frame.globals)
     if flags & 8:
         closure = frame.pop()
         assert isinstance(closure, Sequence)
-        function.cells = list(closure.items(frame.session))  # type: ignore[arg-type]
+        function.cells = list(closure.items(frame.state))  # type: ignore[arg-type]
     if flags & 4:
         function.annotations = frame.pop()
     if flags & 2:
         defaults = frame.pop()
         assert isinstance(defaults, Dict)
-        function.kwdefaults = {name: value for name, (_, value) in defaults.items(frame.session).items()}
+        function.kwdefaults = {name: value for name, (_, value) in defaults.items(frame.state).items()}
     if flags & 1:
-        function.defaults = list(all_items(frame.session, frame.pop()))
+        function.defaults = list(all_items(frame.state, frame.pop()))
     frame.push(function)
 
 
 @opcode("INTRINSIC", breaks=True)
 def intrinsic(frame: SymbolicFrame, name: str) -> None:
     if name == "LIST_TO_TUPLE":
-        frame.push(Tuple(all_items(frame.session, frame.pop())))
+        frame.push(Tuple(all_items(frame.state, frame.pop())))
     elif name == "UNARY_POSITIVE":
-        frame.push(unary(frame.session, operator.pos, frame.pop()))
+        frame.push(unary(frame.state, operator.pos, frame.pop()))
     elif name == "STOPITERATION_ERROR":
         return
     else:

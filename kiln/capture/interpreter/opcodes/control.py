@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value, handles
-from kiln.capture.interpreter.frame import PUSH, SymbolicFrame, opcode
+from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import (
     all_items,
     exception_matches,
@@ -31,25 +31,25 @@ def jump(frame: SymbolicFrame, target: int) -> None:
 
 @opcode("POP_JUMP_IF_TRUE", breaks=True)
 def pop_jump_if_true(frame: SymbolicFrame, target: int) -> None:
-    if truth_value(frame.session, frame.pop(), "if"):
+    if truth_value(frame.state, frame.pop(), "if"):
         frame.ip = target
 
 
 @opcode("POP_JUMP_IF_FALSE", breaks=True)
 def pop_jump_if_false(frame: SymbolicFrame, target: int) -> None:
-    if not truth_value(frame.session, frame.pop(), "if"):
+    if not truth_value(frame.state, frame.pop(), "if"):
         frame.ip = target
 
 
 @opcode("POP_JUMP_IF_NONE", breaks=True)
 def pop_jump_if_none(frame: SymbolicFrame, target: int) -> None:
-    if same(frame.session, frame.pop(), NONE):
+    if same(frame.state, frame.pop(), NONE):
         frame.ip = target
 
 
 @opcode("POP_JUMP_IF_NOT_NONE", breaks=True)
 def pop_jump_if_not_none(frame: SymbolicFrame, target: int) -> None:
-    if not same(frame.session, frame.pop(), NONE):
+    if not same(frame.state, frame.pop(), NONE):
         frame.ip = target
 
 
@@ -66,7 +66,7 @@ def jump_if_false_or_pop(frame: SymbolicFrame, target: int) -> None:
 def jump_or_pop(frame: SymbolicFrame, target: int, when: bool) -> None:
     value = frame.stack[-1]
     assert value is not None
-    if truth_value(frame.session, value, "and/or") is when:
+    if truth_value(frame.state, value, "and/or") is when:
         frame.ip = target
     else:
         frame.stack.pop()
@@ -74,17 +74,14 @@ def jump_or_pop(frame: SymbolicFrame, target: int, when: bool) -> None:
 
 @opcode("GET_ITER", breaks=True)
 def get_iter(frame: SymbolicFrame, arg: int) -> None:
-    frame.direct = PUSH
-    value = frame.pop().iterate(frame.session)
-    frame.direct = None
-    frame.stack.append(value)
+    frame.stack.append(frame.pop().iterate(frame.state, PUSH))
 
 
 @opcode("FOR_ITER", breaks=True)
 def for_iter(frame: SymbolicFrame, target: int) -> None:
     iterator = frame.stack[-1]
     assert iterator is not None
-    item = iterator.next(frame.session)
+    item = iterator.next(frame.state)
     if item is not None:
         frame.stack.append(item)
         return
@@ -116,7 +113,7 @@ def yield_value(frame: SymbolicFrame, arg: int) -> None:
 @opcode("GET_YIELD_FROM_ITER", breaks=True)
 def get_yield_from_iter(frame: SymbolicFrame, arg: int) -> None:
     value = frame.pop()
-    frame.push(value if isinstance(value, Generator) else value.iterate(frame.session))
+    frame.push(value if isinstance(value, Generator) else value.iterate(frame.state))
 
 
 @opcode("SEND", breaks=True)
@@ -125,7 +122,7 @@ def send(frame: SymbolicFrame, target: int) -> None:
     sent = frame.pop()
     inner = frame.stack[-1]
     assert inner is not None
-    item = inner.send(frame.session, sent) if isinstance(inner, Generator) else inner.next(frame.session)
+    item = inner.send(frame.state, sent) if isinstance(inner, Generator) else inner.next(frame.state)
     if item is not None:
         frame.push(item)
         return
@@ -149,7 +146,7 @@ def cleanup_throw(frame: SymbolicFrame, arg: int) -> None:
     if not issubclass(error.python_type(), StopIteration):
         raise Raised(error)
     frame.pop_many(2)
-    args = all_items(frame.session, error.get_attr(frame.session, "args"))
+    args = all_items(frame.state, error.get_attr(frame.state, "args"))
     frame.push(NONE)
     frame.push(args[0] if args else NONE)
 
@@ -162,7 +159,7 @@ def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
 @opcode("CALL", breaks=True)
 def call(frame: SymbolicFrame, count: int) -> None:
     args: list[Any] = frame.pop_many(count)
-    function = frame.stack.pop()
+    function = frame.pop()
     below = frame.stack.pop()
     if below is not None:
         args.insert(0, function)
@@ -173,14 +170,7 @@ def call(frame: SymbolicFrame, count: int) -> None:
         frame.kwnames = ()
         kwargs = dict(zip(names, args[-len(names) :], strict=True))
         del args[-len(names) :]
-    call_value(frame, function, args, kwargs)
-
-
-def call_value(frame: SymbolicFrame, function: Any, args: list[Value], kwargs: dict[str, Value]) -> None:
-    frame.direct = PUSH if function.inlines else None
-    result = function.call(frame.session, args, kwargs)
-    frame.direct = None
-    frame.stack.append(result)
+    frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 
 @opcode("CALL_FUNCTION_EX", breaks=True)
@@ -190,16 +180,16 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         mapping = frame.pop()
         mapping = getattr(mapping, "native", None) or mapping
         assert isinstance(mapping, Dict)
-        kwargs = {key: value for key, (_, value) in mapping.items(frame.session).items()}
-    args = all_items(frame.session, frame.pop())
-    function = frame.stack.pop()
+        kwargs = {key: value for key, (_, value) in mapping.items(frame.state).items()}
+    args = all_items(frame.state, frame.pop())
+    function = frame.pop()
     frame.stack.pop()
-    call_value(frame, function, args, kwargs)
+    frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 
 @opcode("RAISE_VARARGS", breaks=True)
 def raise_varargs(frame: SymbolicFrame, count: int) -> None:
-    s = frame.session
+    s = frame.state
     cause = instantiate(s, frame.pop()) if count == 2 else None
     if count == 0:
         current = current_exception(frame)
@@ -212,7 +202,7 @@ def raise_varargs(frame: SymbolicFrame, count: int) -> None:
     raise Raised(value)
 
 
-def instantiate(s: Session, value: Value) -> Value:
+def instantiate(s: CaptureState, value: Value) -> Value:
     return value.call(s, [], {}) if isinstance(value, Class) else value
 
 
@@ -227,7 +217,7 @@ def current_exception(frame: SymbolicFrame | None) -> Value | None:
 
 
 @handles(sys.exc_info)
-def exc_info(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def exc_info(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Of what the program handles; one that the caller of the compiled function handles is not seen."""
     error = current_exception(s.frame)
     if error is None:
@@ -255,7 +245,7 @@ def check_exc_match(frame: SymbolicFrame, arg: int) -> None:
     kinds = frame.pop()
     error = frame.stack[-1]
     assert error is not None
-    frame.push(Constant(exception_matches(frame.session, error, kinds)))
+    frame.push(Constant(exception_matches(frame.state, error, kinds)))
 
 
 @opcode("RERAISE")
@@ -265,7 +255,7 @@ def reraise(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("BEFORE_WITH", breaks=True)
 def before_with(frame: SymbolicFrame, arg: int) -> None:
-    s = frame.session
+    s = frame.state
     manager = frame.pop()
     leave = special_method(s, manager, "__exit__")
     entered = special_method(s, manager, "__enter__")
@@ -274,7 +264,7 @@ def before_with(frame: SymbolicFrame, arg: int) -> None:
     frame.push(result)
 
 
-def special_method(s: Session, value: Value, name: str) -> Value:
+def special_method(s: CaptureState, value: Value, name: str) -> Value:
     if s.lookup(value.python_type(), name) is None:
         raise s.error(TypeError, f"'{value.type_name()}' object does not support the context manager protocol")
     return value.get_attr(s, name)
@@ -283,7 +273,7 @@ def special_method(s: Session, value: Value, name: str) -> Value:
 @opcode("WITH_EXCEPT_START", breaks=True)
 def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     """exit, lasti, previous exception, exception  ->  ..., exit(type, exception, traceback)"""
-    s = frame.session
+    s = frame.state
     leave, error = frame.stack[-4], frame.stack[-1]
     assert leave is not None and error is not None
     frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, Traceback()], {}))

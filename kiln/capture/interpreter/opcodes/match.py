@@ -12,7 +12,7 @@ from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised
 from kiln.capture.interpreter.builtins.functions import instance_of
-from kiln.capture.interpreter.core import Session, Value
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import contains
 from kiln.capture.interpreter.variables.constant import Constant
@@ -24,7 +24,7 @@ ITSELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, t
 """Classes whose one positional pattern is matched with the object itself."""
 
 
-def type_flags(s: Session, value: Value) -> int:
+def type_flags(s: CaptureState, value: Value) -> int:
     kind = value.python_type()
     if not value.is_torch:
         s.guard_type(value)
@@ -38,27 +38,27 @@ def type_flags(s: Session, value: Value) -> int:
 def match_sequence(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
-    frame.push(Constant(bool(type_flags(frame.session, value) & SEQUENCE)))
+    frame.push(Constant(bool(type_flags(frame.state, value) & SEQUENCE)))
 
 
 @opcode("MATCH_MAPPING", breaks=True)
 def match_mapping(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
-    frame.push(Constant(bool(type_flags(frame.session, value) & MAPPING)))
+    frame.push(Constant(bool(type_flags(frame.state, value) & MAPPING)))
 
 
 @opcode("GET_LEN", breaks=True)
 def get_len(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
-    frame.push(Constant(value.length(frame.session)))
+    frame.push(Constant(value.length(frame.state)))
 
 
 @opcode("MATCH_KEYS", breaks=True)
 def match_keys(frame: SymbolicFrame, arg: int) -> None:
     """subject, keys  ->  subject, keys, tuple of the values or None"""
-    s = frame.session
+    s = frame.state
     subject, keys = frame.stack[-2], frame.stack[-1]
     assert subject is not None and isinstance(keys, Tuple)
     wanted = keys.items(s)
@@ -71,7 +71,7 @@ def match_keys(frame: SymbolicFrame, arg: int) -> None:
 @opcode("MATCH_CLASS", breaks=True)
 def match_class(frame: SymbolicFrame, positional: int) -> None:
     """subject, class, names of keyword patterns  ->  tuple of attributes or None"""
-    s = frame.session
+    s = frame.state
     subject, cls, names = frame.pop_many(3)
     kind = subject.python_type() if subject.is_torch else s.guard_type(subject)
     if not instance_of(subject, kind, cls.constant(s)):
@@ -81,7 +81,7 @@ def match_class(frame: SymbolicFrame, positional: int) -> None:
     frame.push(Tuple(found) if found is not None else Constant(None))
 
 
-def attributes(s: Session, subject: Value, cls: Value, positional: int, names: list[str]) -> list[Value] | None:
+def attributes(s: CaptureState, subject: Value, cls: Value, positional: int, names: list[str]) -> list[Value] | None:
     """The values of the sub-patterns; None where the subject lacks one."""
     found: list[Value] = []
     if positional:
@@ -103,7 +103,7 @@ def attributes(s: Session, subject: Value, cls: Value, positional: int, names: l
     return found
 
 
-def attribute(s: Session, value: Value, name: str) -> Value | None:
+def attribute(s: CaptureState, value: Value, name: str) -> Value | None:
     try:
         return value.get_attr(s, name)
     except Raised as raised:

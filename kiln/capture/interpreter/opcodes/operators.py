@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from kiln.capture.interpreter.core import Value
-from kiln.capture.interpreter.frame import PUSH, Discard, SymbolicFrame, opcode
+from kiln.capture.interpreter.core import DISCARD, PUSH, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Slice
@@ -19,43 +19,43 @@ TRUE, FALSE = Constant(True), Constant(False)
 def binary_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
     right = frame.pop()
     left = frame.pop()
-    frame.stack.append(binary(frame.session, function, left, right))
+    frame.stack.append(binary(frame.state, function, left, right))
 
 
 @opcode("COMPARE_OP", breaks=True)
 def compare_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
     right = frame.pop()
     left = frame.pop()
-    frame.stack.append(compare(frame.session, function, left, right))
+    frame.stack.append(compare(frame.state, function, left, right))
 
 
 @opcode("IS_OP", breaks=True)
 def is_op(frame: SymbolicFrame, inverted: bool) -> None:
     right = frame.pop()
     left = frame.pop()
-    frame.stack.append(TRUE if same(frame.session, left, right) != inverted else FALSE)
+    frame.stack.append(TRUE if same(frame.state, left, right) != inverted else FALSE)
 
 
 @opcode("CONTAINS_OP", breaks=True)
 def contains_op(frame: SymbolicFrame, inverted: bool) -> None:
     container = frame.pop()
     item = frame.pop()
-    frame.stack.append(TRUE if contains(frame.session, container, item) != inverted else FALSE)
+    frame.stack.append(TRUE if contains(frame.state, container, item) != inverted else FALSE)
 
 
 @opcode("UNARY_NOT", breaks=True)
 def unary_not(frame: SymbolicFrame, arg: int) -> None:
-    frame.stack.append(FALSE if truth_value(frame.session, frame.pop(), "not") else TRUE)
+    frame.stack.append(FALSE if truth_value(frame.state, frame.pop(), "not") else TRUE)
 
 
 @opcode("UNARY_NEGATIVE", breaks=True)
 def unary_negative(frame: SymbolicFrame, arg: int) -> None:
-    frame.stack.append(unary(frame.session, operator.neg, frame.pop()))
+    frame.stack.append(unary(frame.state, operator.neg, frame.pop()))
 
 
 @opcode("UNARY_INVERT", breaks=True)
 def unary_invert(frame: SymbolicFrame, arg: int) -> None:
-    frame.stack.append(unary(frame.session, operator.invert, frame.pop()))
+    frame.stack.append(unary(frame.state, operator.invert, frame.pop()))
 
 
 @opcode("BINARY_SUBSCR", breaks=True)
@@ -67,11 +67,8 @@ def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
 
 def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
     if key.is_torch and not container.is_torch and key.python_type() is not int:
-        return frame.session.record(operator.getitem, [container, key], {})
-    frame.direct = PUSH
-    result = container.get_item(frame.session, key)
-    frame.direct = None
-    return result
+        return frame.state.record(operator.getitem, [container, key], {})
+    return container.get_item(frame.state, key, PUSH)
 
 
 @opcode("STORE_SUBSCR", breaks=True)
@@ -79,18 +76,14 @@ def store_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
     value = frame.pop()
-    frame.direct = Discard(None)
-    container.set_item(frame.session, key, value)
-    frame.direct = None
+    container.set_item(frame.state, key, value, DISCARD)
 
 
 @opcode("DELETE_SUBSCR", breaks=True)
 def delete_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
-    frame.direct = Discard(None)
-    container.del_item(frame.session, key)
-    frame.direct = None
+    container.del_item(frame.state, key, DISCARD)
 
 
 @opcode("BINARY_SLICE", breaks=True)
@@ -104,21 +97,18 @@ def binary_slice(frame: SymbolicFrame, arg: int) -> None:
 def store_slice(frame: SymbolicFrame, arg: int) -> None:
     parts = frame.pop_many(2)
     container = frame.pop()
-    container.set_item(frame.session, Slice(parts), frame.pop())
+    container.set_item(frame.state, Slice(parts), frame.pop())
 
 
 @opcode("LOAD_ATTR", breaks=True)
 def load_attr(frame: SymbolicFrame, name: str) -> None:
-    frame.direct = PUSH
-    value = frame.pop().get_attr(frame.session, name)
-    frame.direct = None
-    frame.stack.append(value)
+    frame.stack.append(frame.pop().get_attr(frame.state, name, PUSH))
 
 
 @opcode("LOAD_METHOD", breaks=True)
 def load_method(frame: SymbolicFrame, name: str) -> None:
     """Bound here, so the slot for `self` stays NULL."""
-    value = frame.pop().get_attr(frame.session, name)
+    value = frame.pop().get_attr(frame.state, name)
     frame.stack.append(None)
     frame.stack.append(value)
 
@@ -126,13 +116,13 @@ def load_method(frame: SymbolicFrame, name: str) -> None:
 @opcode("LOAD_SUPER_ATTR", breaks=True)
 def load_super_attr(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
-    frame.push(super_.call(frame.session, [cls, self_], {}).get_attr(frame.session, name))
+    frame.push(super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name))
 
 
 @opcode("LOAD_SUPER_METHOD", breaks=True)
 def load_super_method(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
-    value = super_.call(frame.session, [cls, self_], {}).get_attr(frame.session, name)
+    value = super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name)
     frame.push(None)
     frame.push(value)
 
@@ -141,13 +131,9 @@ def load_super_method(frame: SymbolicFrame, name: str) -> None:
 def store_attr(frame: SymbolicFrame, name: str) -> None:
     target = frame.pop()
     value = frame.pop()
-    frame.direct = Discard(None)
-    target.set_attr(frame.session, name, value)
-    frame.direct = None
+    target.set_attr(frame.state, name, value, DISCARD)
 
 
 @opcode("DELETE_ATTR", breaks=True)
 def delete_attr(frame: SymbolicFrame, name: str) -> None:
-    frame.direct = Discard(None)
-    frame.pop().set_attr(frame.session, name, None)
-    frame.direct = None
+    frame.pop().set_attr(frame.state, name, None, DISCARD)

@@ -51,7 +51,7 @@ def return_generator(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("LOAD_CONST", prepare=prepare_const)
 def load_const(frame: SymbolicFrame, value: Value) -> None:
-    frame.stack.append(value if value.__class__ is not Live else frame.session.wrap(value.live, None))  # type: ignore[attr-defined]
+    frame.stack.append(value if value.__class__ is not Live else frame.state.wrap(value.live, None))  # type: ignore[attr-defined]
 
 
 @opcode("LOAD_FAST")
@@ -60,7 +60,7 @@ def load_fast(frame: SymbolicFrame, name: str) -> None:
         frame.stack.append(frame.locals[name])
     except KeyError:
         message = f"cannot access local variable '{name}' where it is not associated with a value"
-        raise frame.session.error(UnboundLocalError, message) from None
+        raise frame.state.error(UnboundLocalError, message) from None
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
@@ -82,7 +82,7 @@ def store_fast(frame: SymbolicFrame, name: str) -> None:
 def delete_fast(frame: SymbolicFrame, name: str) -> None:
     if frame.locals.pop(name, None) is None:
         message = f"cannot access local variable '{name}' where it is not associated with a value"
-        raise frame.session.error(UnboundLocalError, message)
+        raise frame.state.error(UnboundLocalError, message)
 
 
 @opcode("POP_TOP")
@@ -125,43 +125,43 @@ def load_closure(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
 def load_deref(frame: SymbolicFrame, name: str) -> None:
-    value = frame.cells[name].load(frame.session)
+    value = frame.cells[name].load(frame.state)
     if value is None:
         kind = NameError if name in frame.code.co_freevars else UnboundLocalError
-        raise frame.session.error(kind, f"cannot access variable '{name}' where it is not associated with a value")
+        raise frame.state.error(kind, f"cannot access variable '{name}' where it is not associated with a value")
     frame.stack.append(value)
 
 
 @opcode("STORE_DEREF")
 def store_deref(frame: SymbolicFrame, name: str) -> None:
-    frame.cells[name].store(frame.session, frame.pop())
+    frame.cells[name].store(frame.state, frame.pop())
 
 
 @opcode("DELETE_DEREF")
 def delete_deref(frame: SymbolicFrame, name: str) -> None:
-    frame.cells[name].store(frame.session, None)
+    frame.cells[name].store(frame.state, None)
 
 
 @opcode("LOAD_GLOBAL", breaks=True)
 def load_global(frame: SymbolicFrame, name: str) -> None:
-    frame.stack.append(frame.globals.load(frame.session, name))
+    frame.stack.append(frame.globals.load(frame.state, name))
 
 
 @opcode("LOAD_GLOBAL_CALL", breaks=True)
 def load_global_call(frame: SymbolicFrame, name: str) -> None:
     stack = frame.stack
     stack.append(None)
-    stack.append(frame.globals.load(frame.session, name))
+    stack.append(frame.globals.load(frame.state, name))
 
 
 @opcode("STORE_GLOBAL", breaks=True)
 def store_global(frame: SymbolicFrame, name: str) -> None:
-    frame.globals.store(frame.session, name, frame.pop())
+    frame.globals.store(frame.state, name, frame.pop())
 
 
 @opcode("LOAD_ASSERTION_ERROR")
 def load_assertion_error(frame: SymbolicFrame, arg: int) -> None:
-    frame.push(frame.session.wrap(AssertionError, None))
+    frame.push(frame.state.wrap(AssertionError, None))
 
 
 @opcode("IMPORT_NAME", breaks=True)
@@ -171,13 +171,13 @@ def import_name(frame: SymbolicFrame, name: str) -> None:
     fromlist = frame.stack[-1]
     assert level is not None and fromlist is not None
     package = frame.globals.dictionary.get("__package__") or ""
-    depth = level.constant(frame.session)
+    depth = level.constant(frame.state)
     full = importlib.util.resolve_name("." * depth + name, package) if depth else name
     if full not in sys.modules:
         raise UnsupportedCall(function=f"import {full}", why="the module is not loaded yet")
-    target = full if fromlist.truth(frame.session) else full.split(".")[0]
+    target = full if fromlist.truth(frame.state) else full.split(".")[0]
     frame.pop_many(2)
-    frame.push(frame.session.wrap(sys.modules[target], ImportSource(target)))
+    frame.push(frame.state.wrap(sys.modules[target], ImportSource(target)))
 
 
 @opcode("IMPORT_FROM", breaks=True)
@@ -187,15 +187,15 @@ def import_from(frame: SymbolicFrame, name: str) -> None:
     real = module.real()
     full = f"{real.__name__}.{name}" if real is not MISSING else ""
     if not hasattr(real, name) and full in sys.modules:
-        frame.push(frame.session.wrap(sys.modules[full], ImportSource(full)))
+        frame.push(frame.state.wrap(sys.modules[full], ImportSource(full)))
         return
-    frame.push(module.get_attr(frame.session, name))
+    frame.push(module.get_attr(frame.state, name))
 
 
 @opcode("LOAD_BUILD_CLASS")
 def load_build_class(frame: SymbolicFrame, arg: int) -> None:
     """The call of it breaks: it is no pure function."""
-    frame.push(frame.session.wrap(builtins.__build_class__, None))
+    frame.push(frame.state.wrap(builtins.__build_class__, None))
 
 
 @opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", breaks=True)

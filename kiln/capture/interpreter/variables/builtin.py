@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
-from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import handler_of
@@ -49,7 +49,7 @@ class Builtin(Value):
     def real(self) -> Any:
         return self.callable
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.class_reference(self.callable))
@@ -59,24 +59,23 @@ class Builtin(Value):
         self._checked = True
         return self
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self.constant(s)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         """An overload of an operator is made when it is first asked for, by torch's own code."""
         if isinstance(self.callable, OPERATORS) and not name.startswith("__"):
             try:
                 return Builtin(getattr(self.constant(s), name))
             except AttributeError as error:
                 raise s.error(AttributeError, *error.args) from None
-        return super().get_attr(s, name)
+        return super().get_attr(s, name, site)
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         function = self.constant(s)
-        s.frame.direct = None
         handler = handler_of(function)
         if handler is not None:
             return handler(s, args, kwargs)
@@ -90,7 +89,7 @@ class Builtin(Value):
         g.const(self.callable)
 
 
-def call_unknown(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value:
+def call_unknown(s: CaptureState, function: Any, args: Args, kwargs: Kwargs) -> Value:
     """Pure functions of constants are computed; anything else breaks."""
     name = getattr(function, "__qualname__", None) or repr(function)
     if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
@@ -127,19 +126,19 @@ class PythonModule(Value):
     def real(self) -> Any:
         return self.module
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.class_reference(self.module))
         return self.module
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self.constant(s)
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         found = self._found.get(name)
         if found is None:
             self.constant(s)
@@ -157,14 +156,14 @@ class PythonModule(Value):
             return ModuleGlobalSource(self.module.__name__, name)
         return None if self.source is None else AttrSource(self.source, name)
 
-    def _computed(self, s: Session, name: str) -> Value:
+    def _computed(self, s: CaptureState, name: str) -> Value:
         """Through a module-level `__getattr__` (or one on its class): torch's lazy names."""
         try:
             return s.wrap(getattr(self.module, name), None)
         except AttributeError as error:
             raise s.error(AttributeError, *error.args) from None
 
-    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         raise UnsupportedCall(function=f"setattr({self.module.__name__}, {name!r})", why="modules are not written")
 
     def emit(self, g: Codegen) -> None:
@@ -178,7 +177,7 @@ BUILTIN_TYPES = (
 )
 
 
-def wrap_builtin(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_builtin(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Builtin(real, source)
 
 
@@ -188,7 +187,7 @@ for _type in BUILTIN_TYPES:
 
 
 @wraps(types.ModuleType, subclasses=True)
-def wrap_python_module(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_python_module(s: CaptureState, real: Any, source: Source | None) -> Value:
     """One value per module, whatever path led there; each path is guarded."""
     known: dict[int, PythonModule] = s.state.setdefault("modules", {})
     found = known.get(id(real))

@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kiln.capture.interpreter.core import Args, Kwargs, Session, Value
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.sequence import is_fixed
 
 CACHED = functools._lru_cache_wrapper
 
 
-def call_cached(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value:
+def call_cached(s: CaptureState, function: Any, args: Args, kwargs: Kwargs) -> Value:
     """A call of a cached function."""
     if all(arg.is_constant for arg in (*args, *kwargs.values())):
         plain = [arg.constant(s) for arg in args]
@@ -33,6 +33,6 @@ def call_cached(s: Session, function: Any, args: Args, kwargs: Kwargs) -> Value:
     return s.wrap(function.__wrapped__, None).call(s, args, kwargs)
 
 
-def cached_method(s: Session, value: Value, name: str, raw: Any) -> Value:
+def cached_method(s: CaptureState, value: Value, name: str, raw: Any) -> Value:
     """A cached function on a class, read through an instance: bound like any function."""
     return BoundMethod(s.class_attr(value, name, raw), value)

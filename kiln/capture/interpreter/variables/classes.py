@@ -17,15 +17,16 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import (
     HEAP_TYPE,
     MADE_WITH_CLASS,
+    NOT_RESUMABLE,
     Args,
+    CallSite,
+    CaptureState,
     Codegen,
     Kwargs,
-    Session,
     Value,
     handles,
     wraps,
 )
-from kiln.capture.interpreter.frame import Discard
 from kiln.capture.interpreter.pure import is_pure_class
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
@@ -49,8 +50,6 @@ class Class(Value):
 
     __slots__ = ("_checked", "cls")
 
-    inlines = True
-
     def __init__(self, cls: type, source: Source | None = None) -> None:
         self.cls = cls
         self.source = source
@@ -62,7 +61,7 @@ class Class(Value):
     def real(self) -> Any:
         return self.cls
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.class_reference(self.cls))
@@ -74,43 +73,43 @@ class Class(Value):
         self._checked = True
         return self
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self.constant(s)
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         cls = self.constant(s)
         meta = s.lookup(type(cls), name)
         if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
-            return self._meta_attr(s, name, meta[1])
+            return self._meta_attr(s, name, meta[1], site)
         found = s.lookup(cls, name)
         if found is not None:
             return self.own_attr(s, name, found[1])
         if meta is None:
             raise s.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-        return from_class(s, self, name, meta[1])
+        return from_class(s, self, name, meta[1], site)
 
-    def get_item(self, s: Session, key: Value) -> Value:
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         """`Color["RED"]` asks the metaclass, `Sequence[int]` the class."""
         cls: Any = self.constant(s)
         own = s.lookup(cls, "__class_getitem__")
         if s.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
-            return super().get_item(s, key)
+            return super().get_item(s, key, site)
         if own is not None and isinstance(getattr(own[1], "__func__", None), types.FunctionType):
-            return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {})
+            return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {}, site)
         return s.wrap(cls[key.constant(s)], None)
 
-    def _meta_attr(self, s: Session, name: str, raw: Any) -> Value:
+    def _meta_attr(self, s: CaptureState, name: str, raw: Any, site: CallSite) -> Value:
         if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             return s.wrap(getattr(self.cls, name), None)
-        value = from_descriptor(s, self, name, raw)
+        value = from_descriptor(s, self, name, raw, site)
         if value is None:
             raise s.error(AttributeError, name)
         return value
 
-    def own_attr(self, s: Session, name: str, raw: Any) -> Value:
+    def own_attr(self, s: CaptureState, name: str, raw: Any) -> Value:
         """What stands as `raw` under `name` in its method resolution order."""
         kind = type(raw)
         if name == "__dict__":
@@ -130,26 +129,24 @@ class Class(Value):
                 cache[self.cls, name] = value
         return value
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         cls = self.constant(s)
         handler = handler_of(cls)
         if handler is not None:
-            s.frame.direct = None
             return handler(s, args, kwargs)
         if is_pure_class(cls):
             return call_unknown(s, cls, args, kwargs)
         meta = s.lookup(type(cls), "__call__")
         if meta is not None and type(meta[1]) is types.FunctionType:
             return call_metaclass(s, self, meta[1], args, kwargs)
-        return construct(s, self, args, kwargs)
+        return construct(s, self, args, kwargs, site)
 
     def emit(self, g: Codegen) -> None:
         g.const(self.cls)
 
 
-def call_metaclass(s: Session, value: Class, function: Any, args: Args, kwargs: Kwargs) -> Value:
+def call_metaclass(s: CaptureState, value: Class, function: Any, args: Args, kwargs: Kwargs) -> Value:
     """A metaclass with a `__call__` of its own."""
-    s.frame.direct = None
     if issubclass(value.cls, enum.Enum):
         try:
             return Constant(value.cls(*[arg.constant(s) for arg in args]))
@@ -158,11 +155,10 @@ def call_metaclass(s: Session, value: Class, function: Any, args: Args, kwargs: 
     return s.class_attr(value, "__call__", function).call(s, [value, *args], kwargs)
 
 
-def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
+def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`type.__call__`: `__new__`, then `__init__` if that made an instance."""
     cls = value.cls
     new = s.lookup(cls, "__new__")
-    direct, s.frame.direct = s.frame.direct, None
     made: Value
     if (
         new is None
@@ -178,8 +174,7 @@ def construct(s: Session, value: Class, args: Args, kwargs: Kwargs) -> Value:
         made = value.own_attr(s, "__new__", new[1]).call(s, [value, *args], kwargs)
     init = s.lookup(cls, "__init__")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
-        s.frame.direct = Discard(made) if direct is not None else None
-        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs)
+        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
@@ -218,19 +213,19 @@ class Super(Value):
     def python_type(self) -> type:
         return super
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         order = self.start().__mro__
         first = order.index(self.cls) + 1
         for place in range(first, len(order)):
             if name in order[place].__dict__:
-                return self._bind(s, first, place, name, order[place].__dict__[name])
+                return self._bind(s, first, place, name, order[place].__dict__[name], site)
         raise s.error(AttributeError, f"'super' object has no attribute '{name}'")
 
     def start(self) -> type:
         """The class whose method resolution order is followed."""
         return self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
 
-    def _path(self, s: Session, first: int, place: int, name: str) -> Source | None:
+    def _path(self, s: CaptureState, first: int, place: int, name: str) -> Source | None:
         """The path to `name` on the class at `place` of the order; those from `first` on are guarded to lack it."""
         base: Source | None
         if isinstance(self.self_, Class):
@@ -246,7 +241,7 @@ class Super(Value):
             s.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
         return DictAttrSource(MroSource(base, place), name) if order[place].__flags__ & HEAP_TYPE else None
 
-    def _bind(self, s: Session, first: int, place: int, name: str, raw: Any) -> Value:
+    def _bind(self, s: CaptureState, first: int, place: int, name: str, raw: Any, site: CallSite) -> Value:
         if isinstance(raw, types.ClassMethodDescriptorType):
             return s.wrap(raw.__get__(None, self.start()), None)
         part = PARTS.get(type(raw))
@@ -267,14 +262,14 @@ class Super(Value):
         if isinstance(self.self_, Class):
             return function if part is None else s.wrap(raw, None)
         if type(raw) is property:
-            return function.call(s, [self.self_], {})
+            return function.call(s, [self.self_], {}, site)
         if type(raw) is types.BuiltinFunctionType or not hasattr(type(raw), "__get__"):
             return function
         return BoundMethod(function, self.self_)
 
 
 @handles(super)
-def make_super(s: Session, args: Args, kwargs: Kwargs) -> Value:
+def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Without arguments: the class of the function that runs, and its first argument."""
     if args:
         return Super(args[0].constant(s), args[1])
@@ -286,5 +281,5 @@ def make_super(s: Session, args: Args, kwargs: Kwargs) -> Value:
 
 
 @wraps(type, subclasses=True)
-def wrap_class(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_class(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Class(real, source)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import Codegen, Session, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import Source
@@ -43,12 +43,12 @@ class Constant(Value):
     def real(self) -> Any:
         return self.value
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if not self._guarded:
             self._guard(s)
         return self.value
 
-    def _guard(self, s: Session) -> None:
+    def _guard(self, s: CaptureState) -> None:
         self._guarded = True
         value = self.value
         if value is None:
@@ -58,35 +58,35 @@ class Constant(Value):
         else:
             s.guard(self.source, GuardKind.EQUALS, value)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return bool(self.constant(s))
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         try:
             return len(self.constant(s))
         except TypeError as error:
             raise s.error(TypeError, *error.args) from None
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         value = self.constant(s)
         if isinstance(value, ITERABLE):
             return s.hooks.make_list([s.wrap(item, None) for item in value]).iterate(s)
-        return super().iterate(s)
+        return super().iterate(s, site)
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self.constant(s)
 
-    def get_item(self, s: Session, key: Value) -> Value:
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         try:
             return s.wrap(self.constant(s)[key.constant(s)], None)
         except (TypeError, IndexError, KeyError) as error:
             raise s.error(type(error), *error.args) from None
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if isinstance(self.value, enum.Enum) and not callable(found := getattr(self.value, name, len)):
             self.constant(s)
             return s.wrap(found, None)
-        return super().get_attr(s, name)
+        return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
         g.const(self.value)
@@ -97,12 +97,12 @@ def make_constant(value: Any, source: Source | None) -> Constant:
 
 
 @wraps(*PLAIN, *TORCH)
-def wrap_constant(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_constant(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Constant(real, source)
 
 
 @wraps(int, float)
-def wrap_number(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_number(s: CaptureState, real: Any, source: Source | None) -> Value:
     """One that changed since the last compile is an input of the region."""
     if s.scalars is not None and source is not None and s.scalars(real, source):
         return s.hooks.number_input(s, real, source)
@@ -110,10 +110,10 @@ def wrap_number(s: Session, real: Any, source: Source | None) -> Value:
 
 
 @wraps(enum.Enum, subclasses=True)
-def wrap_enum(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_enum(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Constant(real, source)
 
 
 @wraps(slice)
-def wrap_slice(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_slice(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Constant(real, source)

@@ -13,22 +13,22 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from kiln.capture.interpreter.core import MISSING, Session, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.variables.cached_function import CACHED, cached_method
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 
 TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
 
-Getter = Callable[[Session, Value, str, Any], "Value | None"]
+Getter = Callable[[CaptureState, Value, str, Any], "Value | None"]
 
 
-def tuple_field(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def tuple_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     inner = getattr(value, "native", None) or value
     return inner.items(s)[raw.__reduce__()[1][0]] if isinstance(inner, Sequence) else None
 
 
-def cached_property(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     if not isinstance(value, Object):
         return None
     known = value.instance_attr(s, name)
@@ -36,12 +36,11 @@ def cached_property(s: Session, value: Value, name: str, raw: Any) -> Value | No
         if value.original is not MISSING:
             s.hides_nothing(value, name)
         known = s.wrap(raw.func, None).call(s, [value], {})
-        s.frame.direct = None
         value.store_attr(s, name, known)
     return known
 
 
-def struct_field(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def struct_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     names = getattr(value.python_type(), "__match_args__", ())
     if isinstance(value, Sequence) and hasattr(value.cls, "n_sequence_fields") and name in names:
         return value.items(s)[names.index(name)]
@@ -56,7 +55,7 @@ MODELLED: dict[type, Getter] = {
 }
 
 
-def native_get(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def native_get(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     """The attribute, or None where the descriptor is not modelled here."""
     getter = MODELLED.get(type(raw))
     return getter(s, value, name, raw) if getter is not None else None

@@ -15,9 +15,22 @@ from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
-from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, Codegen, Handler, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.core import (
+    HANDLERS,
+    MISSING,
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Handler,
+    Kwargs,
+    Value,
+    wraps,
+)
 from kiln.capture.interpreter.effects import CellEffect, GlobalEffect
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.native._frames import Dispatcher
@@ -62,7 +75,7 @@ class Cell(Value):
     def python_type(self) -> type:
         return types.CellType
 
-    def load(self, s: Session) -> Value | None:
+    def load(self, s: CaptureState) -> Value | None:
         if self.content is None and self.original is not None:
             try:
                 self.content = s.wrap(self.original.cell_contents, self.source)
@@ -70,18 +83,18 @@ class Cell(Value):
                 return None
         return self.content
 
-    def store(self, s: Session, value: Value | None) -> None:
+    def store(self, s: CaptureState, value: Value | None) -> None:
         if self.original is not None:
             s.effects.setdefault(("cell", id(self.original)), CellEffect(self))
         self.content = value
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "cell_contents":
             content = self.load(s)
             if content is None:
                 raise s.error(ValueError, "Cell is empty")
             return content
-        return super().get_attr(s, name)
+        return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
         g.cell(self)
@@ -109,13 +122,13 @@ class Namespace:
             return ModuleGlobalSource(self.module, name)
         return ItemSource(self.path, name) if self.path is not None else None
 
-    def load(self, s: Session, name: str) -> Value:
+    def load(self, s: CaptureState, name: str) -> Value:
         found = self.values.get(name)
         if found is None:
             found = self.values[name] = self._load(s, name)
         return found
 
-    def _load(self, s: Session, name: str) -> Value:
+    def _load(self, s: CaptureState, name: str) -> Value:
         real = self.dictionary.get(name, MISSING)
         if real is not MISSING:
             return s.wrap(real, self.source(name))
@@ -128,12 +141,12 @@ class Namespace:
             s.guard(source, GuardKind.ABSENT)
         return s.wrap(builtins[name], BuiltinSource(name))
 
-    def store(self, s: Session, name: str, value: Value) -> None:
+    def store(self, s: CaptureState, name: str, value: Value) -> None:
         self.values[name] = value
         s.effects.setdefault(("global", id(self.dictionary), name), GlobalEffect(self, name))
 
 
-def namespace(s: Session, dictionary: dict[str, Any], function: Source | None = None) -> Namespace:
+def namespace(s: CaptureState, dictionary: dict[str, Any], function: Source | None = None) -> Namespace:
     """The namespace of a globals dict, one per capture; `function` is a path to a function that has it."""
     known: dict[int, Namespace] = s.state.setdefault("namespaces", {})
     found = known.get(id(dictionary))
@@ -162,8 +175,6 @@ class Function(Value):
         "renamed",
     )
 
-    inlines = True
-
     def __init__(
         self, code: types.CodeType, space: Namespace, source: Source | None = None, original: Any = None
     ) -> None:
@@ -185,13 +196,13 @@ class Function(Value):
     def real(self) -> Any:
         return MISSING if self.original is None else self.original
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if self.original is None:
             return super().constant(s)
         self.check(s)
         return self.original
 
-    def check(self, s: Session) -> None:
+    def check(self, s: CaptureState) -> None:
         """Guard the code, once."""
         if not self._checked:
             self._checked = True
@@ -201,34 +212,33 @@ class Function(Value):
                 expected = cache[id(self.original)] = function_expectation(self.original)
             s.guard(self.source, GuardKind.FUNCTION_CODE, expected)
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         original = self.original
         if original is not None:
             self.check(s)
             handler = handler_of(original)
             if handler is not None:
-                s.frame.direct = None
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED):
                 raise DisabledCall(function=original.__qualname__)
             if (original.__module__, original.__qualname__) in BOOKKEEPING:
                 return s.const(None)
-        return inline(s, self, args, kwargs)
+        return inline(s, self, args, kwargs, site)
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         if self.original is None:
             return self
         s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
         return self.original
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         found = self._own_attr(s, name) if self.original is None else self._original_attr(s, name)
-        return found if found is not None else super().get_attr(s, name)
+        return found if found is not None else super().get_attr(s, name, site)
 
-    def _own_attr(self, s: Session, name: str) -> Value | None:
+    def _own_attr(self, s: CaptureState, name: str) -> Value | None:
         if name in self.renamed:
             return self.renamed[name]
         if name == "__dict__":
@@ -236,7 +246,7 @@ class Function(Value):
         made = DERIVED.get(name)
         return made(s, self) if made is not None else self.attrs.find(s, name)
 
-    def _original_attr(self, s: Session, name: str) -> Value | None:
+    def _original_attr(self, s: CaptureState, name: str) -> Value | None:
         source = self.source
         if name in self.original.__dict__:
             return s.wrap(self.original.__dict__[name], DictAttrSource(source, name) if source else None)
@@ -245,9 +255,9 @@ class Function(Value):
             return s.wrap(getattr(self.original, name), AttrSource(source, name) if source else None)
         return None
 
-    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         if self.original is not None or value is None:
-            super().set_attr(s, name, value)
+            super().set_attr(s, name, value, site)
         elif name in DERIVED:
             self.renamed[name] = value
         else:
@@ -271,19 +281,19 @@ class Function(Value):
             g.emit(Dict({name: (g.constant(name), value) for name, value in self.kwdefaults.items()}))
             g.op("COPY", 2)
             g.op("STORE_ATTR", "__kwdefaults__")
-        named = {key: value for key, (_, value) in self.attrs.items(g.session).items()}
+        named = {key: value for key, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **named}.items():
             g.emit(value)
             g.op("COPY", 2)
             g.op("STORE_ATTR", name)
 
 
-def _doc(s: Session, function: Function) -> Value:
+def _doc(s: CaptureState, function: Function) -> Value:
     first = function.code.co_consts[0] if function.code.co_consts else None
     return s.const(first if isinstance(first, str) else None)
 
 
-DERIVED: dict[str, Callable[[Session, Function], Value]] = {
+DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__name__": lambda s, f: s.const(f.code.co_name),
     "__qualname__": lambda s, f: s.const(f.code.co_qualname),
     "__module__": lambda s, f: s.wrap(f.namespace.dictionary.get("__name__"), None),
@@ -297,7 +307,7 @@ DERIVED: dict[str, Callable[[Session, Function], Value]] = {
 """Attributes of a function made in the frame, from its parts."""
 
 
-def _named(s: Session, values: Kwargs) -> dict[Any, tuple[Value, Value]]:
+def _named(s: CaptureState, values: Kwargs) -> dict[Any, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
 
 
@@ -315,8 +325,6 @@ class BoundMethod(Value):
 
     __slots__ = ("function", "original", "self_")
 
-    inlines = True
-
     def __init__(self, function: Value, self_: Value, source: Source | None = None, original: Any = None) -> None:
         self.function = function
         self.self_ = self_
@@ -331,17 +339,17 @@ class BoundMethod(Value):
     def real(self) -> Any:
         return MISSING if self.original is None else self.original
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        return self.function.call(s, [self.self_, *args], kwargs)
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return self.function.call(s, [self.self_, *args], kwargs, site)
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "__func__":
             return self.function
         if name == "__self__":
             return self.self_
-        return self.function.get_attr(s, name)
+        return self.function.get_attr(s, name, site)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
     def emit(self, g: Codegen) -> None:
@@ -357,8 +365,6 @@ class Partial(Value):
 
     __slots__ = ("args", "function", "kwargs")
 
-    inlines = True
-
     def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
         self.function = function
         self.args = args
@@ -368,17 +374,17 @@ class Partial(Value):
     def python_type(self) -> type:
         return functools.partial
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs})
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs}, site)
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "func":
             return self.function
         if name == "args":
             return Tuple(list(self.args))
         if name == "keywords":
             return Dict({name: (s.const(name), value) for name, value in self.kwargs.items()})
-        return super().get_attr(s, name)
+        return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
         g.const(functools.partial)
@@ -388,21 +394,21 @@ class Partial(Value):
         g.call_keywords(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
 
 
-def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
+def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """Execute a call of a Python function in a new frame (a generator: make it)."""
     parent = s.frame
     code = function.code
     if code.co_flags & ASYNC:
         raise UnsupportedCall(function=code.co_qualname, why="coroutines are not modelled")
     frame = SymbolicFrame(s, code, function, function.namespace, parent)
-    frame.continuation, parent.direct = parent.direct, None
     frame.locals = bind(s, function, args, kwargs)
     for name, cell in zip(code.co_freevars, function.cells, strict=True):
         frame.cells[name] = cell
     frame.take_cells()
     if frame.is_generator:
         frame.parent = None
-        return s.hooks.make_generator(frame, args, kwargs, parent)
+        return Generator(frame, args, kwargs, parent)
+    frame.continuation = site
     if len(frame.locations()) > MAX_DEPTH:
         raise UnsupportedCall(function=code.co_qualname, why=f"calls are nested more than {MAX_DEPTH} deep")
     result = frame.run()
@@ -410,7 +416,7 @@ def inline(s: Session, function: Function, args: Args, kwargs: Kwargs) -> Value:
     return result
 
 
-def bind(s: Session, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:
+def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:
     """Arguments to parameters, as CPython does."""
     code = function.code
     count = code.co_argcount
@@ -431,7 +437,7 @@ def bind(s: Session, function: Function, args: Args, kwargs: Kwargs) -> dict[str
     return bound
 
 
-def _bind_keywords(s: Session, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
+def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
     code = function.code
     names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     rest = {}
@@ -447,7 +453,7 @@ def _bind_keywords(s: Session, function: Function, bound: dict[str, Value], kwar
     return rest
 
 
-def _bind_defaults(s: Session, function: Function, bound: dict[str, Value]) -> None:
+def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value]) -> None:
     code = function.code
     count = code.co_argcount
     first = count - len(function.defaults)
@@ -463,7 +469,7 @@ def _bind_defaults(s: Session, function: Function, bound: dict[str, Value]) -> N
 
 
 @wraps(Dispatcher)
-def wrap_dispatcher(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_dispatcher(s: CaptureState, real: Any, source: Source | None) -> Value:
     """A function that is compiled already is inlined like any other."""
     if source is not None:
         s.guard(source, GuardKind.IS, s.class_reference(real))
@@ -471,7 +477,7 @@ def wrap_dispatcher(s: Session, real: Any, source: Source | None) -> Value:
 
 
 @wraps(types.FunctionType)
-def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_function(s: CaptureState, real: Any, source: Source | None) -> Value:
     """Not shared between paths: each path is guarded by the code it leads to."""
     function = Function(real.__code__, namespace(s, real.__globals__, source), source, real)
     function.defaults = [
@@ -490,7 +496,7 @@ def wrap_function(s: Session, real: Any, source: Source | None) -> Value:
     return function
 
 
-def shared_cell(s: Session, real: Any, name: str, contents: Source | None, itself: Source | None) -> Cell:
+def shared_cell(s: CaptureState, real: Any, name: str, contents: Source | None, itself: Source | None) -> Cell:
     """One value per cell, whatever function led to it; the paths to it are guarded to lead to one cell."""
     known: dict[int, Cell] = s.state.setdefault("cells", {})
     found = known.get(id(real))
@@ -502,14 +508,14 @@ def shared_cell(s: Session, real: Any, name: str, contents: Source | None, itsel
 
 
 @wraps(types.CellType)
-def wrap_cell(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_cell(s: CaptureState, real: Any, source: Source | None) -> Value:
     """A cell that is itself a value: resume functions get theirs as arguments."""
     path = AttrSource(source, "cell_contents") if source is not None else None
     return shared_cell(s, real, "", path, source)
 
 
 @wraps(types.MethodType)
-def wrap_method(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_method(s: CaptureState, real: Any, source: Source | None) -> Value:
     function = s.wrap(real.__func__, MethodFuncSource(source) if source else None)
     self_ = s.wrap(real.__self__, MethodSelfSource(source) if source else None)
     value = BoundMethod(function, self_, source, real)
@@ -518,7 +524,7 @@ def wrap_method(s: Session, real: Any, source: Source | None) -> Value:
 
 
 @wraps(functools.partial, subclasses=True)
-def wrap_partial(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_partial(s: CaptureState, real: Any, source: Source | None) -> Value:
     part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
     args_source, keywords_source = part("args"), part("keywords")
     args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import BreakPlace, Raised, UnsupportedValue
-from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -25,7 +25,7 @@ class Lazy(Value):
     __slots__ = ("cls", "parts", "step")
 
     def __init__(
-        self, cls: type, step: Callable[[Session], Value | None], parts: Callable[[], list[Any]] | None = None
+        self, cls: type, step: Callable[[CaptureState], Value | None], parts: Callable[[], list[Any]] | None = None
     ) -> None:
         self.cls = cls
         self.step = step
@@ -35,10 +35,10 @@ class Lazy(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
 
-    def next(self, s: Session) -> Value | None:
+    def next(self, s: CaptureState) -> Value | None:
         return self.step(s)
 
     def emit(self, g: Codegen) -> None:
@@ -70,13 +70,13 @@ class Generator(Value):
     def python_type(self) -> type:
         return types.GeneratorType
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
 
-    def next(self, s: Session) -> Value | None:
+    def next(self, s: CaptureState) -> Value | None:
         return self.send(s, s.const(None))
 
-    def send(self, s: Session, value: Value) -> Value | None:
+    def send(self, s: CaptureState, value: Value) -> Value | None:
         frame = self.frame
         if not frame.running and self.started and frame.finished:
             return None
@@ -104,7 +104,7 @@ class Generator(Value):
         g.call(3)
         g.remember(self)
 
-    def throw(self, s: Session, error: Value) -> Value | None:
+    def throw(self, s: CaptureState, error: Value) -> Value | None:
         frame = self.frame
         if not self.started or frame.finished:
             frame.finished = True
@@ -155,7 +155,7 @@ class Generator(Value):
 
 
 def zipped(iterators: list[Value], strict: bool) -> Lazy:
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         items: list[Value] = []
         for iterator in iterators:
             item = iterator.next(s)
@@ -170,7 +170,7 @@ def zipped(iterators: list[Value], strict: bool) -> Lazy:
 
 
 def mapped(function: Value, iterators: list[Value]) -> Lazy:
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         items = [iterator.next(s) for iterator in iterators]
         present = [item for item in items if item is not None]
         return function.call(s, present, {}) if len(present) == len(items) else None
@@ -181,7 +181,7 @@ def mapped(function: Value, iterators: list[Value]) -> Lazy:
 def enumerated(iterator: Value, start: int) -> Lazy:
     state = [start - 1]
 
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         item = iterator.next(s)
         state[0] += 1
         return Tuple([Constant(state[0]), item]) if item is not None else None
@@ -190,7 +190,7 @@ def enumerated(iterator: Value, start: int) -> Lazy:
 
 
 def filtered(function: Value | None, iterator: Value) -> Lazy:
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         while (item := iterator.next(s)) is not None:
             if (function.call(s, [item], {}) if function is not None else item).truth(s):
                 return item
@@ -202,7 +202,7 @@ def filtered(function: Value | None, iterator: Value) -> Lazy:
 def chained(iterables: Value) -> Lazy:
     current: list[Value] = []
 
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         while True:
             if not current:
                 following = iterables.next(s)
@@ -220,7 +220,7 @@ def chained(iterables: Value) -> Lazy:
 def called_until(function: Value, sentinel: Value, same: Any) -> Lazy:
     """`iter(function, sentinel)`."""
 
-    def step(s: Session) -> Value | None:
+    def step(s: CaptureState) -> Value | None:
         item = function.call(s, [], {})
         return None if same(s, item, sentinel) else item
 

@@ -12,7 +12,7 @@ import logging
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import SideEffectCall
-from kiln.capture.interpreter.core import Args, Codegen, Kwargs, Session, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
 from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
@@ -34,10 +34,10 @@ class Logger(Object):
 
     __slots__ = ()
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.lookup(self.cls, name)
         if found is None or name.startswith("__") or name in NO_MESSAGE or not callable(found[1]):
-            return super().get_attr(s, name)
+            return super().get_attr(s, name, site)
         s.guard_type(self)
         s.hides_nothing(self, name)
         return LogMethod(self, name)
@@ -57,8 +57,7 @@ class LogMethod(Value):
     def python_type(self) -> type:
         return type(logging.getLogger().info)
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        s.frame.direct = None
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         for arg in (*args, *kwargs.values()):
             if not is_fixed(s, arg):
                 why = f"a {arg.type_name()} may change before the message is written"
@@ -72,5 +71,5 @@ class LogMethod(Value):
 
 
 @wraps(logging.Logger, subclasses=True)
-def wrap_logger(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_logger(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.same_object(real, source, lambda: Logger(type(real), source, real))

@@ -11,7 +11,7 @@ import types
 from collections import OrderedDict, defaultdict
 from typing import Any, final
 
-from kiln.capture.interpreter.core import MISSING, Codegen, Session, Value, wraps
+from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
 from kiln.capture.interpreter.effects import mutated
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -46,7 +46,7 @@ class Dict(Value):
     def real(self) -> Any:
         return super().real() if self.original is None else self.original
 
-    def find(self, s: Session, token: Any) -> Value | None:
+    def find(self, s: CaptureState, token: Any) -> Value | None:
         """The value under a key token, None where there is none; guarded."""
         if self._items is not None:
             pair = self._items.get(token)
@@ -56,7 +56,7 @@ class Dict(Value):
             found = self._found[token] = self._look_up(s, token)
         return None if found is ABSENT else found
 
-    def _look_up(self, s: Session, token: Any) -> Value:
+    def _look_up(self, s: CaptureState, token: Any) -> Value:
         if not self._found:
             s.guard_type(self)
         if self.source is not None and not is_constant(token):
@@ -70,13 +70,13 @@ class Dict(Value):
             return ABSENT
         return s.wrap(item, source)
 
-    def items(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+    def items(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
         """All items; guards all keys."""
         if self._items is None:
             self._items = self._load(s)
         return self._items
 
-    def _load(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+    def _load(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
         s.guard_type(self)
         keys = tuple(self.original)
         constant = all(is_constant(key) for key in keys)
@@ -97,12 +97,12 @@ class Dict(Value):
             items[token] = (key, value if value is not None else s.wrap(self.original[real], source))
         return items
 
-    def change(self, s: Session) -> dict[Any, tuple[Value, Value]]:
+    def change(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
         items = self.items(s)
         mutated(s, self)
         return items
 
-    def get_item(self, s: Session, key: Value) -> Value:
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         token = key.key(s)
         found = self.find(s, token)
         if found is not None:
@@ -116,38 +116,38 @@ class Dict(Value):
             return s.call_special(self, "__missing__", [key], {})
         raise s.error(KeyError, token)
 
-    def set_item(self, s: Session, key: Value, value: Value) -> None:
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         token = key.key(s)
         items = self.change(s)
         known = items.get(token)
         items[token] = (known[0] if known else key, value)
 
-    def del_item(self, s: Session, key: Value) -> None:
+    def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         token = key.key(s)
         if self.find(s, token) is None:
             raise s.error(KeyError, token)
         del self.change(s)[token]
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         if self._items is None and self.original is not None:
             s.guard_type(self)
             s.guard(self.source, GuardKind.LENGTH, len(self.original))
             return len(self.original)
         return len(self.items(s))
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return List([key for key, _ in self.items(s).values()]).iterate(s)
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         return {key.constant(s): value.constant(s) for key, value in self.items(s).values()}
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         raise s.error(TypeError, "unhashable type: 'dict'")
 
     def emit(self, g: Codegen) -> None:
@@ -168,7 +168,7 @@ class Dict(Value):
 
     def emit_fill(self, g: Codegen) -> None:
         """With the dict on the stack: set its items."""
-        for key, value in self.items(g.session).values():
+        for key, value in self.items(g.state).values():
             g.emit(value)
             g.op("COPY", 2)
             g.emit(key)
@@ -225,12 +225,12 @@ class Set(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def items(self, s: Session) -> dict[Any, Value]:
+    def items(self, s: CaptureState) -> dict[Any, Value]:
         if self._items is None:
             self._items = self._load(s)
         return self._items
 
-    def _load(self, s: Session) -> dict[Any, Value]:
+    def _load(self, s: CaptureState) -> dict[Any, Value]:
         """Constants are guarded all at once; an object also has a path, as the nth item, to what it holds."""
         s.guard_type(self)
         plain = all(is_constant(item) for item in self.original)
@@ -245,39 +245,39 @@ class Set(Value):
                 items[item] = value.identified()
         return items
 
-    def _guard_items(self, s: Session, ordered: bool) -> None:
+    def _guard_items(self, s: CaptureState, ordered: bool) -> None:
         if self.source is not None:
             items = tuple([item if is_constant(item) else s.class_reference(item) for item in self.original])
             s.guard(self.source, GuardKind.SET_ITEMS, SetExpectation(items, ordered))
 
-    def change(self, s: Session) -> dict[Any, Value]:
+    def change(self, s: CaptureState) -> dict[Any, Value]:
         items = self.items(s)
         mutated(s, self)
         return items
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         return len(self.items(s))
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         """The order of two equal sets may differ."""
         items = list(self.items(s).values())
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
         return List(items).iterate(s)
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         if self.cls is set:
             raise s.error(TypeError, "unhashable type: 'set'")
         return frozenset(self.items(s))
 
     def emit(self, g: Codegen) -> None:
-        items = self.items(g.session)
+        items = self.items(g.state)
         if self.cls is not set:
             g.const(self.cls)
         for item in items.values():
@@ -304,7 +304,7 @@ class View(Value):
     def python_type(self) -> type:
         return type(getattr({}, self.what)())
 
-    def values(self, s: Session, pair: Any) -> list[Value]:
+    def values(self, s: CaptureState, pair: Any) -> list[Value]:
         items = self.mapping.items(s).values()
         if self.what == "keys":
             return [key for key, _ in items]
@@ -312,13 +312,13 @@ class View(Value):
             return [value for _, value in items]
         return [pair([key, value]) for key, value in items]
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         return self.mapping.length(s)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return List(self.values(s, s.hooks.make_tuple)).iterate(s)
 
     def emit(self, g: Codegen) -> None:
@@ -327,7 +327,7 @@ class View(Value):
         g.call(0)
 
 
-def fresh(s: Session, real: Any) -> Value:
+def fresh(s: CaptureState, real: Any) -> Value:
     """A container that a pure function has just made: nobody else holds it, so it may be changed."""
     kind = type(real)
     if kind is list:
@@ -341,7 +341,7 @@ def fresh(s: Session, real: Any) -> Value:
 
 
 @wraps(dict, OrderedDict, types.MappingProxyType, defaultdict)
-def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_dict(s: CaptureState, real: Any, source: Source | None) -> Value:
     def make() -> Value:
         value = Dict(None, type(real), source, real)
         if type(real) is defaultdict and real.default_factory is not None:
@@ -354,10 +354,10 @@ def wrap_dict(s: Session, real: Any, source: Source | None) -> Value:
         if source is not None and owner.source is not None:
             paths = AttrSource(owner.source, "__dict__"), source
             s.guard(source, GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0, 0), "object"))
-        return s.hooks.get_attr(s, owner, "__dict__")
+        return owner.get_attr(s, "__dict__")
     return s.same_object(real, source, make)
 
 
 @wraps(set, frozenset)
-def wrap_set(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_set(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.same_object(real, source, lambda: Set(None, type(real), source, real))

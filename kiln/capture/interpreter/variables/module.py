@@ -14,7 +14,17 @@ from typing import Any, final
 import torch
 from torch.nn.modules import module as torch_module
 
-from kiln.capture.interpreter.core import MISSING, Args, Kwargs, Session, Value, handles, wraps
+from kiln.capture.interpreter.core import (
+    MISSING,
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Kwargs,
+    Value,
+    handles,
+    wraps,
+)
 from kiln.capture.interpreter.effects import writes_outside
 from kiln.capture.interpreter.variables.mapping import Dict, holds
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
@@ -31,7 +41,7 @@ GETATTR = torch_module.Module.__getattr__
 SETATTR = torch_module.Module.__setattr__
 
 
-def module_getattr(s: Session, value: Value, name: str, hook: Any) -> Value | None:
+def module_getattr(s: CaptureState, value: Value, name: str, hook: Any) -> Value | None:
     """`nn.Module.__getattr__`; None for any other `__getattr__`."""
     if hook is not GETATTR or not isinstance(value, Object):
         return None
@@ -67,18 +77,23 @@ def module_setattr_is_plain(value: Value, name: str, new: Value | None) -> bool:
 
 
 @handles(CALL)
-def call_module(s: Session, args: Args, kwargs: Kwargs) -> Value:
-    """`module(*args)`."""
+def call_unbound(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`nn.Module.__call__(module, *args)`."""
     module, rest = args[0], args[1:]
     assert isinstance(module, Object)
+    return call_forward(s, module, rest, kwargs, NOT_RESUMABLE)
+
+
+def call_forward(s: CaptureState, module: Object, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
+    """What `nn.Module.__call__` does."""
     if not has_hooks(s, module):
-        return module.get_attr(s, "forward").call(s, rest, kwargs)
+        return module.get_attr(s, "forward").call(s, args, kwargs, site)
     implementation = s.lookup(module.python_type(), "_call_impl")
     assert implementation is not None
-    return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *rest], kwargs)
+    return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *args], kwargs, site)
 
 
-def has_hooks(s: Session, module: Object) -> bool:
+def has_hooks(s: CaptureState, module: Object) -> bool:
     """Guarded; the guards of one module are made once."""
     key = ("hooks", id(module))
     if key not in s.state:
@@ -86,13 +101,13 @@ def has_hooks(s: Session, module: Object) -> bool:
     return bool(s.state[key]) or (writes_outside(s) and _changed_hooks(s, module))
 
 
-def _changed_hooks(s: Session, module: Object) -> bool:
+def _changed_hooks(s: CaptureState, module: Object) -> bool:
     """Whether the program added or removed hooks of this module in the frame."""
     dicts = [module.instance_attr(s, name) for name in HOOKS]
     return any(("contents", id(one)) in s.effects for one in dicts)
 
 
-def _look_for_hooks(s: Session, module: Object) -> bool:
+def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     content = module.original.__dict__ if module.original is not MISSING else {}
     if module.original is MISSING or any(content.get(name) for name in HOOKS):
         return True
@@ -115,21 +130,19 @@ class Module(Object):
 
     __slots__ = ()
 
-    inlines = True
-
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
-        return s.hooks.call_module(s, self, args, kwargs)
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.hooks.call_module(s, self, args, kwargs, site)
 
 
-def interpret_call(s: Session, module: Module, args: Args, kwargs: Kwargs) -> Value:
+def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`module(*args, **kwargs)`, opcode by opcode."""
     found = s.lookup(module.cls, "__call__")
     if found is not None and found[1] is CALL:
         guard_protocol(s, module, "__call__")
-        return call_module(s, [module, *args], kwargs)
-    return s.call_special(module, "__call__", args, kwargs)
+        return call_forward(s, module, args, kwargs, site)
+    return s.call_special(module, "__call__", args, kwargs, site)
 
 
 @wraps(torch.nn.Module, subclasses=True)
-def wrap_module(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_module(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.same_object(real, source, lambda: Module(type(real), source, real))

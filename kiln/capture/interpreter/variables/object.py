@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
-from kiln.capture.interpreter.core import MISSING, Args, Codegen, Kwargs, Session, Value
+from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
 from kiln.capture.interpreter.effects import attribute_set, emit_attribute, writes_outside
-from kiln.capture.interpreter.frame import Discard
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -55,8 +54,6 @@ class Object(Value):
 
     __slots__ = ("attrs", "cls", "native", "original")
 
-    inlines = True
-
     def __init__(self, cls: type, source: Source | None = None, original: Any = MISSING) -> None:
         self.cls = cls
         self.source = source
@@ -70,13 +67,13 @@ class Object(Value):
     def real(self) -> Any:
         return self.original
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         if self.original is MISSING or (self.source is not None and self.cls not in ALIASES):
             raise self.unsupported("use as a constant", "objects are not constants")
         s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
         return self.original
 
-    def instance_attr(self, s: Session, name: str) -> Value | None:
+    def instance_attr(self, s: CaptureState, name: str) -> Value | None:
         """From the instance's own dict."""
         if name in self.attrs:
             return self.attrs[name]
@@ -89,7 +86,7 @@ class Object(Value):
         found = self.attrs[name] = s.wrap(content[name], source)
         return found
 
-    def own_dict(self, s: Session) -> Any:
+    def own_dict(self, s: CaptureState) -> Any:
         """The instance's dict before the frame, None where there is none; from now on `attrs` stands for it."""
         if self.original is MISSING or isinstance(self.attrs, OwnItems):
             return None
@@ -113,18 +110,17 @@ class Object(Value):
         names += [name for name in self.attrs if name not in names]
         return [name for name in names if self.attrs.get(name, True) is not None]
 
-    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         special = "__setattr__" if value is not None else "__delattr__"
         guard_protocol(s, self, special)
         found = s.lookup(self.cls, special)
         if found is not None and writes_otherwise(found[1]) and not s.hooks.plain_setattr(self, name, value):
-            if s.frame.direct is not None:
-                s.frame.direct = Discard(None)
-            s.class_attr(self, special, found[1]).call(s, [self, s.const(name), *([value] if value else [])], {})
+            args = [self, s.const(name), *([value] if value else [])]
+            s.class_attr(self, special, found[1]).call(s, args, {}, site.discarding())
             return
-        self.store_attr(s, name, value)
+        self.store_attr(s, name, value, site)
 
-    def store_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def store_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """`object.__setattr__`: data descriptors, then the instance dict."""
         s.guard_type(self)
         found = s.lookup(self.cls, name)
@@ -134,17 +130,14 @@ class Object(Value):
                 accessor = raw.fset if value is not None else raw.fdel
                 if accessor is None:
                     raise s.error(AttributeError, f"property '{name}' of '{self.type_name()}' object has no setter")
-                if s.frame.direct is not None:
-                    s.frame.direct = Discard(None)
-                accessor_value(s, self, name, accessor, "fset").call(s, [self, *([value] if value else [])], {})
+                args = [self, *([value] if value else [])]
+                accessor_value(s, self, name, accessor, "fset").call(s, args, {}, site.discarding())
                 return
             special = "__set__" if value is not None else "__delete__"
             setter = s.lookup(type(raw), special)
             if setter is not None and type(setter[1]) is types.FunctionType:
-                if s.frame.direct is not None:
-                    s.frame.direct = Discard(None)
                 descriptor = s.class_attr(self, name, raw)
-                s.call_special(descriptor, special, [self, *([value] if value else [])], {})
+                s.call_special(descriptor, special, [self, *([value] if value else [])], {}, site.discarding())
                 return
             if name == "__dict__" and value is s.state.get("instance_dicts", {}).get(id(self), MISSING):
                 return  # `self.__dict__ |= items`
@@ -156,7 +149,7 @@ class Object(Value):
         self.own_dict(s)
         self.put_attr(s, name, value)
 
-    def put_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; what was deleted before comes last now."""
         again = value is not None and self.attrs.get(name, MISSING) is None
         if again and not isinstance(self.attrs, OwnItems):
@@ -165,7 +158,7 @@ class Object(Value):
         if not isinstance(self.attrs, OwnItems):
             attribute_set(s, self, name, again=again)
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         """Itself: told apart by identity, so that a later object in its place must be the very same."""
         found = s.lookup(self.cls, "__hash__")
         if found is None or found[1] is not object.__hash__:
@@ -175,16 +168,16 @@ class Object(Value):
         s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
         return self.original
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         if self.native is not None:
             return self.native.torch_arg(s)
         return super().torch_arg(s)
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.lookup(self.cls, "__call__")
         if found is not None and type(found[1]) not in MODELLED_CALLS:
             raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not modelled")
-        return s.call_special(self, "__call__", args, kwargs)
+        return s.call_special(self, "__call__", args, kwargs, site)
 
     def emit_contents(self, g: Codegen) -> None:
         self.native.emit_contents(g)
@@ -218,7 +211,7 @@ class Object(Value):
 def emit_native(native: Any, base: type, g: Codegen) -> None:
     """With the object on the stack: fill it through the methods of the container, not of its class."""
     if isinstance(native, Dict):
-        for key, value in native.items(g.session).values():
+        for key, value in native.items(g.state).values():
             g.const(vars(base)["__setitem__"])
             g.op("COPY", 2)
             g.emit(key)
@@ -263,17 +256,17 @@ class Traceback(Value):
     def python_type(self) -> type:
         return types.TracebackType
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return True
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         raise UnsupportedAttribute(name=name, type="traceback", why=self.why)
 
     def emit(self, g: Codegen) -> None:
         raise UnsupportedValue(type="traceback", why=self.why)
 
 
-def new_object(s: Session, cls: type) -> Object:
+def new_object(s: CaptureState, cls: type) -> Object:
     """A bare instance, as `object.__new__(cls)` makes it."""
     value = Object(cls)
     if issubclass(cls, dict):
@@ -287,13 +280,13 @@ def new_object(s: Session, cls: type) -> Object:
     return value
 
 
-def new_exception(s: Session, cls: type, args: tuple[Any, ...]) -> Value:
+def new_exception(s: CaptureState, cls: type, args: tuple[Any, ...]) -> Value:
     value = Object(cls)
     value.attrs["args"] = Tuple([arg if isinstance(arg, Value) else s.wrap(arg, None) for arg in args])
     return value
 
 
-def guard_protocol(s: Session, value: Value, special: str) -> None:
+def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
     """Guard how the class of `value` reads or writes attributes, once per class.
 
     A method of the program is guarded where it is called; here it is that there is none, or one that is modelled.
@@ -314,7 +307,7 @@ def guard_protocol(s: Session, value: Value, special: str) -> None:
         s.guard(AttrSource(base, special), GuardKind.IS, s.class_reference(found[1]))
 
 
-def get_attr(s: Session, value: Value, name: str) -> Value:
+def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
     """`value.name`."""
     cls = value.python_type()
     if cls not in s.protocols:
@@ -324,19 +317,15 @@ def get_attr(s: Session, value: Value, name: str) -> Value:
             s.protocols.add(cls)
     custom = s.lookup(cls, "__getattribute__")
     if custom is not None and type(custom[1]) is types.FunctionType:
-        s.frame.direct = None
         function = s.class_attr(value, "__getattribute__", custom[1])
         return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
     if custom is not None and custom[0] in OWN_READS:
         raise UnsupportedAttribute(name=name, type=value.type_name(), why="how it is found is written in C")
-    found = find_attr(s, value, name)
-    if found is not None:
-        return found
-    s.frame.direct = None if s.lookup(value.python_type(), "__getattr__") is None else s.frame.direct
-    return missing_attr(s, value, name)
+    found = find_attr(s, value, name, site)
+    return found if found is not None else missing_attr(s, value, name, site)
 
 
-def remembered(s: Session, value: Value, name: str, read: Callable[[], Value]) -> Value:
+def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Value]) -> Value:
     """The program's own way of reading `name`, interpreted once: what it asked is guarded and was not written since."""
     known: dict[tuple[int, str], tuple[Value, Value]] = s.state.setdefault("reads", {})
     key = (id(value), name)
@@ -352,7 +341,7 @@ def remembered(s: Session, value: Value, name: str, read: Callable[[], Value]) -
     return found
 
 
-def fallback(s: Session, value: Value, name: str, first: Any) -> Value:
+def fallback(s: CaptureState, value: Value, name: str, first: Any) -> Value:
     """`first()`, or `__getattr__` where that raises AttributeError."""
     try:
         found: Value = first()
@@ -364,7 +353,7 @@ def fallback(s: Session, value: Value, name: str, first: Any) -> Value:
     return missing_attr(s, value, name)
 
 
-def missing_attr(s: Session, value: Value, name: str) -> Value:
+def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
     """What happens where the normal way finds nothing."""
     hook = s.lookup(value.python_type(), "__getattr__")
     deleted = isinstance(value, Object) and value.had_attr(name)
@@ -378,15 +367,15 @@ def missing_attr(s: Session, value: Value, name: str) -> Value:
         return native
     if value.source is not None and not deleted:
         s.guard(value.source, GuardKind.NO_ATTR, name)
-    return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {})
+    return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
 
 
-def find_attr(s: Session, value: Value, name: str) -> Value | None:
+def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value | None:
     """`object.__getattribute__`, None where it raises AttributeError."""
     found = s.lookup(value.python_type(), name)
     raw = found[1] if found is not None else MISSING
     if raw is not MISSING and is_data_descriptor(s, raw):
-        return from_descriptor(s, value, name, raw)
+        return from_descriptor(s, value, name, raw, site)
     own = value.instance_attr(s, name) if isinstance(value, Object) else attr_of_container(s, value, name)
     if own is not None:
         if raw is MISSING:
@@ -396,10 +385,10 @@ def find_attr(s: Session, value: Value, name: str) -> Value | None:
         return None
     s.guard_type(value)
     s.hides_nothing(value, name)
-    return from_class(s, value, name, raw)
+    return from_class(s, value, name, raw, site)
 
 
-def attr_of_container(s: Session, value: Value, name: str) -> Value | None:
+def attr_of_container(s: CaptureState, value: Value, name: str) -> Value | None:
     """From the dict of a container that has one (OrderedDict)."""
     content = getattr(value.real(), "__dict__", None) if value.python_type().__dictoffset__ else None
     if type(content) is not dict or name not in content:
@@ -407,14 +396,14 @@ def attr_of_container(s: Session, value: Value, name: str) -> Value | None:
     return s.wrap(content[name], DictAttrSource(value.source, name) if value.source is not None else None)
 
 
-def is_data_descriptor(s: Session, raw: Any) -> bool:
+def is_data_descriptor(s: CaptureState, raw: Any) -> bool:
     kind = type(raw)
     if kind is types.FunctionType:
         return False
     return kind in (property, SLOT, GETSET) or s.lookup(kind, "__set__") is not None
 
 
-def accessor_value(s: Session, value: Value, name: str, accessor: Any, part: str) -> Value:
+def accessor_value(s: CaptureState, value: Value, name: str, accessor: Any, part: str) -> Value:
     """A property's function as a value, with its path through the class."""
     cache = s.state.setdefault("accessors", {})
     key = (value.python_type(), name, part)
@@ -432,13 +421,13 @@ def getattr_static(cls: type, name: str) -> Any:
     raise AttributeError(name)
 
 
-def from_descriptor(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value | None:
     """A data descriptor: property, slot, or one of CPython's."""
     if type(raw) is property:
         s.guard_type(value)
         if raw.fget is None:
             raise s.error(AttributeError, f"property '{name}' has no getter")
-        return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {})
+        return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {}, site)
     if name == "__class__":
         return class_of(s, value)
     if isinstance(value, Object) and name in value.attrs:
@@ -447,10 +436,10 @@ def from_descriptor(s: Session, value: Value, name: str, raw: Any) -> Value | No
         return instance_dict(s, value)
     if type(raw) in (SLOT, GETSET):
         return from_slot(s, value, name, raw)
-    return call_get(s, value, name, raw)
+    return call_get(s, value, name, raw, site)
 
 
-def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
+def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     real = value.real()
     modelled = s.hooks.native_get(s, value, name, raw)
     if modelled is not None:
@@ -471,7 +460,7 @@ def from_slot(s: Session, value: Value, name: str, raw: Any) -> Value | None:
     return s.wrap(content, AttrSource(value.source, name) if value.source is not None else None)
 
 
-def instance_dict(s: Session, value: Object) -> Value:
+def instance_dict(s: CaptureState, value: Object) -> Value:
     """`obj.__dict__`: a dict whose items are the attributes of the object."""
     if value.native is not None and isinstance(value.attrs, OwnItems):
         return value
@@ -492,8 +481,8 @@ def instance_dict(s: Session, value: Object) -> Value:
 class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
     """The items of an instance's dict as `Dict` holds them: what is written goes to the attributes of the object."""
 
-    def __init__(self, s: Session, owner: Object) -> None:
-        self.session = s
+    def __init__(self, s: CaptureState, owner: Object) -> None:
+        self.state = s
         self.owner = owner
 
     def __getitem__(self, name: str) -> tuple[Value, Value]:
@@ -505,11 +494,11 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
     def __setitem__(self, name: str, item: tuple[Value, Value]) -> None:
         if type(name) is not str:
             raise self.owner.unsupported("change of `__dict__`", "a key is no string")
-        self.owner.put_attr(self.session, name, item[1])
+        self.owner.put_attr(self.state, name, item[1])
 
     def __delitem__(self, name: str) -> None:
         self[name]
-        self.owner.put_attr(self.session, name, None)
+        self.owner.put_attr(self.state, name, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter([name for name, value in self.owner.attrs.items() if value is not None])
@@ -530,29 +519,29 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
 class OwnItems(dict[str, Value | None]):
     """The attributes of a dict that is its own `__dict__` (`self.__dict__ = self`): they are its items."""
 
-    def __init__(self, s: Session, native: Dict) -> None:
-        self.session = s
+    def __init__(self, s: CaptureState, native: Dict) -> None:
+        self.state = s
         self.native = native
 
     def __contains__(self, name: object) -> bool:
-        return self.native.find(self.session, name) is not None
+        return self.native.find(self.state, name) is not None
 
     def __getitem__(self, name: str) -> Value | None:
-        return self.native.find(self.session, name)
+        return self.native.find(self.state, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self.native.find(self.session, name)
+        found = self.native.find(self.state, name)
         return default if found is None else found
 
     def __setitem__(self, name: str, value: Value | None) -> None:
         key = Constant(name)
         if value is None:
-            self.native.del_item(self.session, key)
+            self.native.del_item(self.state, key)
         else:
-            self.native.set_item(self.session, key, value)
+            self.native.set_item(self.state, key, value)
 
 
-def share_dict(s: Session, value: Object) -> None:
+def share_dict(s: CaptureState, value: Object) -> None:
     """`value.__dict__ = value`, for a dict."""
     for name, item in value.attrs.items():
         if item is not None:
@@ -560,7 +549,7 @@ def share_dict(s: Session, value: Object) -> None:
     value.attrs = OwnItems(s, value.native)
 
 
-def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
+def from_class(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value:
     """A class attribute that is no data descriptor, read through an instance."""
     kind = type(raw)
     if kind is types.FunctionType or kind is Dispatcher:
@@ -571,17 +560,17 @@ def from_class(s: Session, value: Value, name: str, raw: Any) -> Value:
         function = s.class_attr(value, name, raw)
         return function if kind is types.BuiltinFunctionType else BoundMethod(function, value)
     if s.lookup(kind, "__get__") is not None:
-        return call_get(s, value, name, raw)
+        return call_get(s, value, name, raw, site)
     return s.class_attr(value, name, raw)
 
 
-def class_of(s: Session, value: Value) -> Value:
+def class_of(s: CaptureState, value: Value) -> Value:
     """`type(value)` as a value."""
     s.guard_type(value)
     return s.wrap(value.python_type(), s.class_source(value))
 
 
-def unbound(s: Session, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:
+def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:
     """What a static or class method of `cls` (at `base`) is, read through the class or an instance."""
     cache: dict[Any, Value] = s.state.setdefault("unbound", {})
     function = cache.get((cls, name))
@@ -596,7 +585,7 @@ def unbound(s: Session, base: Source | None, cls: type, name: str, raw: Any, own
     return function if static else BoundMethod(function, owner())
 
 
-def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
+def call_get(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value:
     """A descriptor with a `__get__` of its own."""
     found = s.lookup(type(raw), "__get__")
     if found is None:
@@ -607,10 +596,10 @@ def call_get(s: Session, value: Value, name: str, raw: Any) -> Value:
     if type(found[1]) is not types.FunctionType:
         raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"it is a {type(raw).__name__}")
     descriptor = s.class_attr(value, name, raw)
-    return s.call_special(descriptor, "__get__", [value, class_of(s, value)], {})
+    return s.call_special(descriptor, "__get__", [value, class_of(s, value)], {}, site)
 
 
-def wrap_object(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
     """Any object that no other kind takes."""
 
     def make() -> Value:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import Codegen, Session, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
 from kiln.capture.interpreter.effects import appended, mutated, rewritten
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
@@ -36,12 +36,12 @@ class Sequence(Value):
     def real(self) -> Any:
         return super().real() if self.original is None else self.original
 
-    def items(self, s: Session) -> list[Value]:
+    def items(self, s: CaptureState) -> list[Value]:
         if self._items is None:
             self._items = self._load(s)
         return self._items
 
-    def _load(self, s: Session) -> list[Value]:
+    def _load(self, s: CaptureState) -> list[Value]:
         s.guard_type(self)
         s.guard(self.source, GuardKind.LENGTH, len(self.original))
         source = self.source
@@ -52,11 +52,11 @@ class Sequence(Value):
             )
         ]
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         plain = [item.torch_arg(s) for item in self.items(s)]
         return self._build(plain)
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         plain = [item.constant(s) for item in self.items(s)]
         return torch.Size(plain) if self.cls is torch.Size else self._build(plain)
 
@@ -73,17 +73,17 @@ class Sequence(Value):
             return self.cls(plain)
         raise self.unsupported("rebuild", "its class is not known to be a plain container")
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         if self._items is None:
             s.guard_type(self)
             s.guard(self.source, GuardKind.LENGTH, len(self.original))
             return len(self.original)
         return len(self._items)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0
 
-    def get_item(self, s: Session, key: Value) -> Value:
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         index: Any = index_of(s, key)
         items: Any = self.items(s)
         if isinstance(index, slice):
@@ -100,11 +100,11 @@ class Sequence(Value):
         kind = self.cls if self.cls in (list, torch.Size) else tuple
         return List(items) if kind is list else Tuple(items, kind)
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return SequenceIterator(self)
 
 
-def index_of(s: Session, key: Value) -> Any:
+def index_of(s: CaptureState, key: Value) -> Any:
     """An int or a slice of ints."""
     return key.constant(s)
 
@@ -120,11 +120,11 @@ class Tuple(Sequence):
     ) -> None:
         super().__init__(items, cls, source, original)
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return tuple([item.key(s) for item in self.items(s)])
 
     def emit(self, g: Codegen) -> None:
-        items = self.items(g.session)
+        items = self.items(g.state)
         if self.cls is tuple:
             for item in items:
                 g.emit(item)
@@ -147,7 +147,7 @@ class List(Sequence):
         super().__init__(items, list, source, original)
         self.appended: list[Value] = []
 
-    def append(self, s: Session, item: Value) -> None:
+    def append(self, s: CaptureState, item: Value) -> None:
         """Without asking how long the list is: a log that grows is no reason to compile again."""
         if self._items is None and self.source is not None and self.cls is list:
             s.guard_type(self)
@@ -156,23 +156,23 @@ class List(Sequence):
         else:
             self.change(s).append(item)
 
-    def _load(self, s: Session) -> list[Value]:
+    def _load(self, s: CaptureState) -> list[Value]:
         items = super()._load(s)
         if self.appended:
             items += self.appended
             rewritten(s, self)
         return items
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         return len(self.items(s)) if self.appended else super().length(s)
 
-    def change(self, s: Session) -> list[Value]:
+    def change(self, s: CaptureState) -> list[Value]:
         """The items, about to be changed."""
         items = self.items(s)
         mutated(s, self)
         return items
 
-    def set_item(self, s: Session, key: Value, value: Value) -> None:
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         index = index_of(s, key)
         items = self.change(s)
         try:
@@ -180,13 +180,13 @@ class List(Sequence):
         except (IndexError, TypeError, ValueError) as error:
             raise s.error(type(error), *error.args) from None
 
-    def del_item(self, s: Session, key: Value) -> None:
+    def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         try:
             del self.change(s)[index_of(s, key)]
         except (IndexError, TypeError) as error:
             raise s.error(type(error), *error.args) from None
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         raise s.error(TypeError, "unhashable type: 'list'")
 
     def emit(self, g: Codegen) -> None:
@@ -203,7 +203,7 @@ class List(Sequence):
 
     def emit_fill(self, g: Codegen) -> None:
         """With the empty list on the stack: fill it. Its items may refer to it."""
-        for item in self.items(g.session):
+        for item in self.items(g.state):
             g.emit(item)
             g.op("LIST_APPEND", 1)
 
@@ -222,10 +222,10 @@ class SequenceIterator(Value):
     def python_type(self) -> type:
         return type(iter([])) if isinstance(self.sequence, List) else type(iter(()))
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
 
-    def next(self, s: Session) -> Value | None:
+    def next(self, s: CaptureState) -> Value | None:
         items = self.sequence.items(s)
         if self.index >= len(items):
             return None
@@ -258,19 +258,19 @@ class Slice(Value):
     def python_type(self) -> type:
         return slice
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         return slice(*(part.constant(s) for part in self.parts))
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         return slice(*(part.torch_arg(s) for part in self.parts))
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         parts = [s.const(None), *self.parts] if len(self.parts) == 1 else self.parts
         names = ("start", "stop", "step")
         if name in names:
             index = names.index(name)
             return parts[index] if index < len(parts) else s.const(None)
-        return super().get_attr(s, name)
+        return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
         g.const(slice)
@@ -279,7 +279,7 @@ class Slice(Value):
         g.call(len(self.parts))
 
 
-def all_items(s: Session, value: Value) -> list[Value]:
+def all_items(s: CaptureState, value: Value) -> list[Value]:
     """Everything an iterable yields."""
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
         return list(value.items(s))
@@ -290,7 +290,7 @@ def all_items(s: Session, value: Value) -> list[Value]:
     return items
 
 
-def is_fixed(s: Session, value: Value) -> bool:
+def is_fixed(s: CaptureState, value: Value) -> bool:
     """Whether nothing can change it: a constant, or a tuple of such."""
     return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, one) for one in value.items(s)))
 
@@ -300,12 +300,12 @@ def make_list(items: list[Value]) -> Value:
 
 
 @wraps(tuple, torch.Size, subclasses=True)
-def wrap_tuple(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_tuple(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Tuple(None, type(real), source, real)
 
 
 @wraps(list)
-def wrap_list(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_list(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.same_object(real, source, lambda: List(None, source, real))
 
 

@@ -22,10 +22,12 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedCall,
 )
 from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
     Args,
+    CallSite,
+    CaptureState,
     Codegen,
     Kwargs,
-    Session,
     Value,
     wraps,
 )
@@ -189,10 +191,10 @@ class Tensor(Value):
             return type(self.original)
         return torch.nn.Parameter if isinstance(self.fake, torch.nn.Parameter) else torch.Tensor
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         return self.fake
 
-    def get_attr(self, s: Session, name: str) -> Value:
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name in self.attrs:
             written = self.attrs[name]
             if written is None:
@@ -218,7 +220,7 @@ class Tensor(Value):
             raise UnsupportedAttribute(name=name, type="Tensor", why="it is not known as metadata")
         return TensorMethod(self, name)
 
-    def set_attr(self, s: Session, name: str, value: Value | None) -> None:
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """A name that tensors do not have is a plain attribute."""
         if s.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
             raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of torch is not modelled")
@@ -228,33 +230,33 @@ class Tensor(Value):
         self.attrs[name] = value
         s.effects.setdefault(("attribute", id(self), name), TensorAttributeEffect(self, name))
 
-    def get_item(self, s: Session, key: Value) -> Value:
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         return s.record(operator.getitem, [self, key], {})
 
-    def set_item(self, s: Session, key: Value, value: Value) -> None:
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         s.record(operator.setitem, [self, key, value], {})
 
-    def iterate(self, s: Session) -> Value:
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         count = self.length(s)
         items = [s.record(operator.getitem, [self, s.const(i)], {}) for i in range(count)]
         return s.hooks.make_list(items).iterate(s)
 
-    def length(self, s: Session) -> int:
+    def length(self, s: CaptureState) -> int:
         if self.fake.dim() == 0:
             raise s.error(TypeError, "len() of a 0-d tensor")
         return int(self.fake.shape[0])
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return tensor_truth(s, self, "a truth test")
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self
 
     def emit(self, g: Codegen) -> None:
         g.tensor(self)
 
 
-def tensor_truth(s: Session, value: Tensor, statement: str) -> bool:
+def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
     """`bool(tensor)` where it is known while tracing."""
     truth = known_truth(s, value.fake)
     if truth is None:
@@ -262,7 +264,7 @@ def tensor_truth(s: Session, value: Tensor, statement: str) -> bool:
     return truth
 
 
-def tensor_value(s: Session, value: Tensor, name: str) -> Value:
+def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
     """`tensor.item()` and its kin where the value is known while tracing; a truth value may be speculated on."""
     s.unguarded += 1
     if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
@@ -289,7 +291,7 @@ class TensorMethod(Value):
     def python_type(self) -> type:
         return type(torch.Tensor.add)
 
-    def call(self, s: Session, args: Args, kwargs: Kwargs) -> Value:
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         name = self.name
         if name == "is_inference" and self.tensor.original is None:
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
@@ -325,34 +327,34 @@ class Symbolic(Value):
     def python_type(self) -> type:
         return self.kinds[type(self.node)]
 
-    def torch_arg(self, s: Session) -> Any:
+    def torch_arg(self, s: CaptureState) -> Any:
         return self.node
 
-    def constant(self, s: Session) -> Any:
+    def constant(self, s: CaptureState) -> Any:
         return self.python_type()(self.node)
 
     def emit(self, g: Codegen) -> None:
         """Computed again from the sizes and numbers it depends on."""
         value = self.node.node.value
         if isinstance(self.node, torch.SymBool):
-            g.const(self.constant(g.session))
+            g.const(self.constant(g.state))
         else:
             g.number(value)
 
-    def truth(self, s: Session) -> bool:
+    def truth(self, s: CaptureState) -> bool:
         return bool(self.node)
 
-    def key(self, s: Session) -> Any:
+    def key(self, s: CaptureState) -> Any:
         return self.constant(s)
 
 
-def number_input(s: Session, real: int | float, source: Source) -> Value:
+def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     """A number of the caller that may be another at the next call."""
     s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
     return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
 
 
-def record(s: Session, target: Any, args: Args, kwargs: Kwargs) -> Value:
+def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes; what it returns as a value."""
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
@@ -383,7 +385,7 @@ def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
     return changes_state(name) or name in IN_PLACE or "out" in kwargs
 
 
-def needing_gradients(s: Session, changed: Tensor | None = None) -> list[bool]:
+def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bool]:
     """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
     inputs = s.state.get("inputs", ())
     found = [value.fake.requires_grad for value in inputs]
@@ -393,7 +395,7 @@ def needing_gradients(s: Session, changed: Tensor | None = None) -> list[bool]:
     return found
 
 
-def refuse_outside_gradients(s: Session, tensor: Tensor, name: str) -> None:
+def refuse_outside_gradients(s: CaptureState, tensor: Tensor, name: str) -> None:
     """Gradients that leave the region are those of its results: no tensor inside of it has a `.grad` of its own."""
     if name == "retain_grad" and tensor.fake.is_leaf:
         return
@@ -401,12 +403,12 @@ def refuse_outside_gradients(s: Session, tensor: Tensor, name: str) -> None:
         raise UnsupportedCall(function=f"Tensor.{name}", why="it stores gradients on tensors outside of the region")
 
 
-def settled(s: Session, value: Value) -> Value:
+def settled(s: CaptureState, value: Value) -> Value:
     """A symbolic number as the number that it is in this call."""
     return s.const(value.constant(s)) if isinstance(value, Symbolic) else value
 
 
-def from_torch(s: Session, result: Any) -> Value:
+def from_torch(s: CaptureState, result: Any) -> Value:
     """The value of something that a torch call on fakes returned."""
     if isinstance(result, torch.Tensor):
         known: dict[int, Tensor] = s.state.setdefault("fakes", {})
@@ -418,19 +420,19 @@ def from_torch(s: Session, result: Any) -> Value:
 
 
 @wraps(torch.SymInt, torch.SymFloat, torch.SymBool)
-def wrap_symbolic(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_symbolic(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Symbolic(real, source)
 
 
 @wraps(torch.Tensor, torch.nn.Parameter, subclasses=True)
-def wrap_tensor(s: Session, real: Any, source: Source | None) -> Value:
+def wrap_tensor(s: CaptureState, real: Any, source: Source | None) -> Value:
     """An input of the region; the same tensor on another path is the same value."""
     if s.recorder.is_fake(real):
         return from_torch(s, real)
     return s.same_object(real, source, lambda: _input(s, real, source))
 
 
-def _input(s: Session, real: torch.Tensor, source: Source | None) -> Tensor:
+def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor:
     if source is None:
         return Tensor(s.recorder.add_constant(real), None, real)
     fake = s.recorder.add_tensor(real, input_name(s, source), source, s.dims(real, source))
@@ -440,7 +442,7 @@ def _input(s: Session, real: torch.Tensor, source: Source | None) -> Tensor:
     return value
 
 
-def input_name(s: Session, source: Source) -> str:
+def input_name(s: CaptureState, source: Source) -> str:
     """The name of a placeholder: the argument's own, or the path as an identifier."""
     if isinstance(source, LocalSource):
         base = source.name
