@@ -22,11 +22,12 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton.writer import write_triton
 from kiln.loops.fusion.schedule import schedule, traffic
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
-from kiln.loops.kernel.scheduled import ScheduledProgram
-from kiln.loops.kernel.text import program_text, scheduled_text
-from kiln.loops.kernel.verify import verify_program, verify_scheduled
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
+from kiln.loops.kernel.launches.text import kernel_program_text
+from kiln.loops.kernel.launches.verify import verify_kernel_program
 from kiln.loops.lowering import lower
+from kiln.loops.program.text import program_text
+from kiln.loops.program.verify import verify_program
 from kiln.pipeline.blocks import Repeated, with_all_blocks
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.targets import kernel_gpu, region_target
@@ -53,7 +54,7 @@ class Stage:
     verify: Callable[[Any], None] | None = None
 
 
-def write_kernels(program: ScheduledProgram, at: CompileContext) -> Plan:
+def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
     """Each kernel in the language of the device whose memory it works on."""
 
     def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
@@ -68,8 +69,8 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
                                                                                             verify_program),
-    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              scheduled_text,
-                                                                                            verify_scheduled),
+    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              kernel_program_text,
+                                                                                            verify_kernel_program),
     Stage("plan",     write_kernels,                                                        plan_text),
 )
 # fmt: on
@@ -120,13 +121,13 @@ def blocks_to_plan(graph: Graph, context: CompileContext) -> Plan | None:
     return repeated.plan
 
 
-def _report_repeated(repeated: Repeated, plan: Plan, scheduled: ScheduledProgram, context: CompileContext) -> None:
+def _report_repeated(repeated: Repeated, plan: Plan, scheduled: KernelProgram, context: CompileContext) -> None:
     """Launches, calls and traffic of the blocks that no stage saw."""
     steps, times, events = plan.steps, repeated.times, context.events
     before = sum(isinstance(step, Launch) for step in steps[: repeated.first])
     count = sum(isinstance(step, Launch) for step in steps[repeated.first : repeated.end])
     calls = sum(isinstance(step, CallAten) for step in steps[repeated.first : repeated.end])
-    launches = [step for step in scheduled.steps if isinstance(step, ScheduledLaunch)][before : before + count]
+    launches = [step for step in scheduled.steps if isinstance(step, KernelLaunch)][before : before + count]
     read, written = traffic(launches)
     events.emit("launches", count=times * count)
     events.emit("library_calls", count=times * calls)

@@ -14,14 +14,15 @@ from kiln.build.cpp_compile import Libraries, compile_kernels
 from kiln.loops.codegen.cpp import write_cpp
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_units
-from kiln.loops.kernel.interpret import Memory, run_kernel
+from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.program.interpret import Memory
 from kiln.runtime.cache.store import Store
 from kiln.support.events import EventSink
 from kiln.support.target import Target, host_cpu
 from kiln.symbolic import Symbol, evaluate
+from tests.loop_ir.parse import parse_kernel
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Case:
         """What the interpreter makes of it, and the fault that it reports."""
         memory = Memory({name: one.clone() for name, one in self.tensors.items()}, self.symbols())
         run_kernel(self.kernel, memory)
-        return {name: memory.tensors[name] for name in self.kernel.writes}, memory.status.fault
+        return {name: memory.tensors[name] for name in self.kernel.writes}, memory.faults.fault
 
     def symbols(self) -> dict[Symbol, int]:
         return {one: self.sizes[one.name] for one in self.kernel.ints if isinstance(one, Symbol)}

@@ -15,9 +15,9 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.body.reference import apply
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from kiln.support.target import Target, host_cpu
 from tests.codegen.native import call, compiled
+from tests.loop_ir.parse import parse_kernel
 
 F32, F64 = torch.float32, torch.float64
 NAMES = {F32: "f32", F64: "f64", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8",

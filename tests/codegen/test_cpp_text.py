@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kiln.loops.codegen.cpp import write_cpp
-from kiln.loops.kernel.parse import parse_kernel
 from kiln.support.target import Target
+from tests.loop_ir.parse import parse_kernel
 
 TARGET = Target(vector_bytes=64)
 KERNELS = {

@@ -8,18 +8,20 @@ from typing import Any, final
 
 import torch
 
+from kiln.loops.body.interpret import number
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.kernel.interpret import Memory, number, run_extern, run_kernel, run_program
+from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel, parse_program
-from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
 from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.program.interpret import Memory, run_extern, run_program
 from kiln.loops.program.nodes import LoopProgram
 from kiln.support.target import cuda_gpu
 from kiln.symbolic import Symbol, evaluate
 from tests.codegen_triton.interpreter import Interpreter, Job
 from tests.fusion.check import arguments, random_tensor, scheduled
+from tests.loop_ir.parse import parse_kernel, parse_program
 
 GPU = cuda_gpu((9, 0), 4)
 """A small one, so that small problems fill it."""
@@ -44,7 +46,7 @@ class Runner:
             programs *= evaluate(count, names)
         return self.interpreter.run(Job(written.kernel, programs, tuple(tensors), values))
 
-    def launch(self, launch: Launch, memory: Memory) -> None:
+    def launch(self, launch: KernelLaunch, memory: Memory) -> None:
         sizes = {
             one.name: number(value, memory.sizes)
             for one, value in zip(launch.kernel.ints, launch.ints, strict=True)
@@ -56,9 +58,9 @@ class Runner:
             for param, name in zip(launch.kernel.params, launch.args, strict=True)
         ]
         if self.run(launch.kernel, tensors, sizes):
-            memory.status.report("a fault")
+            memory.faults.report("a fault")
 
-    def program(self, program: ScheduledProgram, args: list[Any]) -> list[Any]:
+    def program(self, program: KernelProgram, args: list[Any]) -> list[Any]:
         """Outputs that are whole buffers."""
         memory = Memory()
         for given, value in zip(program.inputs, args, strict=True):
@@ -69,7 +71,7 @@ class Runner:
             for made in program.allocations:
                 if made.before == place:
                     memory.allocate(made.buffer)
-            if isinstance(step, Launch):
+            if isinstance(step, KernelLaunch):
                 self.launch(step, memory)
             else:
                 run_extern(step, memory)
@@ -78,7 +80,7 @@ class Runner:
 
 def assert_same_values(
     runner: Runner, text: str | LoopProgram, sizes: Mapping[str, int] | None = None, tolerance: float = 1e-4
-) -> ScheduledProgram:
+) -> KernelProgram:
     """The kernels of a program give what its nodes compute."""
     program = parse_program(text) if isinstance(text, str) else text
     made = scheduled(program, GPU)
@@ -109,7 +111,7 @@ def check_parsed(
     run_kernel(kernel, memory)
     own = {name: one.clone(memory_format=torch.preserve_format) for name, one in tensors.items()}
     status = runner.run(kernel, [own[one.name] for one in kernel.params], sizes)
-    assert (status != 0) == (memory.status.fault is not None), f"status {status}, {memory.status.fault}"
+    assert (status != 0) == (memory.faults.fault is not None), f"status {status}, {memory.faults.fault}"
     if status:
         return
     for name in kernel.writes:

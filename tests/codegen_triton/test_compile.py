@@ -9,7 +9,7 @@ import pytest
 from kiln.build.triton_compile import compile_source, jit_function
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton import write_triton
-from kiln.loops.kernel.scheduled import Launch
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.support.target import cuda_gpu
 from tests.codegen_triton.check import GPU
 from tests.codegen_triton.test_kernels import BACKWARDS, CASES
@@ -34,7 +34,7 @@ def cubin_size(written: PrintedKernel, capability: int) -> int:
 
 
 def kernels(text: str) -> list[PrintedKernel]:
-    steps = (step for step in scheduled(text, GPU).steps if isinstance(step, Launch))
+    steps = (step for step in scheduled(text, GPU).steps if isinstance(step, KernelLaunch))
     return [write_triton(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
 
 
@@ -70,7 +70,9 @@ def test_memory_is_accessed_16_bytes_at_a_time(dtype: str) -> None:
 def test_what_is_not_aligned_is_accessed_by_element() -> None:
     (written,) = kernels(COPY.format(dtype="f32", size=4096))
     assert "v4" in ptx_of(written)
-    (step,) = (one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, Launch))
+    (step,) = (
+        one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, KernelLaunch)
+    )
     assert "v4" not in ptx_of(write_triton(step.kernel, H100))
 
 

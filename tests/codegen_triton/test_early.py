@@ -6,8 +6,8 @@ import torch
 
 from kiln.loops.codegen.triton import write_triton
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen_triton.check import GPU, Runner
+from tests.loop_ir.parse import parse_kernel
 
 
 def kernel(columns: int, index: str = "load target[i0]") -> KernelIR:

@@ -15,9 +15,9 @@ from kiln.loops.codegen.triton import write_triton
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.prelude import sections
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen.test_cpp_math import FLOAT_OPS, INT_OPS, INTS, NAMES, close, special_pairs
 from tests.codegen_triton.check import GPU, Runner
+from tests.loop_ir.parse import parse_kernel
 
 F32, F64 = torch.float32, torch.float64
 BOOL_OPS = [(name, 2) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt", "le", "gt", "ge",

@@ -8,8 +8,8 @@ from kiln.loops.body.body import Compute
 from kiln.loops.codegen.triton import write_triton
 from kiln.loops.codegen.triton.fast_math import with_narrow_functions
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from tests.codegen_triton.check import GPU, Runner
+from tests.loop_ir.parse import parse_kernel
 
 
 def functions(kernel: KernelIR) -> set[str]:

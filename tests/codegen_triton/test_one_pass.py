@@ -8,18 +8,20 @@ import pytest
 import torch
 
 from kiln.build.triton_compile import compile_source
+from kiln.loops.body.verify import InvalidLoops
 from kiln.loops.codegen.triton import tiles, write_triton
 from kiln.loops.codegen.triton.online_softmax import with_one_pass_sums
 from kiln.loops.codegen.triton.tiles import block_layers, plan_tiles
-from kiln.loops.kernel.interpret import Memory, run_kernel
+from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.kernel.verify import InvalidLoops, verify_kernel
+from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.program.interpret import Memory
 from tests.codegen_triton.check import GPU, Runner, check_kernel
 from tests.codegen_triton.special_rows import special_rows
 from tests.fusion.check import scheduled
 from tests.fusion.programs import PROGRAMS
+from tests.loop_ir.parse import parse_kernel
 
 LOG_SOFTMAX = """
     kernel log_softmax(x: {dtype}[{rows}, {columns}] -> out: {dtype}[{rows}, {columns}]) units (i0: {rows})

@@ -9,11 +9,11 @@ import torch
 
 from kiln.loops.codegen.triton import rows, tiles, write_triton
 from kiln.loops.codegen.triton.rows import with_looped_rows
-from kiln.loops.kernel.parse import parse_kernel
 from kiln.loops.kernel.text import kernel_text
 from kiln.loops.kernel.verify import verify_kernel
 from tests.codegen_triton.check import GPU, Runner, check_kernel
 from tests.codegen_triton.test_compile import ptx_of
+from tests.loop_ir.parse import parse_kernel
 
 CENTRED = """
     kernel centred(x: bf16[64, 50257 | 50264, 1], top: f32[64] -> out: bf16[64, 50257 | 50264, 1]) units (i0: 64, i1: 50257)

@@ -9,13 +9,13 @@ import pytest
 from kiln.loops.codegen.triton import write_triton
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel, parse_program
-from kiln.loops.kernel.scheduled import Launch
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.support.events import EventSink
 from kiln.support.target import cuda_gpu
 from tests.codegen.test_cpp_text import KERNELS
 from tests.fusion.programs import PROGRAMS
 from tests.fusion.test_single import PROGRAMS as SINGLE
+from tests.loop_ir.parse import parse_kernel, parse_program
 
 H100 = cuda_gpu((9, 0), 132)
 FAR = """
@@ -47,7 +47,7 @@ def texts(program: str) -> str:
     """The kernels of a program, without the prelude, under the names k0, k1, .."""
     found = []
     for step in schedule(parse_program(program), H100, EventSink()).steps:
-        if isinstance(step, Launch):
+        if isinstance(step, KernelLaunch):
             found.append(kernel_text(step.kernel, len(found)))
     return "\n\n".join(found)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kiln.loops.codegen.triton import tiles, write_triton
-from kiln.loops.kernel.parse import parse_kernel
-from kiln.loops.kernel.scheduled import Launch
+from kiln.loops.kernel.launches.program import KernelLaunch
 from tests.codegen_triton.check import GPU, Runner, assert_same_values, check_kernel
 from tests.codegen_triton.test_compile import ptx_of
+from tests.loop_ir.parse import parse_kernel
 
 
 def stages(source: str) -> list[int]:
@@ -159,7 +159,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_the_last_turn_alone_has_a_mask(runner: Runner) -> None:
     made = assert_same_values(runner, ODD, tolerance=1e-3)
-    text = "".join(write_triton(step.kernel, GPU).kernel.source for step in made.steps if isinstance(step, Launch))
+    text = "".join(
+        write_triton(step.kernel, GPU).kernel.source for step in made.steps if isinstance(step, KernelLaunch)
+    )
     loops = re.findall(r"tl.range\(0, (\d+), RBLOCK.*\n +i1 = .*\n +has_i1 = (.*)\n", text)
     assert len(loops) == 2
     assert {(full, mask) for full, mask in loops} == {("768", "tl.full([RBLOCK], True, tl.int1)")}

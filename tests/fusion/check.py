@@ -8,15 +8,17 @@ from typing import Any
 import torch
 
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.interpret import run_program, run_scheduled
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_program
-from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
-from kiln.loops.kernel.verify import verify_program, verify_scheduled
+from kiln.loops.kernel.launches.interpret import run_kernel_program
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
+from kiln.loops.kernel.launches.verify import verify_kernel_program
+from kiln.loops.program.interpret import run_program
 from kiln.loops.program.nodes import Buffer, LoopProgram
+from kiln.loops.program.verify import verify_program
 from kiln.support.events import EventSink
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, evaluate
+from tests.loop_ir.parse import parse_program
 
 TARGET = Target(vector_bytes=32, threads=2)
 
@@ -40,25 +42,25 @@ def arguments(program: LoopProgram, sizes: Mapping[str, int]) -> list[Any]:
     return [sizes[one.name] if isinstance(one, Symbol) else random_tensor(one, sizes) for one in program.inputs]
 
 
-def scheduled(text: str | LoopProgram, target: Target = TARGET) -> ScheduledProgram:
+def scheduled(text: str | LoopProgram, target: Target = TARGET) -> KernelProgram:
     """The schedule of a program, every kernel verified."""
     program = parse_program(text) if isinstance(text, str) else text
     verify_program(program)
     made = schedule(program, target, EventSink())
-    verify_scheduled(made)
+    verify_kernel_program(made)
     return made
 
 
 def assert_same_values(
-    text: str | LoopProgram, sizes: Mapping[str, int] | None = None, made: ScheduledProgram | None = None
-) -> ScheduledProgram:
+    text: str | LoopProgram, sizes: Mapping[str, int] | None = None, made: KernelProgram | None = None
+) -> KernelProgram:
     """Program and schedule give the same on random inputs, and change inputs alike."""
     program = parse_program(text) if isinstance(text, str) else text
     made = made or scheduled(program)
     given = arguments(program, sizes or {})
     once, again = _copies(given), _copies(given)
     constants = {key: random_tensor(buffer, sizes or {}) for buffer, key in program.constants}
-    expected, actual = run_program(program, once, constants), run_scheduled(made, again, constants)
+    expected, actual = run_program(program, once, constants), run_kernel_program(made, again, constants)
     for one, other in zip((*expected, *once), (*actual, *again), strict=True):
         _assert_close(one, other)
     return made
@@ -82,6 +84,6 @@ def _assert_close(one: Any, other: Any) -> None:
     torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def kernels(made: ScheduledProgram) -> list[KernelIR]:
+def kernels(made: KernelProgram) -> list[KernelIR]:
     """The kernels of the launches, in order."""
-    return [step.kernel for step in made.steps if isinstance(step, Launch)]
+    return [step.kernel for step in made.steps if isinstance(step, KernelLaunch)]

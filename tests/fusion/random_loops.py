@@ -11,7 +11,8 @@ import torch
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import Index
 from kiln.loops.body.builder import BodyBuilder
-from kiln.loops.program.nodes import Axis, Buffer, LoopOutput, LoopProgram, Pointwise, ReduceOp, Reduction, Scan
+from kiln.loops.body.indexing import Axis
+from kiln.loops.program.nodes import Buffer, LoopOutput, LoopProgram, Pointwise, ReduceOp, Reduction, Scan
 from kiln.symbolic import Int, Symbol, product, symbol
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 

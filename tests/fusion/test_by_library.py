@@ -12,16 +12,16 @@ import kiln
 from kiln.loops.codegen.cpp import prelude
 from kiln.loops.fusion.library_calls import BY_NUMBER
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.parse import parse_program
-from kiln.loops.kernel.scheduled import Launch
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.support.events import EventSink
 from kiln.support.target import Target
+from tests.loop_ir.parse import parse_program
 
 
 def steps_of(text: str, device: str = "cpu") -> list[str]:
     program = parse_program(text)
     made = schedule(program, Target(device=device), EventSink())
-    return ["kernel" if isinstance(step, Launch) else step.target for step in made.steps]
+    return ["kernel" if isinstance(step, KernelLaunch) else step.target for step in made.steps]
 
 
 def program_of(*lines: str, dtype: str = "f64", inputs: int = 1, size: int = 300) -> str:

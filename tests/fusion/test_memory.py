@@ -9,20 +9,11 @@ import torch
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import LoopBody
 from kiln.loops.body.builder import BodyBuilder
+from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.scheduled import ScheduledProgram
-from kiln.loops.kernel.text import scheduled_text
-from kiln.loops.program.nodes import (
-    Axis,
-    Buffer,
-    BufferArg,
-    Extern,
-    LoopOutput,
-    LoopProgram,
-    Pointwise,
-    ReduceOp,
-    Scatter,
-)
+from kiln.loops.kernel.launches.program import KernelProgram
+from kiln.loops.kernel.launches.text import kernel_program_text
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput, LoopProgram, Pointwise, ReduceOp, Scatter
 from kiln.support.events import Event, EventSink
 from kiln.symbolic import symbol
 from kiln.tensor.spec import TensorSpec
@@ -51,7 +42,7 @@ def mm(out: Buffer, one: str, other: str) -> Extern:
     return Extern((out,), "aten.mm.default", (BufferArg(one), BufferArg(other)))
 
 
-def allocated_over(made: ScheduledProgram) -> dict[str, str | None]:
+def allocated_over(made: KernelProgram) -> dict[str, str | None]:
     return {one.buffer.name: one.buffer.base for one in made.allocations}
 
 
@@ -67,7 +58,7 @@ def test_result_over_dead_argument(golden: Callable[..., None]) -> None:
     outputs = (LoopOutput(buffer="b3"), LoopOutput(buffer="b2"))
     made = assert_same_values(LoopProgram("chain", inputs, (), nodes, outputs, ()))
     assert allocated_over(made) == {"b1": "b0", "b3": None}
-    golden(scheduled_text(made))
+    golden(kernel_program_text(made))
 
 
 def test_view_of_a_call_keeps_memory() -> None:
@@ -141,7 +132,7 @@ def test_mutating_call_is_a_barrier() -> None:
         pointwise(buffer("b2", 6, 4), "add", "b0", "b1"),
     )
     made = scheduled(LoopProgram("mutate", (buffer("x", 6, 4),), (), nodes, (LoopOutput(buffer="b2"),), ()))
-    assert [type(step).__name__ for step in made.steps] == ["Launch", "Extern", "Launch"]
+    assert [type(step).__name__ for step in made.steps] == ["KernelLaunch", "Extern", "KernelLaunch"]
 
 
 def test_events() -> None:

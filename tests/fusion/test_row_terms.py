@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kiln.loops.fusion.materialise_row_terms import with_row_terms
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.parse import parse_program
-from kiln.loops.kernel.scheduled import Launch
-from kiln.loops.kernel.text import program_text
+from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.program.text import program_text
 from kiln.support.events import EventSink
 from kiln.support.target import Target
+from tests.loop_ir.parse import parse_program
 
 GPU = Target(device="cuda", capability=(9, 0), multiprocessors=132)
 
@@ -23,9 +23,9 @@ loops loss
 """
 
 
-def launches(text: str) -> list[Launch]:
+def launches(text: str) -> list[KernelLaunch]:
     steps = schedule(parse_program(text), GPU, EventSink()).steps
-    return [step for step in steps if isinstance(step, Launch)]
+    return [step for step in steps if isinstance(step, KernelLaunch)]
 
 
 def test_terms_are_a_node_of_their_own() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.loops.kernel.text import scheduled_text
+from kiln.loops.kernel.launches.text import kernel_program_text
 from tests.fusion.check import assert_same_values, scheduled
 
 POINTWISE = """
@@ -62,7 +62,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text(name: str, golden: Callable[..., None]) -> None:
-    golden(scheduled_text(scheduled(PROGRAMS[name])))
+    golden(kernel_program_text(scheduled(PROGRAMS[name])))
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64])

@@ -18,9 +18,8 @@ from kiln.graph.ir.verify import verify
 from kiln.graph.passes import run_passes
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.parse import parse_kernel
-from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
-from kiln.loops.kernel.text import distinct_kernels, kernel_text
+from kiln.loops.kernel.launches.program import KernelLaunch, distinct_kernels
+from kiln.loops.kernel.text import kernel_text
 from kiln.loops.lowering import lower
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
@@ -34,6 +33,7 @@ from kiln.support.target import Target
 from kiln.symbolic import Symbol, evaluate
 from tests.codegen_triton.check import GPU, Runner, check_parsed
 from tests.codegen_triton.conftest import interpreter, runner
+from tests.loop_ir.parse import parse_kernel
 
 __all__ = ["interpreter", "runner"]
 
@@ -75,7 +75,7 @@ def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
     program = schedule(lower(graph, GPU, EventSink()), GPU, EventSink())
     found = []
     for kernel in distinct_kernels(program):
-        launch = next(one for one in program.steps if isinstance(one, ScheduledLaunch) and one.kernel is kernel)
+        launch = next(one for one in program.steps if isinstance(one, KernelLaunch) and one.kernel is kernel)
         sizes = {
             one.name: evaluate(value, {})
             for one, value in zip(kernel.ints, launch.ints, strict=True)

@@ -8,7 +8,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import Const
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.reference import REFERENCE
-from kiln.loops.kernel.text import body_text
+from kiln.loops.body.text import body_text
 from kiln.symbolic import rel_lt, symbol
 
 F32, I64 = torch.float32, torch.int64

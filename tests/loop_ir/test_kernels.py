@@ -5,20 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.loops.kernel.analyses import (
-    accesses,
-    axis_bounds,
-    flops,
-    kernel_reads,
-    kernel_symbols,
-    stride_along,
-)
-from kiln.loops.kernel.parse import parse_kernel, parse_program
-from kiln.loops.kernel.rename import canonical
+from kiln.loops.body.analyses import accesses, flops
+from kiln.loops.body.indexing import axis_bounds, stride_along
+from kiln.loops.body.verify import InvalidLoops
+from kiln.loops.kernel.analyses import kernel_reads, kernel_symbols
+from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.kernel.verify import InvalidLoops, verify_kernel, verify_program
+from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.program.verify import verify_program
 from kiln.symbolic import symbol
 from kiln.tensor.spec import TensorSpec
+from tests.loop_ir.parse import parse_kernel, parse_program
 
 i0, i1, s0 = symbol("i0"), symbol("i1"), symbol("s0")
 

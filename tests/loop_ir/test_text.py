@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.loops.kernel.interpret import Memory, run_kernel, run_program
-from kiln.loops.kernel.parse import parse_kernel, parse_program, parse_spec
-from kiln.loops.kernel.text import kernel_text, program_text
+from kiln.loops.kernel.interpret import run_kernel
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.interpret import Memory, run_program
+from kiln.loops.program.text import program_text
 from kiln.symbolic import symbol
+from tests.loop_ir.parse import parse_kernel, parse_program, parse_spec
 
 LAYER_NORM = """\
 loops norm

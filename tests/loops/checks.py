@@ -8,8 +8,8 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
-from kiln.loops.kernel.interpret import run_program
 from kiln.loops.lowering import lower
+from kiln.loops.program.interpret import run_program
 from kiln.loops.program.nodes import LoopProgram
 from kiln.support.events import EventSink
 from kiln.support.target import Target

@@ -11,8 +11,9 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.interpret import run_program, run_scheduled
+from kiln.loops.kernel.launches.interpret import run_kernel_program
 from kiln.loops.lowering.errors import NoLowering
+from kiln.loops.program.interpret import run_program
 from kiln.support.events import EventSink
 from kiln.tensor.spec import CPU, ScalarSpec, TensorSpec
 from tests.loops.checks import TARGET, lowered
@@ -21,7 +22,7 @@ from tests.loops.programs import Env
 
 def runs(graph: Graph, inputs: list[Any]) -> list[list[Any]]:
     program = lowered(graph)
-    return [run_program(program, inputs), run_scheduled(schedule(program, TARGET, EventSink()), inputs)]
+    return [run_program(program, inputs), run_kernel_program(schedule(program, TARGET, EventSink()), inputs)]
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.loops.kernel.text import program_text
 from kiln.loops.lowering import ELEMENT, STATEMENT, lower
+from kiln.loops.program.text import program_text
 from kiln.support.events import EventSink
 from tests.loops.checks import TARGET, assert_same, expected, lowered, results_of_program
 from tests.loops.programs import PROGRAMS

@@ -8,7 +8,7 @@ import pytest
 
 from kiln.graph.ir.graph import Graph
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.interpret import run_scheduled
+from kiln.loops.kernel.launches.interpret import run_kernel_program
 from kiln.support.events import EventSink
 from tests.graph.ir.samples import SAMPLES, sample_graph
 from tests.loops.checks import TARGET, assert_same, copies, expected, lowered, results_of_program
@@ -27,7 +27,7 @@ def check_kernels(made: Made) -> None:
     """Kernels equal the graph."""
     graph, inputs = made
     kernels = schedule(lowered(graph), TARGET, EventSink())
-    assert_same(run_scheduled(kernels, copies(inputs)), expected(graph, inputs))
+    assert_same(run_kernel_program(kernels, copies(inputs)), expected(graph, inputs))
 
 
 @pytest.mark.parametrize("seed", range(60))

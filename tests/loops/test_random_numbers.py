@@ -9,7 +9,8 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.interpret import run_program, run_scheduled
+from kiln.loops.kernel.launches.interpret import run_kernel_program
+from kiln.loops.program.interpret import run_program
 from kiln.support.events import EventSink
 from kiln.tensor.spec import CPU
 from tests.loops.checks import TARGET, lowered
@@ -27,7 +28,7 @@ def run(g: Env, *outputs: Node, **seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed.get("seed", 0))
     wanted = run_program(program, inputs)
     torch.manual_seed(seed.get("seed", 0))
-    for one, other in zip(run_scheduled(schedule(program, TARGET, EventSink()), inputs), wanted, strict=True):
+    for one, other in zip(run_kernel_program(schedule(program, TARGET, EventSink()), inputs), wanted, strict=True):
         torch.testing.assert_close(one, other)
     return wanted
 

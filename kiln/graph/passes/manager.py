@@ -1,24 +1,23 @@
-"""Passes over graphs: what a pass is, the runner, and the constraints on their order.
+"""Passes over graphs: what they are handed, and the runner (`kiln/support/passes.py` has what all IRs share).
 
-    graph = run_passes(graph, events)                      the passes of `pipeline.py`, each verified and timed
-    check_order(PASSES, before("simplify", "cse", because="..."))
+    graph = apply_passes(passes, graph, events)            each pass verified and timed
 
-A pass never prints, and never changes a graph in place. It returns a graph and how many changes it made. It may take
-one value for another that differs in strides of dimensions of size 1, where no element is elsewhere; of what leaves
-the graph even those are eager's, so the runner puts a view behind such an output.
+A pass may replace a value by one whose strides differ in dimensions of size 1, where they address nothing. Outputs of
+the graph must have eager's strides even there, so the runner puts a view behind such an output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.verify import RULES, STRUCTURE, verify
 from kiln.support.events import EventSink
+from kiln.support.passes import Pass, run_passes
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
@@ -33,13 +32,23 @@ class PassContext:
     oracle: GuardFreeOracle
 
 
-class GraphPass(Protocol):
-    """A frozen dataclass whose fields are its options."""
+GraphPass = Pass[Graph, PassContext]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _KeepsStrides:
+    """A pass behind which outputs have the strides that they had before it."""
+
+    inner: GraphPass
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return self.inner.name
 
-    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]: ...
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        changed, changes = self.inner.run(graph, context)
+        return with_strides_of(graph, changed, context), changes
 
 
 def apply_passes(
@@ -51,16 +60,16 @@ def apply_passes(
     checks: Checks = "structure",
 ) -> Graph:
     """Run `passes` in order. Each reports an event `pass` with the number of changes and of nodes after it."""
+    kept = [_KeepsStrides(step) for step in passes]
+    rules = RULES if checks == "full" else STRUCTURE
+
+    def check(graph: Graph, name: str) -> None:
+        verify(graph, name, env, rules)
+
     context = PassContext(GuardFreeOracle(env))
-    for one in passes:
-        with events.stage(one.name):
-            before = graph
-            graph, changes = one.run(graph, context)
-            graph = with_strides_of(before, graph, context)
-            events.emit("pass", name=one.name, changes=changes, nodes=len(graph.nodes))
-        if changes and checks != "none":
-            verify(graph, one.name, env, RULES if checks == "full" else STRUCTURE)
-    return graph
+    return run_passes(
+        kept, graph, context, events, size=lambda graph: len(graph.nodes), verify=None if checks == "none" else check
+    )
 
 
 def with_strides_of(before: Graph, after: Graph, context: PassContext) -> Graph:
@@ -77,32 +86,3 @@ def with_strides_of(before: Graph, after: Graph, context: PassContext) -> Graph:
     if not builder.nodes:
         return after
     return replace(after, nodes=[*after.nodes, *builder.nodes], outputs=tuple(outputs))
-
-
-# Order.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Before:
-    """Every pass called `first` stands before every pass called `second`."""
-
-    first: str
-    second: str
-    because: str
-
-
-def before(first: str, second: str, *, because: str) -> Before:
-    return Before(first, second, because)
-
-
-def check_order(passes: Sequence[GraphPass], *constraints: Before) -> None:
-    """Raise ValueError for the first constraint that `passes` breaks, or that names no pass."""
-    names = [one.name for one in passes]
-    for rule in constraints:
-        for name in (rule.first, rule.second):
-            if name not in names:
-                raise ValueError(f"no pass is called {name!r}")
-        last = max(place for place, name in enumerate(names) if name == rule.first)
-        if last > names.index(rule.second):
-            raise ValueError(f"{rule.first!r} must stand before {rule.second!r}: {rule.because}")

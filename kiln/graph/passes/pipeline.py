@@ -10,7 +10,7 @@ from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.manager import Checks, GraphPass, apply_passes, before, check_order
+from kiln.graph.passes.manager import Checks, GraphPass, apply_passes
 from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
@@ -18,6 +18,7 @@ from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.view_rules import VIEWS
 from kiln.support.events import EventSink
+from kiln.support.passes import before, check_order
 from kiln.symbolic import ShapeEnv
 
 JOINT_PASSES: tuple[GraphPass, ...] = (

@@ -1,10 +1,27 @@
-"""Symbols of index expressions, and substitution that takes plain ints."""
+"""Index expressions: axes, the symbols that they use, strides, bounds.
+
+stride_along(spec, index, i1)        1: neighbours along i1 are neighbours in memory
+axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
-from kiln.symbolic import Expr, Int, Symbol
+from kiln.loops.body.body import Index
+from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
+from kiln.tensor.spec import TensorSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Loop symbol `symbol` runs from 0 to `size` - 1."""
+
+    symbol: Symbol
+    size: Int
 
 
 def substituted(value: Int, values: Mapping[Symbol, Int]) -> Int:
@@ -15,3 +32,41 @@ def substituted(value: Int, values: Mapping[Symbol, Int]) -> Int:
 def symbols_of(*values: Int) -> frozenset[Symbol]:
     """The symbols that occur in `values`."""
     return frozenset().union(*(value.free_symbols() for value in values if isinstance(value, Expr)))
+
+
+def points(axes: Sequence[Axis]) -> Int:
+    """Number of points of an iteration space."""
+    return product(axis.size for axis in axes)
+
+
+def linear_index(spec: TensorSpec, index: Index) -> Int:
+    """Elements from the start of the tensor (its offset not counted)."""
+    total: Int = 0
+    for at, stride in zip(index, spec.strides, strict=True):
+        total = total + at * stride
+    return total
+
+
+def stride_of(value: Int, symbol: Symbol) -> Int | None:
+    """By how much `value` grows with `symbol`; None where that depends on `symbol`."""
+    if not isinstance(value, Expr) or symbol not in value.free_symbols():
+        return 0
+    step = substituted(value, {symbol: symbol + 1}) - value
+    return None if symbol in symbols_of(step) else step
+
+
+def stride_along(spec: TensorSpec, index: Index, symbol: Symbol) -> Int | None:
+    """Elements between neighbours along `symbol`; None where it is not one number."""
+    return stride_of(linear_index(spec, index), symbol)
+
+
+def axis_bounds(axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = None) -> BoundAnalysis:
+    """Bounds of index expressions: an axis runs below its size, sizes are not negative unless `sizes` says more."""
+    ranges = dict(sizes or {})
+    for symbol in symbols_of(*(axis.size for axis in axes)):
+        ranges.setdefault(symbol, Range(0))
+    of_sizes = BoundAnalysis(ranges)
+    for axis in axes:
+        top = of_sizes.of(axis.size).hi
+        ranges[axis.symbol] = Range(0, None if top is None else max(top - 1, 0))
+    return BoundAnalysis(ranges)

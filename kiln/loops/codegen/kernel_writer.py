@@ -24,10 +24,8 @@ import torch
 
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import Index, LoopHandler
-from kiln.loops.body.indexing import substituted, symbols_of
+from kiln.loops.body.indexing import Axis, linear_index, stride_of, substituted, symbols_of
 from kiln.loops.codegen.dialect import Dialect, is_infix
-from kiln.loops.kernel.analyses import linear_index, stride_of
-from kiln.loops.program.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
 from kiln.tensor.spec import TensorSpec
 

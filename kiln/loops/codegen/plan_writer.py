@@ -19,8 +19,7 @@ from typing import Any, final
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.scheduled import Allocation, ScheduledProgram
-from kiln.loops.kernel.scheduled import Launch as ScheduledLaunch
+from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan.plan import (
     Allocate,
@@ -57,7 +56,7 @@ class UnboundSymbol(KilnError):
     try_ = ("report this with KILN_DUMP: a compiler fault",)
 
 
-def write_plan(program: ScheduledProgram, write_kernel: KernelWriter, *, inputs_aligned: bool = False) -> Plan:
+def write_plan(program: KernelProgram, write_kernel: KernelWriter, *, inputs_aligned: bool = False) -> Plan:
     """The plan of `program`. `inputs_aligned`: whoever runs it sees to it that tensors of its arguments whose offset is
     a multiple of `ALIGNMENT` bytes in the plan start at one in memory."""
     return _PlanWriter(program, write_kernel, inputs_aligned).plan()
@@ -65,7 +64,7 @@ def write_plan(program: ScheduledProgram, write_kernel: KernelWriter, *, inputs_
 
 @final
 class _PlanWriter:
-    def __init__(self, program: ScheduledProgram, write_kernel: KernelWriter, inputs_aligned: bool) -> None:
+    def __init__(self, program: KernelProgram, write_kernel: KernelWriter, inputs_aligned: bool) -> None:
         self.program, self.write_kernel, self.inputs_aligned = program, write_kernel, inputs_aligned
         self.slots: dict[str, Slot] = {}
         self.specs: dict[str, TensorSpec] = {}
@@ -90,7 +89,7 @@ class _PlanWriter:
         for place, step in enumerate(program.steps):
             for one in allocations[place]:
                 self._allocate(one)
-            if isinstance(step, ScheduledLaunch):
+            if isinstance(step, KernelLaunch):
                 self._launch(step)
             else:
                 self._extern(step)
@@ -162,7 +161,7 @@ class _PlanWriter:
 
     # Steps.
 
-    def _launch(self, step: ScheduledLaunch) -> None:
+    def _launch(self, step: KernelLaunch) -> None:
         ir = step.kernel
         aligned = tuple(self._is_aligned(name) for name in step.args)
         printed = self.kernels.get((id(ir), aligned))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.fusion.group import Group
-from kiln.loops.kernel.analyses import reads, written
+from kiln.loops.program.analyses import reads, written
 from kiln.loops.program.nodes import Buffer, LoopProgram, Scatter
 
 

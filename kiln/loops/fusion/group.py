@@ -18,7 +18,8 @@ from typing import final
 import torch
 
 from kiln.loops.body.affine import Affine
-from kiln.loops.program.nodes import Axis, Buffer, LoopNode, Pointwise, Reduction, Scan
+from kiln.loops.body.indexing import Axis
+from kiln.loops.program.nodes import Buffer, LoopNode, Pointwise, Reduction, Scan
 from kiln.symbolic import Int, Symbol, product, symbol
 from kiln.tensor.size_hint import size_hint
 

@@ -17,8 +17,8 @@ from kiln.loops.body.body import Index, Load, LoopBody
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.views import KernelLoops
-from kiln.loops.kernel.analyses import reads, written
 from kiln.loops.kernel.kernel import Accumulate, Phase, Store
+from kiln.loops.program.analyses import reads, written
 from kiln.loops.program.nodes import Buffer, Extern
 from kiln.plan.overloads import find_overload
 

@@ -11,9 +11,9 @@ from typing import final
 
 from kiln.loops.fusion.group_keys import Key
 from kiln.loops.fusion.single_kernel import KernelCall
+from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.rename import canonical
-from kiln.loops.kernel.scheduled import Launch
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.symbolic import Int, Symbol
 
 
@@ -37,7 +37,7 @@ class KernelTable:
         self.by_group: dict[Key, _KnownLaunch] = {}
         self._names: dict[str, int] = {}
 
-    def launch(self, call: KernelCall) -> Launch:
+    def launch(self, call: KernelCall) -> KernelLaunch:
         """The launch of a kernel on the buffers that it names."""
         kernel = call.kernel
         made, key = canonical(kernel)
@@ -45,16 +45,16 @@ class KernelTable:
             self.by_key[key] = replace(made, name=self._fresh(kernel.name))
         args = tuple(param.name for param in kernel.params)
         ints = tuple(call.sizes.get(one, one) if isinstance(one, Symbol) else one for one in kernel.ints)
-        return Launch(self.by_key[key], args, ints, kernel.origin)
+        return KernelLaunch(self.by_key[key], args, ints, kernel.origin)
 
-    def known(self, key: Key, names: tuple[str, ...], origin: str) -> Launch | None:
+    def known(self, key: Key, names: tuple[str, ...], origin: str) -> KernelLaunch | None:
         """The launch for a group equal to one that has been launched, on the buffers `names`."""
         found = self.by_group.get(key)
         if found is None:
             return None
-        return Launch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
+        return KernelLaunch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
 
-    def remember(self, key: Key, names: tuple[str, ...], launch: Launch, over: Mapping[str, str]) -> Launch:
+    def remember(self, key: Key, names: tuple[str, ...], launch: KernelLaunch, over: Mapping[str, str]) -> KernelLaunch:
         args = tuple([names.index(name) for name in launch.args])
         pairs = tuple([(names.index(result), names.index(argument)) for result, argument in over.items()])
         self.by_group[key] = _KnownLaunch(launch.kernel, args, launch.ints, pairs)

@@ -15,11 +15,12 @@ from math import log2
 from typing import final
 
 from kiln.loops.body.affine import divides
+from kiln.loops.body.analyses import bound_symbols, flops, free_symbols
 from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.body.builder import without_dead
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
-from kiln.loops.kernel.analyses import bound_symbols, flops, free_symbols, node_axes
+from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, sym_min

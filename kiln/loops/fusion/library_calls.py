@@ -15,8 +15,8 @@ import torch
 
 from kiln.graph.ir.single_call import call_of
 from kiln.loops.body.body import Compute, Load
+from kiln.loops.body.indexing import points
 from kiln.loops.fusion.group import Group
-from kiln.loops.kernel.analyses import points
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, Pointwise
 from kiln.support.target import Target
 from kiln.tensor.size_hint import large_size_hint

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from kiln.loops.kernel.analyses import buffer_args
-from kiln.loops.kernel.scheduled import Allocation, Launch
+from kiln.loops.kernel.launches.program import Allocation, KernelLaunch
+from kiln.loops.program.analyses import buffer_args
 from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
 
-Step = Launch | Extern
+Step = KernelLaunch | Extern
 
 
 @final
@@ -32,7 +32,7 @@ class ScheduledStep:
     def touched(self) -> tuple[str, ...]:
         """Names of all buffers that the step reads or writes."""
         step = self.step
-        if isinstance(step, Launch):
+        if isinstance(step, KernelLaunch):
             return (*step.args, *self.over)
         outs = (out.name for out in step.outs if out is not None)
         return tuple(dict.fromkeys((*outs, *step.mutates, *(arg.name for arg in buffer_args(step)))))

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kiln.loops.body.analyses import result_dtypes
 from kiln.loops.body.builder import BodyBuilder
-from kiln.loops.kernel.analyses import node_axes, points, reads, result_dtypes
+from kiln.loops.body.indexing import points
+from kiln.loops.program.analyses import node_axes, reads
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec, contiguous_strides

@@ -14,6 +14,7 @@ from math import prod
 
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.layout import best_vector
+from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
 from kiln.tensor.size_hint import size_hint
@@ -23,11 +24,6 @@ GPU_STRIP = 64
 
 PIECE_POINTS = 1 << 14
 """Points that one program of a GPU is through with in the time of a launch."""
-
-
-def wanted_pieces(target: Target) -> int:
-    """So many pieces of work keep the machine busy."""
-    return 2 * target.multiprocessors if target.is_gpu else 4 * target.threads
 
 
 def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
@@ -54,8 +50,3 @@ def starves(points: int, count: int, target: Target) -> bool:
     A quarter less than wanted are enough: blocks are whole, so their number is not always the best.
     """
     return 4 * count < 3 * wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
-
-
-def floor_power(value: int) -> int:
-    """The largest power of two up to `value`."""
-    return 1 << (max(value, 1).bit_length() - 1)

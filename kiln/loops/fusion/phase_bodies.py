@@ -17,12 +17,12 @@ import torch
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import Index
 from kiln.loops.body.builder import BodyBuilder, Inline
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.fusion.group import Member, MemberAccess
 from kiln.loops.fusion.phases import PhasePlan, PhasePlans, is_cheap
 from kiln.loops.fusion.single_kernel import accumulator_dtype, converted
 from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
-from kiln.loops.program.nodes import Axis, Buffer, Pointwise, Reduction, Scan
+from kiln.loops.program.nodes import Buffer, Pointwise, Reduction, Scan
 from kiln.symbolic import Int, Symbol, is_static
 from kiln.tensor.size_hint import size_hint
 

@@ -15,10 +15,10 @@ import torch
 
 from kiln.loops.body.body import Index, Indirect, Load
 from kiln.loops.body.builder import BodyBuilder, Inline
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import points, symbols_of
 from kiln.loops.fusion.dependencies import memory_of
 from kiln.loops.fusion.single_kernel import SingleNode, converted
-from kiln.loops.kernel.analyses import buffer_args, node_axes, points, reads, written
+from kiln.loops.program.analyses import buffer_args, node_axes, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, Pointwise, Scatter
 from kiln.tensor.size_hint import size_hint
 

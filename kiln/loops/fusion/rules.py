@@ -14,8 +14,9 @@ from kiln.loops.fusion.align import CommonSpace, align, dependencies, pair_by_si
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.layout import best_vector
-from kiln.loops.fusion.parallel import pieces, starves, wanted_pieces
+from kiln.loops.fusion.parallel import pieces, starves
 from kiln.loops.fusion.split import SERIAL_POINTS, is_splittable
+from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.loops.program.nodes import Buffer, Reduction, Scan
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, product

@@ -1,14 +1,14 @@
 """From loop nodes to kernels: `schedule(program, target, events)`.
 
 LoopProgram      what is computed into each buffer
-ScheduledProgram kernels and calls in order, and the life of each buffer
+KernelProgram kernels and calls in order, and the life of each buffer
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kiln.loops.body.indexing import substituted
+from kiln.loops.body.indexing import Axis, substituted
 from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
@@ -21,14 +21,14 @@ from kiln.loops.fusion.recompute_at_gather import inline_looked_up
 from kiln.loops.fusion.single_kernel import copy_body, single_kernel
 from kiln.loops.fusion.sink_column_sums import with_columns_last
 from kiln.loops.kernel.analyses import kernel_reads
-from kiln.loops.kernel.scheduled import Launch, ScheduledProgram
-from kiln.loops.program.nodes import Axis, Buffer, Extern, LoopProgram, Pointwise, Scatter
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
+from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Pointwise, Scatter
 from kiln.support.events import EventSink
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, symbol
 
 
-def schedule(program: LoopProgram, target: Target, events: EventSink) -> ScheduledProgram:
+def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelProgram:
     """Kernels, calls and memory for `program` on `target`."""
     program = inline_looked_up(program, program_buffers(program))
     if target.is_gpu:
@@ -47,7 +47,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> Schedul
     steps = tuple(one.step for one in placed)
     events.emit("fused", rules=fused.applied)
     _report(steps, events)
-    return ScheduledProgram(
+    return KernelProgram(
         program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes
     )
 
@@ -87,8 +87,8 @@ def _copy(source: Buffer, out: Buffer) -> Pointwise:
     return Pointwise(out, axes, copy_body(source, tuple(axis.symbol for axis in axes)))
 
 
-def _report(steps: Sequence[Launch | Extern], events: EventSink) -> None:
-    launches = [step for step in steps if isinstance(step, Launch)]
+def _report(steps: Sequence[KernelLaunch | Extern], events: EventSink) -> None:
+    launches = [step for step in steps if isinstance(step, KernelLaunch)]
     events.emit("kernels", count=len({id(one.kernel) for one in launches}))
     events.emit("launches", count=len(launches))
     events.emit("library_calls", count=len(steps) - len(launches))
@@ -96,7 +96,7 @@ def _report(steps: Sequence[Launch | Extern], events: EventSink) -> None:
     events.emit("traffic", read=read, written=written)
 
 
-def traffic(launches: Sequence[Launch]) -> tuple[Int, Int]:
+def traffic(launches: Sequence[KernelLaunch]) -> tuple[Int, Int]:
     """Bytes that the kernels read and write, each parameter counted once per launch."""
     read: Int = 0
     written: Int = 0

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.affine import Affine
+from kiln.loops.body.analyses import accesses, bound_symbols
 from kiln.loops.body.body import Load
 from kiln.loops.fusion.axis_splits import AxisSplits, SplitForms, axis_splits
 from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member, MemberAccess, combined_axes
 from kiln.loops.fusion.group_keys import Key, Numbering, node_key
 from kiln.loops.fusion.phases import is_serial
-from kiln.loops.kernel.analyses import accesses, bound_symbols, node_axes
+from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer, Reduction
 from kiln.symbolic import Int, Symbol
 

@@ -20,15 +20,16 @@ from typing import Any, final
 import torch
 
 from kiln.graph.prims.rows import PRIMS
+from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.builder import BodyBuilder, dtype_of
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import Axis, stride_along, symbols_of
 from kiln.loops.fusion.inplace import take_over
 from kiln.loops.fusion.views import KernelLoops, merge_views, open_sizes
-from kiln.loops.kernel.analyses import accesses, kernel_symbols, phase_stores, stride_along
+from kiln.loops.kernel.analyses import kernel_symbols, phase_stores
 from kiln.loops.kernel.atomics import is_atomic
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
-from kiln.loops.program.nodes import Axis, Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.program.nodes import Buffer, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, product
 from kiln.tensor.size_hint import size_hint

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from kiln.loops.body.indexing import points, stride_along
 from kiln.loops.fusion.split import SPLITTABLE
-from kiln.loops.kernel.analyses import points, reads, stride_along
+from kiln.loops.program.analyses import reads
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction, Scan
 from kiln.tensor.size_hint import size_hint
 

@@ -15,10 +15,12 @@ of each row, and the sums of columns over all rows, in one pass.
 from __future__ import annotations
 
 from kiln.loops.body.builder import BodyBuilder
+from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.group import Group, Member, PartialReduction
-from kiln.loops.fusion.parallel import floor_power, pieces, starves, strip, wanted_pieces
+from kiln.loops.fusion.parallel import pieces, starves, strip
 from kiln.loops.fusion.single_kernel import accumulator_dtype
-from kiln.loops.program.nodes import Axis, Buffer, ReduceOp, Reduction
+from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
+from kiln.loops.program.nodes import Buffer, ReduceOp, Reduction
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
 from kiln.tensor.size_hint import large_size_hint, size_hint

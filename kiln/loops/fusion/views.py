@@ -18,10 +18,9 @@ from typing import final
 from kiln.loops.body.affine import Affine, affine
 from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.body.builder import symbols_used
-from kiln.loops.body.indexing import substituted, symbols_of
-from kiln.loops.kernel.analyses import axis_bounds, linear_index
+from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted, symbols_of
 from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
-from kiln.loops.program.nodes import Axis, Buffer
+from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Expr, Int, Symbol, product, simplify_in_ranges, symbol
 from kiln.symbolic.expr import from_terms, is_polynomial_in_symbols
 from kiln.symbolic.relation import relate

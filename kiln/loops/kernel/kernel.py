@@ -23,7 +23,8 @@ from typing import final
 import torch
 
 from kiln.loops.body.body import Index, LoopBody
-from kiln.loops.program.nodes import Axis, Buffer, ReduceOp
+from kiln.loops.body.indexing import Axis
+from kiln.loops.program.nodes import Buffer, ReduceOp
 from kiln.symbolic import Int
 
 

@@ -18,8 +18,9 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.builder import BodyBuilder
+from kiln.loops.body.indexing import Axis
 from kiln.loops.lowering.indexing import IndexRanges
-from kiln.loops.program.nodes import Axis, Buffer
+from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Relation, ShapeEnv, Symbol, negate, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import final
 
 from kiln.loops.body.body import Index
-from kiln.loops.program.nodes import Axis
+from kiln.loops.body.indexing import Axis
 from kiln.symbolic import (
     BoundAnalysis,
     Expr,

@@ -18,13 +18,14 @@ from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index, Load, LoopBody
+from kiln.loops.body.indexing import Axis
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
 from kiln.loops.lowering.streams import RandomStreams
-from kiln.loops.program.nodes import Axis, Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
 from kiln.symbolic import Int, ShapeEnv, Symbol

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.data_movement import indexed, picked_sizes
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
 from kiln.loops.lowering.lower import Lowering, origin_text
-from kiln.loops.program.nodes import Axis, Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.program.nodes import Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 

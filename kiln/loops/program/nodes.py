@@ -16,18 +16,10 @@ from enum import Enum
 from typing import Any, final
 
 from kiln.loops.body.body import Index, LoopBody
+from kiln.loops.body.indexing import Axis
 from kiln.support.errors import require
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Symbol
 from kiln.tensor.spec import TensorSpec
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Loop symbol `symbol` runs from 0 to `size` - 1."""
-
-    symbol: Symbol
-    size: Int
 
 
 @final

@@ -21,7 +21,7 @@ from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import PassContext
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.kernel.text import scheduled_text
+from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.loops.lowering import lower
 from kiln.native import _executor
 from kiln.pipeline.context import CompileContext
@@ -415,7 +415,7 @@ def test_a_shared_padding_is_paid_for_together() -> None:
 
 def scheduled(graph: Graph, env: ShapeEnv | None = None) -> str:
     program = schedule(lower(run_passes(graph, EventSink(), env=env), GPU, EventSink(), env), GPU, EventSink())
-    return scheduled_text(program).replace(" @cuda:0", "")
+    return kernel_program_text(program).replace(" @cuda:0", "")
 
 
 def test_the_only_pass_over_the_logits_is_the_copy_that_is_returned() -> None:

@@ -15,11 +15,12 @@ from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.manager import GraphPass, PassContext, apply_passes, before, check_order
+from kiln.graph.passes.manager import GraphPass, PassContext, apply_passes
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.support.events import EventSink
+from kiln.support.passes import before, check_order
 from tests.graph.passes.graphs import graph_of
 
 CONTEXT = PassContext(GuardFreeOracle())

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
+from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import Accumulate
-from kiln.loops.program.nodes import Axis, ReduceOp
+from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import is_static, product
 
 CHAIN = 64

@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 
+from kiln.loops.body.indexing import Axis
 from kiln.loops.codegen.cpp.blocked_sums import chained_loop, is_chained, is_short, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated_in, start_text
@@ -24,7 +25,7 @@ from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
 from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
 from kiln.loops.kernel.kernel import Accumulate, Store
-from kiln.loops.program.nodes import Axis, ReduceOp
+from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import Int, product
 
 

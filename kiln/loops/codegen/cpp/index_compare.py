@@ -15,11 +15,10 @@ from collections.abc import Mapping
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import stride_of, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, StatementWriter, Storage, Value
-from kiln.loops.kernel.analyses import stride_of
 from kiln.symbolic import Int
 
 SIGN_OF: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

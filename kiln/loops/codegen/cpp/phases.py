@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
+from kiln.loops.body.analyses import flops
+from kiln.loops.body.indexing import Axis
 from kiln.loops.codegen.cpp.blocked_sums import CHAIN, ROW_CHAIN
 from kiln.loops.codegen.cpp.effects import CppEffects
 from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
-from kiln.loops.kernel.analyses import flops, phase_writes
+from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.kernel import Accumulate, Phase, Store
-from kiln.loops.program.nodes import Axis
 from kiln.symbolic import is_static
 
 ROLLED = "#pragma GCC unroll 1"

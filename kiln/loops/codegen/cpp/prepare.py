@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, Load, LoopBody
-from kiln.loops.body.indexing import substituted
+from kiln.loops.body.indexing import Axis, stride_along, substituted
+from kiln.loops.body.rename import Renaming, rename_body
 from kiln.loops.codegen.cpp.patterns import fuse_patterns
-from kiln.loops.kernel.analyses import accesses, phase_stores, stride_along
+from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
-from kiln.loops.kernel.rename import Renaming, rename_body
-from kiln.loops.program.nodes import Axis
 from kiln.symbolic import Int, Range, Symbol, symbol
 
 

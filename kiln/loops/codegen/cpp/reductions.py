@@ -20,9 +20,9 @@ import torch
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.statements import literal
 from kiln.loops.codegen.effects import INDEX_OPS, combined, on_dtype
-from kiln.loops.kernel.interpret import reduce_start
 from kiln.loops.kernel.kernel import Accumulate
 from kiln.loops.program.nodes import ReduceOp
+from kiln.loops.program.reductions import reduce_start
 
 _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "sum_lanes<{type}>({0})",

@@ -20,7 +20,8 @@ from typing import final
 
 import torch
 
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.analyses import result_dtypes
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.codegen.cpp.blocked_sums import chained_loop, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import PhaseWriter
@@ -31,11 +32,10 @@ from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
-from kiln.loops.kernel.analyses import phase_writes, result_dtypes
+from kiln.loops.kernel.analyses import phase_writes
+from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase
-from kiln.loops.kernel.rename import canonical
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.program.nodes import Axis
 from kiln.plan.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product, symbol

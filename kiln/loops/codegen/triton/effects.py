@@ -22,9 +22,9 @@ from kiln.loops.codegen.kernel_writer import Dims, Value
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
 from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
-from kiln.loops.kernel.interpret import reduce_start
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
 from kiln.loops.program.nodes import ReduceOp
+from kiln.loops.program.reductions import reduce_start
 
 _FUNCTIONS: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "add",

@@ -8,12 +8,12 @@ from functools import cached_property
 from math import prod
 from typing import final
 
+from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, Load
-from kiln.loops.body.indexing import symbols_of
-from kiln.loops.kernel.analyses import accesses, phase_stores, stride_along
+from kiln.loops.body.indexing import Axis, stride_along, symbols_of
+from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.atomics import runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
-from kiln.loops.program.nodes import Axis
 from kiln.symbolic import BoundAnalysis, Range, Symbol
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec

@@ -20,9 +20,10 @@ from dataclasses import replace
 
 import torch
 
+from kiln.loops.body.analyses import accesses
 from kiln.loops.codegen.triton.softmax_pattern import exp_below_largest
 from kiln.loops.codegen.triton.tiles import Tiling
-from kiln.loops.kernel.analyses import accesses, phase_writes
+from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import is_static

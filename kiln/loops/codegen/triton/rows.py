@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.analyses import accesses
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.codegen.triton.facts import Facts
 from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, WHOLE_BLOCK
-from kiln.loops.fusion.parallel import wanted_pieces
-from kiln.loops.kernel.analyses import accesses
 from kiln.loops.kernel.kernel import KernelIR, Phase, Store
-from kiln.loops.program.nodes import Axis
+from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.support.target import Target
 from kiln.symbolic import product
 from kiln.tensor.size_hint import large_size_hint

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.triton.facts import Facts, is_read_again
-from kiln.loops.fusion.parallel import floor_power, wanted_pieces
-from kiln.loops.kernel.analyses import accesses, phase_stores
+from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.kernel import KernelIR, Phase
-from kiln.loops.program.nodes import Axis
+from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 from kiln.tensor.size_hint import large_size_hint

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, final
 
+from kiln.loops.body.analyses import accesses
+from kiln.loops.body.indexing import Axis
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
@@ -32,11 +34,10 @@ from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
 from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, Dim, Tiling, block_layers, loop_stages, plan_tiles
-from kiln.loops.kernel.analyses import accesses, phase_writes
+from kiln.loops.kernel.analyses import phase_writes
+from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import KernelIR, Phase
-from kiln.loops.kernel.rename import canonical
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.program.nodes import Axis
 from kiln.plan.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product

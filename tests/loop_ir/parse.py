@@ -32,18 +32,9 @@ from kiln.loops.body.body import (
     Test,
 )
 from kiln.loops.body.builder import BodyBuilder
+from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
-from kiln.loops.program.nodes import (
-    Axis,
-    Buffer,
-    LoopOutput,
-    LoopProgram,
-    Pointwise,
-    ReduceOp,
-    Reduction,
-    Scan,
-    Scatter,
-)
+from kiln.loops.program.nodes import Buffer, LoopOutput, LoopProgram, Pointwise, ReduceOp, Reduction, Scan, Scatter
 from kiln.symbolic import Symbol, parse_int, parse_relation, symbol
 from kiln.tensor.dtypes import DTYPES_BY_NAME
 from kiln.tensor.spec import TensorSpec, contiguous_strides

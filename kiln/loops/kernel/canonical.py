@@ -1,4 +1,4 @@
-"""Renaming in bodies and kernels, and the canonical form that makes equal kernels equal data.
+"""The canonical form of a kernel, which makes equal kernels equal data.
 
     canonical(kernel)    the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0..,
                          and its key
@@ -10,77 +10,16 @@ happens to hold independent ops are left out of the key.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
 
-from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
+from kiln.loops.body.body import Indirect, LoopBody
 from kiln.loops.body.builder import BodyBuilder, moved, operands_of, symbols_used
-from kiln.loops.body.indexing import substituted
+from kiln.loops.body.rename import Renaming, rename_body
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.program.nodes import Axis, Buffer
+from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Symbol, symbol
-from kiln.tensor.spec import TensorSpec
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """New names of buffers and locals, new values of symbols; what is not named stays."""
-
-    names: Mapping[str, str]
-    symbols: Mapping[Symbol, Int]
-
-    def name(self, old: str) -> str:
-        return self.names.get(old, old)
-
-    def value(self, old: Int) -> Int:
-        return substituted(old, self.symbols)
-
-    def index(self, old: Index) -> Index:
-        return tuple(self.value(at) for at in old)
-
-    def bound(self, old: Symbol) -> Symbol:
-        """The new name of a symbol that stands where one is bound."""
-        new = self.symbols.get(old, old)
-        if not isinstance(new, Symbol):
-            raise ValueError(f"{old} is bound here and cannot become {new}")
-        return new
-
-    def axes(self, old: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis(self.bound(axis.symbol), self.value(axis.size)) for axis in old)
-
-    def spec(self, old: TensorSpec) -> TensorSpec:
-        return old.with_view(self.index(old.sizes), self.index(old.strides), self.value(old.offset))
-
-    def buffer(self, old: Buffer) -> Buffer:
-        base = None if old.base is None else self.name(old.base)
-        return Buffer(self.name(old.name), self.spec(old.spec), base)
-
-
-def rename_body(body: LoopBody, by: Renaming) -> LoopBody:
-    """`body` with other names. Raises `ValueError` where a relation becomes decided: rebuild the body then."""
-    return LoopBody(tuple(_rename_op(op, by) for op in body.ops), body.results)
-
-
-def _rename_op(op: BodyOp, by: Renaming) -> BodyOp:
-    match op:
-        case Load(buffer, index, dtype, mask):
-            return Load(by.name(buffer), by.index(index), dtype, mask)
-        case IndexValue(expr, dtype):
-            return IndexValue(by.value(expr), dtype)
-        case Test(relation):
-            renamed = relation.substitute(by.symbols)
-            if isinstance(renamed, bool):
-                raise ValueError(f"{relation} becomes {renamed}")
-            return Test(renamed)
-        case Indirect(bound, operand, size, check):
-            return Indirect(by.bound(bound), operand, by.value(size), check)
-        case Random():
-            return replace(op, counter=by.value(op.counter))
-    return op
 
 
 def rename_kernel(kernel: KernelIR, by: Renaming) -> KernelIR:
@@ -90,11 +29,16 @@ def rename_kernel(kernel: KernelIR, by: Renaming) -> KernelIR:
         units=by.axes(kernel.units),
         phases=tuple(_rename_phase(phase, by) for phase in kernel.phases),
         locals=tuple(Local(by.name(one.name), one.dtype, by.axes(one.axes)) for one in kernel.locals),
-        params=tuple(by.buffer(one) for one in kernel.params),
+        params=tuple(_rename_buffer(param, by) for param in kernel.params),
         writes=frozenset(map(by.name, kernel.writes)),
         ints=by.index(kernel.ints),
         grain=by.value(kernel.grain),
     )
+
+
+def _rename_buffer(buffer: Buffer, by: Renaming) -> Buffer:
+    base = None if buffer.base is None else by.name(buffer.base)
+    return Buffer(by.name(buffer.name), by.spec(buffer.spec), base)
 
 
 def _rename_phase(phase: Phase, by: Renaming) -> Phase:
@@ -117,9 +61,6 @@ def _rename_effect(effect: Store | Accumulate, by: Renaming) -> Store | Accumula
         running=None if effect.running is None else _rename_store(effect.running, by),
         exp_sum=None if effect.exp_sum is None else by.name(effect.exp_sum),
     )
-
-
-# --------------------------------------------------------------------------------------- canonical form
 
 
 def canonical(kernel: KernelIR) -> tuple[KernelIR, str]:

@@ -1,4 +1,12 @@
-"""What the schedule hands to the plan writer: kernels and calls in order, and the life of each buffer."""
+"""A kernel program: launches of kernels and library calls in order, and the life of each buffer.
+
+    kernel norm(x: f32[8, 64] -> out: f32[8, 64]) units (i0: 8) ...
+    allocate y: f32[8, 64]
+    launch norm(x -> y)
+    free x
+
+Fusion makes it out of a loop program; the plan is written from it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +30,7 @@ class Allocation:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """Run `kernel` on buffers `args` (one per parameter) with sizes `ints` (one per symbol of `kernel.ints`).
 
     Equal kernels of a program are one object, launched with other arguments. The spec of a parameter is the view
@@ -38,14 +46,20 @@ class Launch:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ScheduledProgram:
+class KernelProgram:
     """`steps` in order; `frees[i]` are the buffers that are dead after step i."""
 
     name: str
     inputs: tuple[Buffer | Symbol, ...]
     constants: tuple[tuple[Buffer, str], ...]
-    steps: tuple[Launch | Extern, ...]
+    steps: tuple[KernelLaunch | Extern, ...]
     allocations: tuple[Allocation, ...]
     frees: tuple[tuple[str, ...], ...]
     outputs: tuple[LoopOutput, ...]
     writes: tuple[tuple[str, str], ...]
+
+
+def distinct_kernels(program: KernelProgram) -> tuple[KernelIR, ...]:
+    """The kernels of a program, each once, in order of their first launch."""
+    launched = (step.kernel for step in program.steps if isinstance(step, KernelLaunch))
+    return tuple({id(kernel): kernel for kernel in launched}.values())

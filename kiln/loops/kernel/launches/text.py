@@ -1,0 +1,36 @@
+"""Kernel programs as text: kernels, then allocations, launches, calls and frees in order.
+
+launch norm(x, w -> out; s0)
+"""
+
+from __future__ import annotations
+
+from kiln.loops.body.text import INDENT
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, distinct_kernels
+from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.text import arguments_text, buffer_text, node_text, origin_comment, results_text
+
+
+def kernel_program_text(program: KernelProgram) -> str:
+    """All of a `KernelProgram`: its kernels, then allocations, launches, calls and frees in order."""
+    lines = [line for kernel in distinct_kernels(program) for line in kernel_text(kernel).split("\n")]
+    lines += arguments_text(program.inputs, program.constants)
+    for place, step in enumerate(program.steps):
+        for made in program.allocations:
+            if made.before == place:
+                reuse = "" if made.reuse is None else f" reusing {made.reuse}"
+                lines.append(f"allocate {buffer_text(made.buffer)}{reuse}")
+        lines += (launch_text(step) if isinstance(step, KernelLaunch) else node_text(step)).split("\n")
+        if program.frees[place]:
+            lines.append(f"free {', '.join(program.frees[place])}")
+    lines += results_text(program.writes, program.outputs)
+    return "\n".join([f"schedule {program.name}", *(INDENT + line for line in lines)])
+
+
+def launch_text(launch: KernelLaunch) -> str:
+    """`launch norm(x, w -> out; s0)`."""
+    writes = launch.kernel.writes
+    pairs = [(name, param.name in writes) for param, name in zip(launch.kernel.params, launch.args, strict=True)]
+    read, written = (", ".join(name for name, is_written in pairs if is_written is side) for side in (False, True))
+    ints = f"; {', '.join(map(str, launch.ints))}" if launch.ints else ""
+    return f"launch {launch.kernel.name}({read} -> {written}{ints})" + origin_comment(launch.origin)

@@ -1,0 +1,98 @@
+"""What each `ReduceOp` means on real tensors: reduced along dimensions, scanned, combined into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kiln.loops.program.nodes import ReduceOp
+from kiln.tensor.dtypes import extremes
+
+Tensor = torch.Tensor
+
+COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.PROD: torch.mul,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.ANY: torch.logical_or,
+    ReduceOp.ALL: torch.logical_and,
+}
+
+SCAN: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: torch.cumsum,
+    ReduceOp.PROD: torch.cumprod,
+    ReduceOp.MAX: lambda x, dim: torch.cummax(x, dim).values,
+    ReduceOp.MIN: lambda x, dim: torch.cummin(x, dim).values,
+}
+
+SCATTER_REDUCE: Mapping[ReduceOp, str] = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.PROD: "prod",
+    ReduceOp.MAX: "amax",
+    ReduceOp.MIN: "amin",
+}
+
+
+def reduce_start(op: ReduceOp, dtype: torch.dtype) -> bool | int | float:
+    """What a reduction starts from."""
+    if op in (ReduceOp.SUM, ReduceOp.ANY):
+        return False if dtype == torch.bool else 0
+    if op in (ReduceOp.PROD, ReduceOp.ALL):
+        return True if dtype == torch.bool else 1
+    least, greatest = extremes(dtype)
+    return least if op in (ReduceOp.MAX, ReduceOp.ARGMAX) else greatest
+
+
+def reduced(value: Tensor, op: ReduceOp, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`value` combined over `dims`, which stay with size 1. Floating sums are made in double precision."""
+    if op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
+        return _arg_reduced(value, op, dims[0])
+    if any(value.shape[dim] == 0 for dim in dims):
+        shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
+        return torch.full(shape, reduce_start(op, dtype), dtype=dtype)
+    if op is ReduceOp.SUM:
+        wide = value.double() if dtype.is_floating_point else value.to(torch.int64)
+        return wide.sum(tuple(dims), keepdim=True).to(dtype)
+    for dim in dims:
+        value = _reduced_along(value, op, dim)
+    return value.to(dtype)
+
+
+def _reduced_along(value: Tensor, op: ReduceOp, dim: int) -> Tensor:
+    if op is ReduceOp.PROD:
+        return value.prod(dim, keepdim=True)
+    if op is ReduceOp.ANY:
+        return value.any(dim, keepdim=True)
+    if op is ReduceOp.ALL:
+        return value.all(dim, keepdim=True)
+    return value.amax(dim, keepdim=True) if op is ReduceOp.MAX else value.amin(dim, keepdim=True)
+
+
+def _arg_reduced(value: Tensor, op: ReduceOp, dim: int) -> Tensor:
+    """The first of equals; NaN wins (torch leaves open which of equals it returns)."""
+    best = _reduced_along(value, ReduceOp.MAX if op is ReduceOp.ARGMAX else ReduceOp.MIN, dim)
+    hit = (value == best) | (value.isnan() & best.isnan() if value.is_floating_point() else False)
+    return hit.to(torch.int8).argmax(dim, keepdim=True)
+
+
+def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp | None) -> None:
+    """target[at] = value, or combined into it."""
+    if not value.numel():
+        return
+    value = value.to(target.dtype)
+    if not at:
+        target.copy_(value.reshape(()) if combine is None else COMBINE[combine](target, value.reshape(())))
+        return
+    if combine is None:
+        target[tuple(torch.broadcast_tensors(*at, value)[:-1])] = value
+        return
+    flat = torch.zeros((), dtype=torch.int64)
+    for one, size in zip(at, target.shape, strict=True):
+        flat = flat * size + one
+    flat, value = torch.broadcast_tensors(flat, value)
+    memory = target.reshape(-1).clone()
+    memory.scatter_reduce_(0, flat.reshape(-1), value.reshape(-1), SCATTER_REDUCE[combine])
+    target.copy_(memory.view(target.shape))

@@ -1,0 +1,112 @@
+"""Loop programs as text, in the forms that the docstring of `nodes.py` shows.
+
+mean: f32[4096] = reduction sum over (i1: 1024) keeping (i0: 4096): load x[i0, i1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.loops.body.text import INDENT, BodyText, access_text, axes_text
+from kiln.loops.program.nodes import (
+    Buffer,
+    BufferArg,
+    Extern,
+    LoopNode,
+    LoopOutput,
+    LoopProgram,
+    Pointwise,
+    Reduction,
+    Scan,
+    Scatter,
+)
+from kiln.symbolic import Expr, Symbol
+from kiln.tensor.dtypes import DTYPE_NAMES
+
+
+def buffer_text(buffer: Buffer) -> str:
+    base = "" if buffer.base is None else f" in {buffer.base}"
+    return f"{buffer.name}: {buffer.spec}{base}"
+
+
+def node_text(node: LoopNode) -> str:
+    """One node; its body on the same line where it is a single expression."""
+    if isinstance(node, Extern):
+        return _extern_text(node) + origin_comment(node.origin)
+    body, origin = BodyText(node.body), origin_comment(node.origin)
+    head = f"{buffer_text(node.out)} = {_node_head(node)}:"
+    if not body.lines:
+        return f"{head} {body.results[0]}{origin}"
+    return "\n".join([head + origin, *(INDENT + line for line in body.lines), f"{INDENT}-> {body.results[0]}"])
+
+
+def _node_head(node: Pointwise | Reduction | Scan | Scatter) -> str:
+    match node:
+        case Pointwise():
+            return f"pointwise {axes_text(node.axes)}"
+        case Reduction():
+            return f"reduction {node.op.value} over {axes_text(node.reduced)} keeping {axes_text(node.kept)}"
+        case Scan():
+            return f"scan {node.op.value} along {node.axes[node.along].symbol} of {axes_text(node.axes)}"
+        case Scatter():
+            combine = "" if node.combine is None else f" {node.combine.value}"
+            return f"scatter{combine} into {node.init} at {access_text('', node.index)} of {axes_text(node.axes)}"
+
+
+def _extern_text(node: Extern) -> str:
+    outs = ", ".join("_" if out is None else buffer_text(out) for out in node.outs)
+    args = [argument_text(arg) for arg in node.args]
+    args += [f"{name}={argument_text(value)}" for name, value in node.kwargs]
+    mutates = f" writes {', '.join(node.mutates)}" if node.mutates else ""
+    return f"{outs or '_'} = extern {node.target}({', '.join(args)}){mutates}"
+
+
+def argument_text(value: object) -> str:
+    """An argument of an extern call; strings are quoted, buffers are not."""
+    if isinstance(value, BufferArg):
+        return value.name if value.spec is None else f"{value.name} as {value.spec}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(argument_text(one) for one in value)}]"
+    if isinstance(value, torch.dtype):
+        return DTYPE_NAMES[value]
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def origin_comment(origin: str) -> str:
+    return f"  # {origin}" if origin else ""
+
+
+def program_text(program: LoopProgram) -> str:
+    """All of a `LoopProgram`."""
+    lines = [f"loops {program.name}"]
+    lines += arguments_text(program.inputs, program.constants)
+    for node in program.nodes:
+        lines += node_text(node).split("\n")
+    lines += results_text(program.writes, program.outputs)
+    return "\n".join([lines[0], *(INDENT + line for line in lines[1:])])
+
+
+def arguments_text(inputs: Sequence[Buffer | Symbol], constants: Sequence[tuple[Buffer, str]]) -> list[str]:
+    lines = []
+    for place, given in enumerate(inputs):
+        name = f"{given}: size" if isinstance(given, Symbol) else buffer_text(given)
+        lines.append(f"{name} = input {place}")
+    return lines + [f"{buffer_text(buffer)} = constant {key}" for buffer, key in constants]
+
+
+def results_text(writes: Sequence[tuple[str, str]], outputs: Sequence[LoopOutput]) -> list[str]:
+    lines = [f"write {target} = {source}" for target, source in writes]
+    return [*lines, f"return {', '.join(map(_output_text, outputs))}"]
+
+
+def _output_text(output: LoopOutput) -> str:
+    view = "" if output.view is None else f" as {output.view}"
+    if output.buffer is not None:
+        return output.buffer + view
+    if output.alias_input is not None:
+        return f"alias of input {output.alias_input}{view}"
+    if output.alias_output is not None:
+        return f"alias of output {output.alias_output}{view}"
+    return str(output.value) if isinstance(output.value, Expr) else repr(output.value)
