@@ -3,8 +3,8 @@
     capture_frame(function, locals, compile_region=..., recorder_factory=...)  ->  Capture
 
 How to add an opcode: a row in the version table (`capture/bytecode/v3xx.py`) gives its normal name; a handler with
-`@opcode("NAME", breaks=True)` in `opcodes/` executes it (breaks: it may break the graph, so the stack is saved);
-if it may break, a row in `cut.POPS` says how many operands it takes.
+`@opcode("NAME", pops=2, pushes=1)` in `opcodes/` executes it (`pops`: it may break the graph, then these are its
+operands).
 How to add a kind of value: a class derived from `core.Value` in a file of `variables/`, a wrapper with `@wraps(type)`,
 and the module in the list `REGISTERED` of `capture.py`.
 How to model a builtin: `@handles(function)` in `builtins/`; for a method the unbound one, `@handles(list.append)`,

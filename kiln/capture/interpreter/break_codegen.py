@@ -17,83 +17,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from kiln.capture.bytecode.assemble import Instr, Label, TryBegin, TryEnd, parsed
+from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd, parsed
 from kiln.capture.bytecode.decode import Handler
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
 from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import OPCODES, SymbolicFrame
 
 MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
 
 CONDITIONAL = frozenset(["POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"])
 OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
-NEEDS_GLOBALS = frozenset(
-    ["LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "STORE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "LOAD_BUILD_CLASS"]
-)
-
-POPS: dict[str, Callable[[int], int]] = {
-    **dict.fromkeys(["LOAD_GLOBAL", "LOAD_GLOBAL_CALL"], lambda n: 0),
-    **dict.fromkeys(
-        [
-            "UNARY_NOT",
-            "UNARY_NEGATIVE",
-            "UNARY_INVERT",
-            "LOAD_ATTR",
-            "LOAD_METHOD",
-            "DELETE_ATTR",
-            "GET_ITER",
-            "FOR_ITER",
-            "UNPACK_SEQUENCE",
-            "UNPACK_EX",
-            "IMPORT_FROM",
-            "BEFORE_WITH",
-            "STORE_GLOBAL",
-            "INTRINSIC",
-            "GET_YIELD_FROM_ITER",
-            "GET_LEN",
-            "MATCH_SEQUENCE",
-            "MATCH_MAPPING",
-        ],
-        lambda n: 1,
-    ),
-    **dict.fromkeys((*CONDITIONAL, *OR_POP), lambda n: 1),
-    **dict.fromkeys(
-        [
-            "BINARY_OP",
-            "COMPARE_OP",
-            "IS_OP",
-            "CONTAINS_OP",
-            "BINARY_SUBSCR",
-            "DELETE_SUBSCR",
-            "STORE_ATTR",
-            "IMPORT_NAME",
-            "CHECK_EXC_MATCH",
-            "MATCH_KEYS",
-        ],
-        lambda n: 2,
-    ),
-    **dict.fromkeys(
-        ["STORE_SUBSCR", "BINARY_SLICE", "MATCH_CLASS", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"], lambda n: 3
-    ),
-    "STORE_SLICE": lambda n: 4,
-    "WITH_EXCEPT_START": lambda n: 4,
-    **dict.fromkeys(
-        ["BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE", "RAISE_VARARGS"], lambda n: n
-    ),
-    "BUILD_MAP": lambda n: 2 * n,
-    "BUILD_CONST_KEY_MAP": lambda n: n + 1,
-    "CALL": lambda n: n + 2,
-    "CALL_FUNCTION_EX": lambda n: 3 + (n & 1),
-    "FORMAT_VALUE": lambda n: 2 if n & 4 else 1,
-    **dict.fromkeys(["LIST_APPEND", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "SET_ADD"], lambda n: n + 1),
-    "DICT_MERGE": lambda n: n + 1,
-    "MAP_ADD": lambda n: n + 2,
-    "MAKE_FUNCTION": lambda n: 1 + bin(n).count("1"),
+NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
+    "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
+    "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
 }
-"""How many values from the top of the stack an instruction may look at, by its argument."""
+"""How instructions that push a NULL below their value are written: without it, the resume function pushes it."""
 
 
 @final
@@ -274,7 +215,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make
     cut.prepare()
     for effect in s.effects.values():
         effect.emit(writer)
-    pops = POPS[inst.name](inst.arg if isinstance(inst.arg, int) else 0)
+    pops = OPCODES[inst.name].operands(inst.arg)
     operands = frame.saved[len(frame.saved) - pops :]
     writer.body.line = cut.frames[-1].location().line  # what the instruction raises is raised there
     found = cut.handler()
@@ -301,9 +242,10 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
     if isinstance(stop, FrameInspection):
         stop.frames, stop.resumable = cut.frames[1:2], False
         raise stop
-    if name not in POPS:
+    row = OPCODES.get(name)
+    if row is None or row.pops is None:
         problem = f"{name} cannot be executed outside of its frame"
-    elif name in NEEDS_GLOBALS and len(cut.frames) > 1:
+    elif row.uses_globals and len(cut.frames) > 1:
         problem = f"{name} belongs to another module"
     elif any(frame.handled for frame in cut.frames):
         problem = stop.reason
@@ -367,12 +309,12 @@ def write_loop(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
 def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Any, pops: int, begin: Any) -> None:
     """Execute the instruction for real and hand its results to the resume function."""
     body = cut.writer.body
-    original = nth_instruction(frame.code, frame.at)
     results: list[str | None] = []
-    if inst.name == "LOAD_METHOD":
-        body.op("LOAD_ATTR", inst.arg)
+    pushed = OPCODES[inst.name].results(inst.arg)
+    if inst.name in NULL_BELOW:
+        NULL_BELOW[inst.name](body, inst.arg)
         results = [None]
-        pushed = 1
+        pushed -= 1
     elif inst.name == "CALL":
         names = keyword_names(frame)
         if names:
@@ -380,12 +322,8 @@ def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Any, pops: int, begi
         if "PRECALL" in dis.opmap:
             body.op("PRECALL", inst.arg)
         body.op("CALL", inst.arg)
-        pushed = 1
     else:
-        body.items.append(original.copy())
-        arg = original.arg if isinstance(original.arg, int) else 0
-        effect = dis.stack_effect(original.opcode, arg if original.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
-        pushed = effect + pops
+        body.items.append(nth_instruction(frame.code, frame.at).copy())
     end_try(cut, begin)
     if inst.name == "RAISE_VARARGS":
         return

@@ -4,16 +4,17 @@ A frame holds locals, cells and a value stack like CPython's, but of `Value`s. I
 object into rows `(handler, argument, may_break)`, so a step is a lookup and a call. Handlers are registered by
 normal opcode name:
 
-    @opcode("POP_TOP")
-    def pop_top(frame, arg):
-        frame.stack.pop()
+    @opcode("UNARY_NOT", pops=1)
+    def unary_not(frame, arg):
+        frame.push(FALSE if truth_value(frame.state, frame.pop(), "not") else TRUE)
 
-`saved` is the stack as it was in front of an instruction that may break the graph: what a resume function restores.
+`pops` says that it may break the graph, and how many operands it then takes from `saved`, the stack in front of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -24,28 +25,76 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, CaptureState, Value
 from kiln.support.location import Location
 
 OpcodeHandler = Callable[["SymbolicFrame", Any], None]
-Row = tuple[OpcodeHandler, Any, bool]
+Count = int | Callable[[int], int]
+"""A number of values on the stack, or a function of the opcode's argument."""
 
-Prepare = Callable[[Any], Any]
 
-OPCODES: dict[str, tuple[OpcodeHandler, bool, Prepare | None]] = {}
-"""Normal opcode name -> (handler, may break the graph, what is done to the argument once per code object)."""
+@final
+@dataclass(frozen=True, slots=True)
+class Opcode:
+    """A row of OPCODES: the handler and what a graph break at the instruction has to know.
+
+    `breaks`: it may break the graph. `pops` is how many values from the top of the stack it may look at, `pushes` how
+    many stand in their place afterwards; without `pops` it cannot be executed outside of its frame.
+    `prepare` is applied to the argument once per code object.
+    """
+
+    handler: OpcodeHandler
+    breaks: bool
+    pops: Count | None
+    pushes: Count
+    uses_globals: bool
+    prepare: Callable[[Any], Value] | None
+
+    def operands(self, arg: object) -> int:
+        assert self.pops is not None
+        return count_of(self.pops, arg)
+
+    def results(self, arg: object) -> int:
+        return count_of(self.pushes, arg)
+
+
+def count_of(count: Count, arg: object) -> int:
+    return count if isinstance(count, int) else count(arg if isinstance(arg, int) else 0)
+
+
+OPCODES: dict[str, Opcode] = {}
+"""By normal opcode name."""
 
 
 def opcode(
-    *names: str, breaks: bool = False, prepare: Prepare | None = None
+    *names: str,
+    pops: Count | None = None,
+    pushes: Count = 1,
+    breaks: bool = False,
+    uses_globals: bool = False,
+    prepare: Callable[[Any], Value] | None = None,
 ) -> Callable[[OpcodeHandler], OpcodeHandler]:
-    """Register the handler of opcodes."""
+    """Register the handler of opcodes; those with `pops` may break the graph."""
 
     def register(handler: OpcodeHandler) -> OpcodeHandler:
         for name in names:
-            OPCODES[name] = (handler, breaks, prepare)
+            OPCODES[name] = Opcode(handler, breaks or pops is not None, pops, pushes, uses_globals, prepare)
         return handler
 
     return register
 
 
-def unknown_opcode(frame: SymbolicFrame, arg: Any) -> None:
+def argument(count: int) -> int:
+    """As many as the argument says."""
+    return count
+
+
+def argument_plus(extra: int) -> Callable[[int], int]:
+    """The argument counts what lies below `extra` values."""
+    return lambda count: count + extra
+
+
+Row = tuple[OpcodeHandler, Any, bool]
+"""A decoded instruction: handler, argument, whether it may break the graph."""
+
+
+def unknown_opcode(frame: SymbolicFrame, arg: str) -> None:
     raise UnsupportedOpcode(opcode=arg, why="the interpreter has no handler for it")
 
 
@@ -73,8 +122,7 @@ class CodeTable:
         entry = OPCODES.get(name)
         if entry is None:
             return unknown_opcode, arg if name == "UNKNOWN" else name, True
-        handler, breaks, prepare = entry
-        return handler, prepare(arg) if prepare else arg, breaks
+        return entry.handler, entry.prepare(arg) if entry.prepare else arg, entry.breaks
 
 
 CODES = CodeTable()

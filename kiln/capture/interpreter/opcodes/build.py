@@ -6,7 +6,7 @@ import operator
 
 from kiln.capture.interpreter.breaks import UnsupportedOpcode
 from kiln.capture.interpreter.core import Value
-from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
 from kiln.capture.interpreter.operations import all_items, format_value, unary
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -23,12 +23,12 @@ def build_list(frame: SymbolicFrame, count: int) -> None:
     frame.push(List(frame.pop_many(count)))
 
 
-@opcode("BUILD_SET", breaks=True)
+@opcode("BUILD_SET", pops=argument)
 def build_set(frame: SymbolicFrame, count: int) -> None:
     frame.push(Set({item.key(frame.state): item for item in frame.pop_many(count)}))
 
 
-@opcode("BUILD_MAP", breaks=True)
+@opcode("BUILD_MAP", pops=lambda n: 2 * n)
 def build_map(frame: SymbolicFrame, count: int) -> None:
     flat = frame.pop_many(2 * count)
     pairs = zip(flat[::2], flat[1::2], strict=True)
@@ -43,23 +43,23 @@ def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
     frame.push(Dict({key.key(frame.state): (key, value) for key, value in pairs}))
 
 
-@opcode("BUILD_STRING", breaks=True)
+@opcode("BUILD_STRING", pops=argument)
 def build_string(frame: SymbolicFrame, count: int) -> None:
     frame.push(frame.state.const("".join(part.constant(frame.state) for part in frame.pop_many(count))))
 
 
-@opcode("BUILD_SLICE", breaks=True)
+@opcode("BUILD_SLICE", pops=argument)
 def build_slice(frame: SymbolicFrame, count: int) -> None:
     frame.push(Slice(frame.pop_many(count)))
 
 
-@opcode("FORMAT_VALUE", breaks=True)
+@opcode("FORMAT_VALUE", pops=lambda flags: 2 if flags & 4 else 1)
 def format_value_op(frame: SymbolicFrame, flags: int) -> None:
     spec = frame.pop().constant(frame.state) if flags & 4 else ""
     frame.push(frame.state.const(format_value(frame.state, frame.pop(), ("", "s", "r", "a")[flags & 3], spec)))
 
 
-@opcode("LIST_EXTEND", breaks=True)
+@opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
     items = all_items(frame.state, frame.pop())
     target = frame.stack[-depth]
@@ -67,7 +67,7 @@ def list_extend(frame: SymbolicFrame, depth: int) -> None:
     target.change(frame.state).extend(items)
 
 
-@opcode("SET_UPDATE", breaks=True)
+@opcode("SET_UPDATE", pops=argument_plus(1), pushes=argument)
 def set_update(frame: SymbolicFrame, depth: int) -> None:
     items = all_items(frame.state, frame.pop())
     target = frame.stack[-depth]
@@ -75,7 +75,7 @@ def set_update(frame: SymbolicFrame, depth: int) -> None:
     target.change(frame.state).update({item.key(frame.state): item for item in items})
 
 
-@opcode("DICT_UPDATE", "DICT_MERGE", breaks=True)
+@opcode("DICT_UPDATE", "DICT_MERGE", pops=argument_plus(1), pushes=argument)
 def dict_update(frame: SymbolicFrame, depth: int) -> None:
     source = frame.pop()
     target = frame.stack[-depth]
@@ -92,7 +92,7 @@ def merge(frame: SymbolicFrame, target: Dict, source: Value) -> None:
         target.set_item(frame.state, key, source.get_item(frame.state, key))
 
 
-@opcode("LIST_APPEND", breaks=True)
+@opcode("LIST_APPEND", pops=argument_plus(1), pushes=argument)
 def list_append(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
@@ -100,7 +100,7 @@ def list_append(frame: SymbolicFrame, depth: int) -> None:
     target.change(frame.state).append(value)
 
 
-@opcode("SET_ADD", breaks=True)
+@opcode("SET_ADD", pops=argument_plus(1), pushes=argument)
 def set_add(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
@@ -108,7 +108,7 @@ def set_add(frame: SymbolicFrame, depth: int) -> None:
     target.change(frame.state).setdefault(value.key(frame.state), value)
 
 
-@opcode("MAP_ADD", breaks=True)
+@opcode("MAP_ADD", pops=argument_plus(2), pushes=argument)
 def map_add(frame: SymbolicFrame, depth: int) -> None:
     key, value = frame.pop_many(2)
     target = frame.stack[-depth]
@@ -116,7 +116,7 @@ def map_add(frame: SymbolicFrame, depth: int) -> None:
     target.set_item(frame.state, key, value)
 
 
-@opcode("UNPACK_SEQUENCE", breaks=True)
+@opcode("UNPACK_SEQUENCE", pops=1, pushes=argument)
 def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
     value = frame.pop()
     items = all_items(frame.state, value)
@@ -127,7 +127,7 @@ def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
     frame.stack.extend(reversed(items))
 
 
-@opcode("UNPACK_EX", breaks=True)
+@opcode("UNPACK_EX", pops=1, pushes=lambda n: (n & 0xFF) + 1 + (n >> 8))
 def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
     before, after = arg & 0xFF, arg >> 8
     items = all_items(frame.state, frame.pop())
@@ -139,7 +139,7 @@ def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.extend(reversed(parts))
 
 
-@opcode("MAKE_FUNCTION", breaks=True)
+@opcode("MAKE_FUNCTION", pops=lambda flags: 1 + flags.bit_count())
 def make_function(frame: SymbolicFrame, flags: int) -> None:
     code = frame.pop().constant(frame.state)
     function = Function(code, frame.globals)
@@ -158,7 +158,7 @@ def make_function(frame: SymbolicFrame, flags: int) -> None:
     frame.push(function)
 
 
-@opcode("INTRINSIC", breaks=True)
+@opcode("INTRINSIC", pops=1)
 def intrinsic(frame: SymbolicFrame, name: str) -> None:
     if name == "LIST_TO_TUPLE":
         frame.push(Tuple(all_items(frame.state, frame.pop())))

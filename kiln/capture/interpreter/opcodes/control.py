@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
 from kiln.capture.interpreter.operations import (
     all_items,
     exception_matches,
@@ -29,36 +29,36 @@ def jump(frame: SymbolicFrame, target: int) -> None:
     frame.ip = target
 
 
-@opcode("POP_JUMP_IF_TRUE", breaks=True)
+@opcode("POP_JUMP_IF_TRUE", pops=1, pushes=0)
 def pop_jump_if_true(frame: SymbolicFrame, target: int) -> None:
     if truth_value(frame.state, frame.pop(), "if"):
         frame.ip = target
 
 
-@opcode("POP_JUMP_IF_FALSE", breaks=True)
+@opcode("POP_JUMP_IF_FALSE", pops=1, pushes=0)
 def pop_jump_if_false(frame: SymbolicFrame, target: int) -> None:
     if not truth_value(frame.state, frame.pop(), "if"):
         frame.ip = target
 
 
-@opcode("POP_JUMP_IF_NONE", breaks=True)
+@opcode("POP_JUMP_IF_NONE", pops=1, pushes=0)
 def pop_jump_if_none(frame: SymbolicFrame, target: int) -> None:
     if same(frame.state, frame.pop(), NONE):
         frame.ip = target
 
 
-@opcode("POP_JUMP_IF_NOT_NONE", breaks=True)
+@opcode("POP_JUMP_IF_NOT_NONE", pops=1, pushes=0)
 def pop_jump_if_not_none(frame: SymbolicFrame, target: int) -> None:
     if not same(frame.state, frame.pop(), NONE):
         frame.ip = target
 
 
-@opcode("JUMP_IF_TRUE_OR_POP", breaks=True)
+@opcode("JUMP_IF_TRUE_OR_POP", pops=1, pushes=0)
 def jump_if_true_or_pop(frame: SymbolicFrame, target: int) -> None:
     jump_or_pop(frame, target, True)
 
 
-@opcode("JUMP_IF_FALSE_OR_POP", breaks=True)
+@opcode("JUMP_IF_FALSE_OR_POP", pops=1, pushes=0)
 def jump_if_false_or_pop(frame: SymbolicFrame, target: int) -> None:
     jump_or_pop(frame, target, False)
 
@@ -72,12 +72,12 @@ def jump_or_pop(frame: SymbolicFrame, target: int, when: bool) -> None:
         frame.stack.pop()
 
 
-@opcode("GET_ITER", breaks=True)
+@opcode("GET_ITER", pops=1)
 def get_iter(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.append(frame.pop().iterate(frame.state, PUSH))
 
 
-@opcode("FOR_ITER", breaks=True)
+@opcode("FOR_ITER", pops=1, pushes=2)
 def for_iter(frame: SymbolicFrame, target: int) -> None:
     iterator = frame.stack[-1]
     assert iterator is not None
@@ -110,7 +110,7 @@ def yield_value(frame: SymbolicFrame, arg: int) -> None:
     frame.running = False
 
 
-@opcode("GET_YIELD_FROM_ITER", breaks=True)
+@opcode("GET_YIELD_FROM_ITER", pops=1)
 def get_yield_from_iter(frame: SymbolicFrame, arg: int) -> None:
     value = frame.pop()
     frame.push(value if isinstance(value, Generator) else value.iterate(frame.state))
@@ -156,7 +156,7 @@ def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
     frame.kwnames = names
 
 
-@opcode("CALL", breaks=True)
+@opcode("CALL", pops=argument_plus(2))
 def call(frame: SymbolicFrame, count: int) -> None:
     args: list[Any] = frame.pop_many(count)
     function = frame.pop()
@@ -173,7 +173,7 @@ def call(frame: SymbolicFrame, count: int) -> None:
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 
-@opcode("CALL_FUNCTION_EX", breaks=True)
+@opcode("CALL_FUNCTION_EX", pops=lambda flags: 3 + (flags & 1))
 def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
     kwargs: dict[str, Value] = {}
     if flags & 1:
@@ -187,7 +187,7 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 
-@opcode("RAISE_VARARGS", breaks=True)
+@opcode("RAISE_VARARGS", pops=argument, pushes=0)
 def raise_varargs(frame: SymbolicFrame, count: int) -> None:
     s = frame.state
     cause = instantiate(s, frame.pop()) if count == 2 else None
@@ -240,7 +240,7 @@ def pop_except(frame: SymbolicFrame, arg: int) -> None:
         frame.handled.pop()
 
 
-@opcode("CHECK_EXC_MATCH", breaks=True)
+@opcode("CHECK_EXC_MATCH", pops=2, pushes=2)
 def check_exc_match(frame: SymbolicFrame, arg: int) -> None:
     kinds = frame.pop()
     error = frame.stack[-1]
@@ -253,7 +253,7 @@ def reraise(frame: SymbolicFrame, arg: int) -> None:
     raise Raised(frame.pop())
 
 
-@opcode("BEFORE_WITH", breaks=True)
+@opcode("BEFORE_WITH", pops=1, pushes=2)
 def before_with(frame: SymbolicFrame, arg: int) -> None:
     s = frame.state
     manager = frame.pop()
@@ -270,7 +270,7 @@ def special_method(s: CaptureState, value: Value, name: str) -> Value:
     return value.get_attr(s, name)
 
 
-@opcode("WITH_EXCEPT_START", breaks=True)
+@opcode("WITH_EXCEPT_START", pops=4, pushes=5)
 def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     """exit, lasti, previous exception, exception  ->  ..., exit(type, exception, traceback)"""
     s = frame.state

@@ -34,28 +34,28 @@ def type_flags(s: CaptureState, value: Value) -> int:
     return known
 
 
-@opcode("MATCH_SEQUENCE", breaks=True)
+@opcode("MATCH_SEQUENCE", pops=1, pushes=2)
 def match_sequence(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
     frame.push(Constant(bool(type_flags(frame.state, value) & SEQUENCE)))
 
 
-@opcode("MATCH_MAPPING", breaks=True)
+@opcode("MATCH_MAPPING", pops=1, pushes=2)
 def match_mapping(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
     frame.push(Constant(bool(type_flags(frame.state, value) & MAPPING)))
 
 
-@opcode("GET_LEN", breaks=True)
+@opcode("GET_LEN", pops=1, pushes=2)
 def get_len(frame: SymbolicFrame, arg: int) -> None:
     value = frame.stack[-1]
     assert value is not None
     frame.push(Constant(value.length(frame.state)))
 
 
-@opcode("MATCH_KEYS", breaks=True)
+@opcode("MATCH_KEYS", pops=2, pushes=3)
 def match_keys(frame: SymbolicFrame, arg: int) -> None:
     """subject, keys  ->  subject, keys, tuple of the values or None"""
     s = frame.state
@@ -68,7 +68,7 @@ def match_keys(frame: SymbolicFrame, arg: int) -> None:
         frame.push(Constant(None))
 
 
-@opcode("MATCH_CLASS", breaks=True)
+@opcode("MATCH_CLASS", pops=3)
 def match_class(frame: SymbolicFrame, positional: int) -> None:
     """subject, class, names of keyword patterns  ->  tuple of attributes or None"""
     s = frame.state

@@ -15,50 +15,50 @@ from kiln.capture.interpreter.variables.sequence import Slice
 TRUE, FALSE = Constant(True), Constant(False)
 
 
-@opcode("BINARY_OP", breaks=True)
+@opcode("BINARY_OP", pops=2)
 def binary_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
     right = frame.pop()
     left = frame.pop()
     frame.stack.append(binary(frame.state, function, left, right))
 
 
-@opcode("COMPARE_OP", breaks=True)
+@opcode("COMPARE_OP", pops=2)
 def compare_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
     right = frame.pop()
     left = frame.pop()
     frame.stack.append(compare(frame.state, function, left, right))
 
 
-@opcode("IS_OP", breaks=True)
+@opcode("IS_OP", pops=2)
 def is_op(frame: SymbolicFrame, inverted: bool) -> None:
     right = frame.pop()
     left = frame.pop()
     frame.stack.append(TRUE if same(frame.state, left, right) != inverted else FALSE)
 
 
-@opcode("CONTAINS_OP", breaks=True)
+@opcode("CONTAINS_OP", pops=2)
 def contains_op(frame: SymbolicFrame, inverted: bool) -> None:
     container = frame.pop()
     item = frame.pop()
     frame.stack.append(TRUE if contains(frame.state, container, item) != inverted else FALSE)
 
 
-@opcode("UNARY_NOT", breaks=True)
+@opcode("UNARY_NOT", pops=1)
 def unary_not(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.append(FALSE if truth_value(frame.state, frame.pop(), "not") else TRUE)
 
 
-@opcode("UNARY_NEGATIVE", breaks=True)
+@opcode("UNARY_NEGATIVE", pops=1)
 def unary_negative(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.append(unary(frame.state, operator.neg, frame.pop()))
 
 
-@opcode("UNARY_INVERT", breaks=True)
+@opcode("UNARY_INVERT", pops=1)
 def unary_invert(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.append(unary(frame.state, operator.invert, frame.pop()))
 
 
-@opcode("BINARY_SUBSCR", breaks=True)
+@opcode("BINARY_SUBSCR", pops=2)
 def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
@@ -71,7 +71,7 @@ def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
     return container.get_item(frame.state, key, PUSH)
 
 
-@opcode("STORE_SUBSCR", breaks=True)
+@opcode("STORE_SUBSCR", pops=3, pushes=0)
 def store_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
@@ -79,33 +79,33 @@ def store_subscr(frame: SymbolicFrame, arg: int) -> None:
     container.set_item(frame.state, key, value, DISCARD)
 
 
-@opcode("DELETE_SUBSCR", breaks=True)
+@opcode("DELETE_SUBSCR", pops=2, pushes=0)
 def delete_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
     container.del_item(frame.state, key, DISCARD)
 
 
-@opcode("BINARY_SLICE", breaks=True)
+@opcode("BINARY_SLICE", pops=3)
 def binary_slice(frame: SymbolicFrame, arg: int) -> None:
     parts = frame.pop_many(2)
     container = frame.pop()
     frame.stack.append(subscript(frame, container, Slice(parts)))
 
 
-@opcode("STORE_SLICE", breaks=True)
+@opcode("STORE_SLICE", pops=4, pushes=0)
 def store_slice(frame: SymbolicFrame, arg: int) -> None:
     parts = frame.pop_many(2)
     container = frame.pop()
     container.set_item(frame.state, Slice(parts), frame.pop())
 
 
-@opcode("LOAD_ATTR", breaks=True)
+@opcode("LOAD_ATTR", pops=1)
 def load_attr(frame: SymbolicFrame, name: str) -> None:
     frame.stack.append(frame.pop().get_attr(frame.state, name, PUSH))
 
 
-@opcode("LOAD_METHOD", breaks=True)
+@opcode("LOAD_METHOD", pops=1, pushes=2)
 def load_method(frame: SymbolicFrame, name: str) -> None:
     """Bound here, so the slot for `self` stays NULL."""
     value = frame.pop().get_attr(frame.state, name)
@@ -113,13 +113,13 @@ def load_method(frame: SymbolicFrame, name: str) -> None:
     frame.stack.append(value)
 
 
-@opcode("LOAD_SUPER_ATTR", breaks=True)
+@opcode("LOAD_SUPER_ATTR", pops=3)
 def load_super_attr(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
     frame.push(super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name))
 
 
-@opcode("LOAD_SUPER_METHOD", breaks=True)
+@opcode("LOAD_SUPER_METHOD", pops=3, pushes=2)
 def load_super_method(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
     value = super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name)
@@ -127,13 +127,13 @@ def load_super_method(frame: SymbolicFrame, name: str) -> None:
     frame.push(value)
 
 
-@opcode("STORE_ATTR", breaks=True)
+@opcode("STORE_ATTR", pops=2, pushes=0)
 def store_attr(frame: SymbolicFrame, name: str) -> None:
     target = frame.pop()
     value = frame.pop()
     target.set_attr(frame.state, name, value, DISCARD)
 
 
-@opcode("DELETE_ATTR", breaks=True)
+@opcode("DELETE_ATTR", pops=1, pushes=0)
 def delete_attr(frame: SymbolicFrame, name: str) -> None:
     frame.pop().set_attr(frame.state, name, None, DISCARD)

@@ -142,19 +142,19 @@ def delete_deref(frame: SymbolicFrame, name: str) -> None:
     frame.cells[name].store(frame.state, None)
 
 
-@opcode("LOAD_GLOBAL", breaks=True)
+@opcode("LOAD_GLOBAL", pops=0, uses_globals=True)
 def load_global(frame: SymbolicFrame, name: str) -> None:
     frame.stack.append(frame.globals.load(frame.state, name))
 
 
-@opcode("LOAD_GLOBAL_CALL", breaks=True)
+@opcode("LOAD_GLOBAL_CALL", pops=0, pushes=2, uses_globals=True)
 def load_global_call(frame: SymbolicFrame, name: str) -> None:
     stack = frame.stack
     stack.append(None)
     stack.append(frame.globals.load(frame.state, name))
 
 
-@opcode("STORE_GLOBAL", breaks=True)
+@opcode("STORE_GLOBAL", pops=1, pushes=0, uses_globals=True)
 def store_global(frame: SymbolicFrame, name: str) -> None:
     frame.globals.store(frame.state, name, frame.pop())
 
@@ -164,7 +164,7 @@ def load_assertion_error(frame: SymbolicFrame, arg: int) -> None:
     frame.push(frame.state.wrap(AssertionError, None))
 
 
-@opcode("IMPORT_NAME", breaks=True)
+@opcode("IMPORT_NAME", pops=2, uses_globals=True)
 def import_name(frame: SymbolicFrame, name: str) -> None:
     """A module that is loaded already; loading one is a break."""
     level = frame.stack[-2]
@@ -180,7 +180,7 @@ def import_name(frame: SymbolicFrame, name: str) -> None:
     frame.push(frame.state.wrap(sys.modules[target], ImportSource(target)))
 
 
-@opcode("IMPORT_FROM", breaks=True)
+@opcode("IMPORT_FROM", pops=1, pushes=2)
 def import_from(frame: SymbolicFrame, name: str) -> None:
     module = frame.stack[-1]
     assert module is not None
