@@ -72,8 +72,9 @@ def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 def with_host_reads(graph: Graph) -> Graph:
     """`graph` with its outputs read on the host."""
+    attrs = {"kind": "bool", "checks": ()}
     reads = [
-        Node(PRIMS["local_scalar"], (output.value,), {"kind": "bool"}, ScalarSpec(bool, symbol(f"truth_{number}")))
+        Node(PRIMS["local_scalar"], (output.value,), attrs, ScalarSpec(bool, symbol(f"truth_{number}")))
         for number, output in enumerate(graph.outputs)
     ]
     return Graph(graph.inputs, [*graph.nodes, *reads], tuple(map(Output, reads)), (), graph.name)

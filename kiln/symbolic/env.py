@@ -13,7 +13,7 @@ guard. A guard is made only for what does not follow from earlier ones, and `gua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -22,7 +22,7 @@ from kiln.support.location import Location
 from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, symbol
 from kiln.symbolic.facts import SizeFacts
 from kiln.symbolic.ranges import Interval, Range
-from kiln.symbolic.relation import Relation, rel_eq, rel_le
+from kiln.symbolic.relation import Relation, rel_eq, rel_le, relate
 
 Prover = Callable[[Relation, "ShapeEnv"], bool | None]
 
@@ -180,6 +180,12 @@ class ShapeEnv:
         self._record(self._guards, relation if answer else relation.negate(), where)
         return answer
 
+    def expect(self, relation: Relation | bool, where: Location | None = None) -> bool:
+        """As `decide`, but where data decide it is taken to hold, and the compiled code checks it."""
+        if self.known(relation) is None and not self.has_hint(relation):
+            self.assume(relation, where)
+        return self.decide(relation, where)
+
     def specialise(self, value: Int, where: Location | None = None) -> int:
         """The number of `value`, which from now on is part of the guards."""
         number = self.hint(value)
@@ -187,22 +193,26 @@ class ShapeEnv:
         return number
 
     def assume(self, relation: Relation | bool, where: Location | None = None) -> None:
-        """A fact that the compiled code checks when it runs. Raises KILN2103 when it cannot hold."""
+        """A fact: a guard, or a check in the compiled code where data decide. Raises KILN2103 when it cannot hold."""
         answer = self.known(relation)
         if answer is False:
             raise FalseAssertion(at=where, relation=relation, reason="it contradicts what is known of these sizes")
         if answer or isinstance(relation, bool):
             return
-        if self.has_hint(relation) and not self._holds(relation):
+        backed = self.has_hint(relation)
+        if backed and not self._holds(relation):
             raise FalseAssertion(at=where, relation=relation, reason="the inputs of this call break it")
-        self._record(self._checks, relation, where)
+        self._record(self._guards if backed else self._checks, relation, where)
 
     def _holds(self, relation: Relation) -> bool:
         difference = self.hint(relation.difference)
         return {"eq": difference == 0, "ne": difference != 0, "le": difference <= 0}[relation.kind]
 
     def _record(self, into: list[ShapeGuard], relation: Relation, where: Location | None) -> None:
-        into.append(ShapeGuard(relation, where))
+        stated: Relation | bool = relation
+        if into is self._guards and any(one not in self._hints for one in relation.free_symbols()):
+            stated = relate(relation.kind, self.simplify(relation.difference))
+        into.append(ShapeGuard(stated if isinstance(stated, Relation) else relation, where))
         self._facts.learn(relation)
         self._minimal = None
 
@@ -212,7 +222,7 @@ class ShapeEnv:
     def guards(self) -> list[ShapeGuard]:
         """The relations inputs must fulfil, in the order of asking, without those that others imply."""
         if self._minimal is None:
-            self._minimal = self._without_implied(self._guards)
+            self._minimal = without_implied(self._guards, self._declared)
         return list(self._minimal)
 
     @property
@@ -225,11 +235,13 @@ class ShapeEnv:
         """Symbols that equalities have given in terms of others."""
         return dict(self._facts.replacements)
 
-    def _without_implied(self, guards: list[ShapeGuard]) -> list[ShapeGuard]:
-        facts = SizeFacts(self._declared)
-        kept = []
-        for guard in reversed(guards):
-            if facts.known(guard.relation) is not True:
-                kept.append(guard)
-                facts.learn(guard.relation)
-        return kept[::-1]
+
+def without_implied(guards: list[ShapeGuard], ranges: Mapping[Symbol, Range]) -> list[ShapeGuard]:
+    """The guards that do not follow from later ones and the declared ranges."""
+    facts = SizeFacts(ranges)
+    kept = []
+    for guard in reversed(guards):
+        if facts.known(guard.relation) is not True:
+            kept.append(guard)
+            facts.learn(guard.relation)
+    return kept[::-1]

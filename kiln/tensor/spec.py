@@ -25,6 +25,10 @@ class SizeOracle(Protocol):
 
     def decide(self, relation: Relation | bool) -> bool: ...
 
+    def expect(self, relation: Relation | bool) -> bool:
+        """As `decide`, but what only data tell is taken to hold and checked at run time."""
+        ...
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def test_a_size_that_data_decide() -> None:
     g = Env()
     n = g.tensor(make=lambda shape: torch.tensor(5))
     size = g.shapes.create_unbacked()
-    g.builder.add(PRIMS["local_scalar"], (n,), {"kind": "int"}, ScalarSpec(int, size))
+    g.builder.add(PRIMS["local_scalar"], (n,), {"kind": "int", "checks": ()}, ScalarSpec(int, size))
     numbers = g.iota(length=size, start=0, step=2, dtype=torch.int64, device=CPU)
     for out, total in runs(*g.done(g.add(numbers, 1), g.sum(numbers, axes=(0,)))):
         assert out.tolist() == [1, 3, 5, 7, 9] and total.item() == 20

@@ -376,5 +376,5 @@ def assert_(call: AtenCaller, x: Any, *, message: str) -> Any:
 
 
 @rule("local_scalar")
-def local_scalar(call: AtenCaller, x: Any, *, kind: object) -> Any:
+def local_scalar(call: AtenCaller, x: Any, *, kind: object, checks: object) -> Any:
     return call("_local_scalar_dense.default", x)

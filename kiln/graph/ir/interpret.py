@@ -22,7 +22,8 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import find_overload
-from kiln.symbolic import Expr, Symbol, evaluate
+from kiln.symbolic import Expr, Relation, Symbol, evaluate
+from kiln.symbolic.relation import relate
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 SymbolValues = dict[Symbol, int]
@@ -192,6 +193,16 @@ def _run_region(walk: Interpreter, node: Node, inputs: list[Any]) -> Any:
     return _nested(walk, node.attrs["body"], inputs)
 
 
+def _run_local_scalar(run: Interpreter, node: Node, inputs: list[Any]) -> Any:
+    value = inputs[0].item()
+    run.bind(node.spec, value)
+    for kind, difference in node.attrs["checks"]:
+        relation = relate(kind, difference)
+        if isinstance(relation, Relation) and not relation.evaluate(run.symbols):
+            raise RuntimeError(f"{relation} does not hold")
+    return value
+
+
 WALKERS: dict[str, Callable[[Interpreter, Node, list[Any]], Any]] = {
     "aten": _run_library,
     "opaque": _run_library,
@@ -201,4 +212,5 @@ WALKERS: dict[str, Callable[[Interpreter, Node, list[Any]], Any]] = {
     "cond": _run_cond,
     "while_loop": _run_while,
     "region": _run_region,
+    "local_scalar": _run_local_scalar,
 }

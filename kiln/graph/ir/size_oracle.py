@@ -27,6 +27,8 @@ class GuardFreeOracle:
             raise UnknownRelation
         return answer
 
+    expect = decide
+
     def hint(self, value: Int) -> int | None:
         """Its number in the call that is compiled, for costs only; None where none is known."""
         if not isinstance(value, Expr):

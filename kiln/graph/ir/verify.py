@@ -15,7 +15,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
 from kiln.graph.ir.text import graph_text
-from kiln.graph.prims.meta import META, SUPPLIED
+from kiln.graph.prims.meta import CHECKS, META, SUPPLIED
 from kiln.graph.prims.table import Kind
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, ShapeEnv
@@ -34,6 +34,7 @@ def verify(
     V1  every input of a node is defined above it, in the same graph, and no node stands twice;
     V2  inputs and attributes fit the op's row in PRIMS;
     V3  dtype, sizes and device of the spec are what the shape rule computes, of a view strides and offset too;
+        the column `checks` refuses nothing;
     V4  argument templates name existing inputs, and every input is named;
     V5  attributes are of the types that a graph text can hold, and nested graphs are valid;
     V6  outputs and written values are defined, and writes go to inputs of the same sizes and dtype;
@@ -95,7 +96,10 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
         if node.op.name in SUPPLIED:
             continue
         try:
-            expected: Spec = META[node.op.name](oracle, *[one.spec for one in node.inputs], **node.attrs)
+            specs = [one.spec for one in node.inputs]
+            if (check := CHECKS.get(node.op.name)) is not None:
+                check(oracle, *specs, **node.attrs)
+            expected: Spec = META[node.op.name](oracle, *specs, **node.attrs)
         except UnknownRelation:
             continue
         except (KilnError, ValueError, TypeError, AttributeError, IndexError) as error:

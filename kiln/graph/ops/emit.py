@@ -18,7 +18,7 @@ import torch
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.meta import pointwise_spec, preserved_strides
+from kiln.graph.prims.meta import CHECKS, pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.values import Given, Real
@@ -64,6 +64,12 @@ class Emit(Builder):
         if self._specialise is None:
             raise ValueError(f"the number of {value} is needed")
         return self._specialise(value)
+
+    def node(self, name: str, *inputs: Node, **attrs: Any) -> Node:
+        """One node, whose shapes are checked as its kernel relies on them."""
+        if (check := CHECKS.get(name)) is not None:
+            check(self.oracle, *[one.spec for one in inputs], **attrs)
+        return super().node(name, *inputs, **attrs)
 
     def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
         """One number, size or real number over sizes, of rank 0, as an element of `dtype`."""

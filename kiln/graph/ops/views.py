@@ -134,6 +134,8 @@ def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[Steps]:
 @view("split_with_sizes.default")
 def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: int = 0) -> list[Steps]:
     axis = axis_of(dim, x.rank)
+    if not equal(e.oracle, sum(split_sizes), x.sizes[axis]):
+        raise RuntimeError(f"split_with_sizes: {list(split_sizes)} do not add up to the size {x.sizes[axis]}")
     start: Int = 0
     parts: list[Steps] = []
     for size in split_sizes:

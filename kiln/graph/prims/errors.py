@@ -8,7 +8,7 @@ from __future__ import annotations
 from kiln.support.errors import KilnError
 
 
-class ShapeMismatch(KilnError):
+class ShapeMismatch(KilnError, RuntimeError):
     """Sizes that do not fit an op; eager raises too."""
 
     code = "KILN2201"
@@ -17,7 +17,7 @@ class ShapeMismatch(KilnError):
     try_ = ("run the program eagerly: it reports the same mismatch with its own message",)
 
 
-class DeviceMismatch(KilnError):
+class DeviceMismatch(KilnError, RuntimeError):
     """Tensors of two devices in one op; only CPU tensors of rank 0 mix with another device."""
 
     code = "KILN2202"
@@ -26,7 +26,7 @@ class DeviceMismatch(KilnError):
     try_ = ("move the tensors to one device with `.to(device)`",)
 
 
-class ImpossibleView(KilnError):
+class ImpossibleView(KilnError, RuntimeError):
     """A view that would need a copy."""
 
     code = "KILN2203"

@@ -165,7 +165,7 @@ PRIMS = PrimTable(
     # effects
     Prim("assert",          1, "stop with `message` unless x (bool, rank 0)",       EFFECT, ("message",), flops=0),
     Prim("opaque",       None, "an op with unknown effects: `target` on `args`, `kwargs`", EFFECT, ("target", "args", "kwargs")),
-    Prim("local_scalar",    1, "the value of x (rank 0) as a scalar of the host",   EFFECT, ("kind",), flops=0),
+    Prim("local_scalar",    1, "the value of x (rank 0) as a scalar of the host; stop unless `checks` hold", EFFECT, ("kind", "checks"), flops=0),
 
     # nested graphs
     Prim("cond",         None, "graph `true` or `false` on inputs 1.., by input 0", NESTED, ("true", "false")),

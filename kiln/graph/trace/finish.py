@@ -39,6 +39,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     for index, record in enumerate(records):
         target = any(record is one for one, _ in written)
         record.used = record.node in live or index in aliased or target
+    state_checks(mode, nodes)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     for index, record in enumerate(records):
@@ -47,6 +48,18 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     inputs = tuple([record.node for record in records if record.used])
     writes = tuple([Write(record.node, value) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
+
+
+def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
+    """What was assumed of sizes from data is checked as soon as the last of them is read: before any use of them."""
+    reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
+    checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
+    for check in mode.symbols.env.checks:
+        read = [reads[symbol] for symbol in check.relation.free_symbols() if symbol in reads]
+        if read:
+            checks[max(read)].append((check.relation.kind, check.relation.difference))
+    for number, stated in checks.items():
+        nodes[number].attrs = {**nodes[number].attrs, "checks": tuple(stated)}
 
 
 def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:

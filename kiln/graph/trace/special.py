@@ -149,5 +149,5 @@ def unbacked_integer(mode: RecordingMode, node: Node) -> Any:
     limits = torch.iinfo(node.tensor.dtype)
     symbol = mode.symbols.env.create_unbacked(lo=limits.min, hi=limits.max)
     mode.symbolic = True
-    mode.emit.add(PRIMS["local_scalar"], (node,), {"kind": "int"}, ScalarSpec(int, symbol))
+    mode.emit.add(PRIMS["local_scalar"], (node,), {"kind": "int", "checks": ()}, ScalarSpec(int, symbol))
     return mode.symbols.sym(symbol)

@@ -42,6 +42,10 @@ class TraceSymbols:
         """Does it hold? A guard where that depends on the hints."""
         return self.env.decide(relation, self.location)
 
+    def expect(self, relation: Relation | bool) -> bool:
+        """Does it hold? A check at run time where only data tell."""
+        return self.env.expect(relation, self.location)
+
     def specialise(self, value: Any) -> Any:
         """The number of a symbolic size in this call, with a guard; other values stay."""
         if isinstance(value, torch.SymInt):

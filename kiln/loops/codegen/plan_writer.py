@@ -41,7 +41,8 @@ from kiln.plan.plan import (
     View,
 )
 from kiln.support.errors import KilnError
-from kiln.symbolic import Int, Symbol, is_static, product
+from kiln.symbolic import Int, Relation, Symbol, is_static, product
+from kiln.symbolic.relation import relate
 from kiln.tensor.spec import TensorSpec
 
 KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
@@ -290,10 +291,14 @@ def _assert(writer: _PlanWriter, step: Extern) -> None:
 
 
 def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
-    source, kind, symbol = step.args
+    source, kind, symbol, checks = step.args
     name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
     writer.host_reads.append(SymbolBinding(name, "unbacked", -1))
     writer.steps.append(HostRead(name, writer.view(source.name, source.spec), kind))
+    for relation_kind, difference in checks:
+        relation = relate(relation_kind, difference)
+        if isinstance(relation, Relation):
+            writer.steps.append(Check(relation, None, f"{relation} does not hold in {step.origin}"))
 
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {

@@ -8,10 +8,12 @@ gather(x, n)     at (i0, i1)   =>   x at (i0, j0) with j0 = indirect(n at (i0, i
 from __future__ import annotations
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.prims.meta import broadcast
 from kiln.loops.body.body import Index
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
-from kiln.symbolic import Int, rel_eq
+from kiln.symbolic import Int, ShapeEnv, rel_eq
 
 
 @ELEMENT("cat")
@@ -80,7 +82,7 @@ def indexed(
     rank = max(one.tensor.rank for one in indices)
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     at = index[start : start + rank]
-    picked = picked_sizes(indices)
+    picked = picked_sizes(indices, body.elements.env)
     rest = iter(index[:start] + index[start + rank :])
     places: dict[int, Int] = {}
     for axis, one in zip(axes, indices, strict=True):
@@ -89,15 +91,9 @@ def indexed(
     return tuple([places[axis] if axis in places else next(rest) for axis in range(len(sizes))])
 
 
-def picked_sizes(indices: list[Node]) -> tuple[Int, ...]:
-    """The common sizes of index tensors."""
-    rank = max(one.tensor.rank for one in indices)
-    picked: list[Int] = [1] * rank
-    for one in indices:
-        for axis, size in enumerate(reversed(one.tensor.sizes)):
-            if size != 1:
-                picked[rank - 1 - axis] = size
-    return tuple(picked)
+def picked_sizes(indices: list[Node], env: ShapeEnv | None) -> tuple[Int, ...]:
+    """The common sizes of index tensors; which symbols are 1, `env` knows."""
+    return broadcast(GuardFreeOracle(env), [one.tensor.sizes for one in indices], "index")
 
 
 @ELEMENT("select_scatter")

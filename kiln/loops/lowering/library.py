@@ -148,7 +148,7 @@ def local_scalar(lowering: Lowering, node: Node) -> None:
     spec = node.spec
     if not isinstance(spec, ScalarSpec) or spec.value is None:
         raise NoLowering(op="local_scalar", problem=f"its result {spec} has no symbol")
-    args = (lowering.argument(node.inputs[0]), spec.kind.__name__, spec.value)
+    args = (lowering.argument(node.inputs[0]), spec.kind.__name__, spec.value, node.attrs["checks"])
     lowering.emit(Extern((), "kiln.local_scalar", args, origin=origin_text(node)))
 
 

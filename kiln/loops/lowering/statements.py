@@ -19,7 +19,7 @@ from kiln.loops.lowering.data_movement import indexed, picked_sizes
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
-from kiln.symbolic import Int
+from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
 # fmt: off
@@ -134,7 +134,7 @@ def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
     out = lowering.buffers[node] = _begun(lowering, node)
-    sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"])
+    sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"], lowering.env)
     if 0 in sizes:
         return
     axes = loop_axes(sizes)
@@ -146,9 +146,9 @@ def index_put(lowering: Lowering, node: Node) -> None:
     lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
 
 
-def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...]) -> tuple[Int, ...]:
+def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], env: ShapeEnv | None) -> tuple[Int, ...]:
     """Sizes of x[..., i0, i1, ...]."""
-    picked = picked_sizes(indices)
+    picked = picked_sizes(indices, env)
     rest = [axis for axis in range(x.rank) if axis not in axes]
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
     before, after = rest[:start], rest[start:]

@@ -169,7 +169,7 @@ def _assert(node: Extern, memory: Memory) -> None:
 
 
 def _local_scalar(node: Extern, memory: Memory) -> None:
-    value, _, name = node.args
+    value, _, name, _ = node.args
     memory.sizes[name] = int(_arguments(value, memory))
 
 

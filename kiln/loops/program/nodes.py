@@ -129,7 +129,7 @@ class Extern:
         "kiln.empty"         outs[0] is fresh memory with any contents
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
         "kiln.assert"        args = (buffer, message)
-        "kiln.local_scalar"  args = (buffer, kind, symbol)
+        "kiln.local_scalar"  args = (buffer, kind, symbol, checks)
     """
 
     outs: tuple[Buffer | None, ...]

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from kiln.graph.prims.meta import META, SUPPLIED
+from kiln.graph.prims.meta import CHECKS, META, SUPPLIED
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from tests.graph.prims.layouts import STATIC, random_operands, random_tensor, same_layout, spec_of
@@ -18,6 +18,10 @@ ROUNDS = 400
 def test_every_op_has_a_rule_or_is_supplied() -> None:
     assert META.gaps() == []
     assert {op.name for op in PRIMS if META.get(op.name) is None} == SUPPLIED
+
+
+def test_every_op_says_what_its_kernel_relies_on() -> None:
+    assert CHECKS.gaps() == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

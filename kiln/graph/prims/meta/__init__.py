@@ -2,6 +2,7 @@
 
 from kiln.graph.prims.meta import create, pointwise, reduce, views
 from kiln.graph.prims.meta import data_movement as moves
+from kiln.graph.prims.meta.checks import CHECKS
 from kiln.graph.prims.meta.column import META, SUPPLIED, MetaRule
 from kiln.graph.prims.meta.data_movement import preserved
 from kiln.graph.prims.meta.layout import (
@@ -22,6 +23,7 @@ from kiln.graph.prims.meta.pointwise import joint_device, pointwise_spec
 from kiln.graph.prims.meta.views import view_strides
 
 __all__ = [
+    "CHECKS",
     "META",
     "SUPPLIED",
     "MemoryFormat",

@@ -286,6 +286,8 @@ class _TextOracle:
             return relation
         raise _NotTold
 
+    expect = decide
+
 
 @lru_cache(maxsize=8192)
 def layout_by_text(operands: tuple[Layout, ...]) -> Layout | None:

@@ -1,0 +1,299 @@
+"""The column `checks`: what the kernel of an op relies on beyond what its shape rule asks.
+
+    CHECKS["gather"](oracle, f32[2, 3], i64[40, 2], axis=1)     raises: index is larger than the input along 0
+
+A check is `check(oracle, *input_specs, **attrs) -> None`, with the arguments of the op's shape rule, and raises where
+eager does. Recording runs it before each node, the verifier again. An op whose rule in `META` asks all there is to
+ask says so by `CHECKED_BY_META`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kiln.graph.prims.errors import ShapeMismatch
+from kiln.graph.prims.meta.layout import Sizes, broadcast, equal, less
+from kiln.graph.prims.meta.views import diagonal_meta, slice_meta
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
+from kiln.symbolic import Int, rel_le
+from kiln.tensor.spec import SizeOracle, TensorSpec
+
+Check = Callable[..., None]
+
+CHECKS = PRIMS.column(
+    "checks",
+    required=frozenset(
+        {
+            Kind.POINTWISE,
+            Kind.REDUCTION,
+            Kind.SCAN,
+            Kind.VIEW,
+            Kind.DATA_MOVEMENT,
+            Kind.SCATTER,
+            Kind.CREATE,
+            Kind.RANDOM,
+        }
+    ),
+)
+
+INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def CHECKED_BY_META(oracle: SizeOracle, *specs: object, **attrs: object) -> None:
+    """The shape rule has asked everything."""
+
+
+def fail(op: str, problem: str) -> None:
+    raise ShapeMismatch(op=op, problem=problem)
+
+
+def require_axes(op: str, rank: int, axes: Sequence[int]) -> None:
+    if len(set(axes)) != len(axes) or any(not 0 <= axis < max(rank, 1) for axis in axes):
+        fail(op, f"dimensions {tuple(axes)} of a tensor of rank {rank}")
+
+
+def require_sizes(oracle: SizeOracle, op: str, have: Sizes, expected: Sizes) -> None:
+    if len(have) != len(expected) or not all(equal(oracle, a, b) for a, b in zip(have, expected, strict=True)):
+        fail(op, f"sizes {list(have)} where {list(expected)} are needed")
+
+
+def require_at_most(oracle: SizeOracle, op: str, axis: int, small: TensorSpec, large: TensorSpec, name: str) -> None:
+    if less(oracle, large.sizes[axis], small.sizes[axis]):
+        sizes = f"{small.sizes[axis]} is larger than {large.sizes[axis]}"
+        fail(op, f"the size of the index along dimension {axis}, {sizes}, that of {name}")
+
+
+def require_not_negative(oracle: SizeOracle, op: str, sizes: Sequence[Int]) -> None:
+    if not all(size >= 0 if isinstance(size, int) else oracle.expect(rel_le(0, size)) for size in sizes):
+        fail(op, f"negative sizes {list(sizes)}")
+
+
+def require_inside(oracle: SizeOracle, op: str, index: Int, size: Int) -> None:
+    if less(oracle, index, 0) or not less(oracle, index, size):
+        raise IndexError(f"{op}: index {index} is out of bounds for dimension of size {size}")
+
+
+def require_index(op: str, index: TensorSpec) -> None:
+    if index.dtype not in INDEX_DTYPES:
+        raise IndexError(f"{op}: expected an index of integers, but got {index.dtype}")
+
+
+def require_elements(oracle: SizeOracle, op: str, size: Int, picked: Sequence[Int]) -> None:
+    """Nothing can be picked from a dimension without elements, and there is no address that a kernel could read."""
+    if size != 0 and not equal(oracle, size, 0):
+        return
+    if not any(equal(oracle, one, 0) for one in picked):
+        raise IndexError(f"{op}: index is out of bounds for dimension with size 0")
+
+
+for _row in PRIMS:
+    if _row.kind is Kind.POINTWISE:
+        CHECKS[_row.name] = CHECKED_BY_META
+for _name in ("expand", "view", "view_dtype", "clone", "reshape", "cat", "constant", "scalar_tensor"):
+    CHECKS[_name] = CHECKED_BY_META
+
+
+# Reductions, scans.
+
+
+@CHECKS("sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin")
+def check_reduction(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> None:
+    require_axes("reduction", x.rank, axes)
+
+
+@CHECKS("cumsum", "cumprod", "cummax", "cummin")
+def check_scan(oracle: SizeOracle, x: TensorSpec, *, axis: int) -> None:
+    require_axes("scan", x.rank, (axis,))
+
+
+# Views.
+
+
+@CHECKS("permute")
+def check_permute(oracle: SizeOracle, x: TensorSpec, *, dims: tuple[int, ...]) -> None:
+    if sorted(dims) != list(range(x.rank)):
+        fail("permute", f"dimensions {dims} of a tensor of rank {x.rank}")
+
+
+@CHECKS("unsqueeze")
+def check_unsqueeze(oracle: SizeOracle, x: TensorSpec, *, axis: int) -> None:
+    require_axes("unsqueeze", x.rank + 1, (axis,))
+
+
+@CHECKS("squeeze")
+def check_squeeze(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> None:
+    require_axes("squeeze", x.rank, axes)
+    if not all(equal(oracle, x.sizes[axis], 1) for axis in axes):
+        fail("squeeze", f"dimensions {axes} of sizes {list(x.sizes)} are not all of size 1")
+
+
+@CHECKS("slice")
+def check_slice(oracle: SizeOracle, x: TensorSpec, *, axis: int, start: Int, stop: Int, step: Int) -> None:
+    require_axes("slice", x.rank, (axis,))
+    size = x.sizes[axis]
+    if less(oracle, step, 1):
+        fail("slice", f"step {step}")
+    if less(oracle, start, 0) or less(oracle, stop, start) or less(oracle, size, stop):
+        fail("slice", f"{start}:{stop} of a dimension of size {size}")
+
+
+@CHECKS("select")
+def check_select(oracle: SizeOracle, x: TensorSpec, *, axis: int, index: Int) -> None:
+    require_axes("select", x.rank, (axis,))
+    require_inside(oracle, "select", index, x.sizes[axis])
+
+
+@CHECKS("diagonal")
+def check_diagonal(oracle: SizeOracle, x: TensorSpec, *, offset: int, axis1: int, axis2: int) -> None:
+    require_axes("diagonal", x.rank, (axis1, axis2))
+
+
+@CHECKS("unfold")
+def check_unfold(oracle: SizeOracle, x: TensorSpec, *, axis: int, size: Int, step: Int) -> None:
+    require_axes("unfold", x.rank, (axis,))
+    if less(oracle, step, 1) or less(oracle, size, 0):
+        fail("unfold", f"size {size} and step {step}")
+    whole = x.sizes[axis] if x.rank else 1
+    if less(oracle, whole, size):
+        fail("unfold", f"maximum size for a tensor of size {whole} along dimension {axis}, but size is {size}")
+
+
+@CHECKS("as_strided")
+def check_as_strided(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes, strides: Sizes, offset: Int) -> None:
+    if len(sizes) != len(strides):
+        fail("as_strided", f"{len(sizes)} sizes and {len(strides)} strides")
+    require_not_negative(oracle, "as_strided", (*sizes, *strides, offset))
+
+
+# Moves.
+
+
+@CHECKS("flip")
+def check_flip(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> None:
+    require_axes("flip", x.rank, axes)
+
+
+@CHECKS("pad")
+def check_pad(oracle: SizeOracle, x: TensorSpec, value: TensorSpec, *, low: Sizes, high: Sizes) -> None:
+    for size, before, after in zip(x.sizes, low, high, strict=True):
+        require_not_negative(oracle, "pad", (size + before + after,))
+        for crop in (before, after):
+            if isinstance(crop, int) and crop < 0:
+                require_not_negative(oracle, "pad", (size + crop,))
+
+
+@CHECKS("gather")
+def check_gather(oracle: SizeOracle, x: TensorSpec, index: TensorSpec, *, axis: int) -> None:
+    require_index("gather", index)
+    _check_along(oracle, "gather", x, index, axis)
+
+
+def _check_along(oracle: SizeOracle, op: str, x: TensorSpec, index: TensorSpec, axis: int) -> None:
+    """An index of the rank of `x`, no larger than it but along `axis`."""
+    if x.rank != index.rank:
+        fail(op, f"an index of rank {index.rank} for a tensor of rank {x.rank}")
+    require_axes(op, x.rank, (axis,))
+    if not x.rank:
+        return
+    for other in range(x.rank):
+        if other != axis:
+            require_at_most(oracle, op, other, index, x, "the input")
+    require_elements(oracle, op, x.sizes[axis], index.sizes)
+
+
+@CHECKS("index")
+def check_index(oracle: SizeOracle, x: TensorSpec, *indices: TensorSpec, axes: tuple[int, ...]) -> None:
+    indexed_sizes(oracle, "index", x, indices, axes)
+
+
+def indexed_sizes(
+    oracle: SizeOracle, op: str, x: TensorSpec, indices: Sequence[TensorSpec], axes: tuple[int, ...]
+) -> Sizes:
+    """Sizes of `x` indexed at `axes`; refuses what no kernel could read."""
+    if not x.rank or len(indices) != len(axes) or any(not 0 <= axis < x.rank for axis in axes):
+        raise IndexError(f"{op}: too many indices for a tensor of dimension {x.rank}")
+    for index in indices:
+        require_index(op, index)
+    picked = broadcast(oracle, [index.sizes for index in indices], op)
+    for axis in axes:
+        require_elements(oracle, op, x.sizes[axis], picked)
+    rest = [axis for axis in range(x.rank) if axis not in axes]
+    start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
+    return (*[x.sizes[axis] for axis in rest[:start]], *picked, *[x.sizes[axis] for axis in rest[start:]])
+
+
+# Writes.
+
+
+@CHECKS("select_scatter")
+def check_select_scatter(oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, axis: int, index: Int) -> None:
+    check_select(oracle, x, axis=axis, index=index)
+    require_sizes(oracle, "select_scatter", y.sizes, x.sizes[:axis] + x.sizes[axis + 1 :])
+
+
+@CHECKS("slice_scatter")
+def check_slice_scatter(
+    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, axis: int, start: Int, stop: Int, step: Int
+) -> None:
+    check_slice(oracle, x, axis=axis, start=start, stop=stop, step=step)
+    part = slice_meta(oracle, x, axis=axis, start=start, stop=stop, step=step)
+    require_sizes(oracle, "slice_scatter", y.sizes, part.sizes)
+
+
+@CHECKS("diagonal_scatter")
+def check_diagonal_scatter(
+    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, offset: int, axis1: int, axis2: int
+) -> None:
+    require_axes("diagonal_scatter", x.rank, (axis1, axis2))
+    part = diagonal_meta(oracle, x, offset=offset, axis1=axis1, axis2=axis2)
+    require_sizes(oracle, "diagonal_scatter", y.sizes, part.sizes)
+
+
+@CHECKS("as_strided_scatter")
+def check_as_strided_scatter(
+    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, sizes: Sizes, strides: Sizes, offset: Int
+) -> None:
+    check_as_strided(oracle, x, sizes=sizes, strides=strides, offset=offset)
+    require_sizes(oracle, "as_strided_scatter", y.sizes, sizes)
+
+
+@CHECKS("scatter")
+def check_scatter(
+    oracle: SizeOracle, x: TensorSpec, index: TensorSpec, src: TensorSpec, *, axis: int, reduce: str | None
+) -> None:
+    require_index("scatter", index)
+    _check_along(oracle, "scatter", x, index, axis)
+    if src.rank != index.rank:
+        fail("scatter", f"values of rank {src.rank} for an index of rank {index.rank}")
+    for other in range(index.rank):
+        require_at_most(oracle, "scatter", other, index, src, "the values")
+
+
+@CHECKS("index_put")
+def check_index_put(
+    oracle: SizeOracle, x: TensorSpec, *others: TensorSpec, axes: tuple[int, ...], accumulate: bool
+) -> None:
+    *indices, values = others
+    sizes = indexed_sizes(oracle, "index_put", x, indices, axes)
+    require_sizes(oracle, "index_put", broadcast(oracle, [sizes, values.sizes], "index_put"), sizes)
+
+
+# Creation.
+
+
+@CHECKS("full", "empty")
+def check_sizes(oracle: SizeOracle, *specs: TensorSpec, sizes: Sizes, **attrs: object) -> None:
+    require_not_negative(oracle, "full", sizes)
+
+
+@CHECKS("random")
+def check_random(oracle: SizeOracle, *specs: TensorSpec, sizes: Sizes, **attrs: object) -> None:
+    require_not_negative(oracle, "random", sizes)
+
+
+@CHECKS("iota")
+def check_iota(oracle: SizeOracle, *, length: Int, **attrs: object) -> None:
+    require_not_negative(oracle, "iota", (length,))

@@ -1,0 +1,32 @@
+"""What a call comes to, result or error, compared with eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """The result on copies of the arguments, and the copies; or the error."""
+    arguments = copy.deepcopy(arguments)
+    try:
+        return function(*arguments), arguments
+    except Exception as error:
+        return error
+
+
+def assert_like_eager(compiled: Callable[..., Any], program: Callable[..., Any], *arguments: Any) -> None:
+    """Equal results and arguments, or an error of a class that `except` clauses for eager's catch."""
+    torch.manual_seed(0)
+    expected = outcome(program, arguments)
+    torch.manual_seed(0)
+    actual = outcome(compiled, arguments)
+    if isinstance(expected, Exception) or isinstance(actual, Exception):
+        assert isinstance(expected, Exception), f"compiled raises {actual!r}, eager gives {expected[0]}"
+        assert isinstance(actual, Exception), f"eager raises {expected!r}, compiled gives {actual[0]}"
+        assert isinstance(actual, type(expected)), f"eager raises {expected!r}, compiled {actual!r}"
+        return
+    torch.testing.assert_close(actual, expected, equal_nan=True)
