@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from source import load, modules
 
@@ -24,10 +24,10 @@ def forbidden(name: str) -> bool:
     return any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN)
 
 
-def names_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def names_used(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of what a module imports or looks up, by strings too where it imports by name."""
-    by_name = any(isinstance(node, ast.Call) and is_import(node.func) for node in ast.walk(tree))
-    for node in ast.walk(tree):
+    by_name = any(isinstance(node, ast.Call) and is_import(node.func) for node in nodes)
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -41,13 +41,15 @@ def names_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def is_import(function: ast.expr) -> bool:
-    return ast.unparse(function).endswith(("import_module", "__import__"))
+    """`importlib.import_module`, `import_module` or `__import__`."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
 
 
 def main() -> int:
     exempt = load("limits.toml")["boundary"]
     uses = {
-        module.file: [f"{module.file}:{line}: {name}" for line, name in names_used(module.tree) if forbidden(name)]
+        module.file: [f"{module.file}:{line}: {name}" for line, name in names_used(module.nodes) if forbidden(name)]
         for module in modules()
     }
     problems = [problem for file, found in uses.items() if file not in exempt for problem in found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from source import PACKAGE, ROOT, Limits, Module
 
@@ -65,7 +65,7 @@ def check_banned_names(found: list[Module], limits: Limits) -> Iterator[str]:
         for node in module.classes():
             if node.name in names and node.name not in waiting["classes"]:
                 yield f"{module.file}:{node.lineno}: the name {node.name!r} is banned: {names[node.name]}"
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef) and node.name in functions and node.name not in waiting["functions"]:
                 yield f"{module.file}:{node.lineno}: the name {node.name!r} is banned: {functions[node.name]}"
 
@@ -76,7 +76,7 @@ def check_budgets(found: list[Module], limits: Limits) -> Iterator[str]:
     counts = {
         "lines": lines_of_code(),
         "any": sum(len(re.findall(r"\bAny\b", source)) for source in text.values()),
-        "loops_over_one": sum(loops_over_one(module.tree) for module in found),
+        "loops_over_one": sum(loops_over_one(module.nodes) for module in found),
     }
     for name, count in counts.items():
         ceiling = limits["budgets"][name]
@@ -91,7 +91,7 @@ def lines_of_code() -> int:
     return sum(path.read_bytes().count(b"\n") for path in files)
 
 
-def loops_over_one(tree: ast.Module) -> int:
+def loops_over_one(nodes: Iterable[ast.AST]) -> int:
     """Loops and comprehensions whose variable is called `one`, which names nothing."""
-    targets = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
+    targets = [node.target for node in nodes if isinstance(node, (ast.For, ast.comprehension))]
     return sum(any(isinstance(part, ast.Name) and part.id == "one" for part in ast.walk(target)) for target in targets)

@@ -5,7 +5,7 @@ its own, and every order constraint says why. `tools/structure.py` runs these ch
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from source import Limits, Module
@@ -80,20 +80,20 @@ def faults(node: ast.ClassDef) -> Iterator[str]:
     yield from (f"has no `{member}`" for member in ("name", "run") if member not in members)
 
 
-def calls(tree: ast.AST, function: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
+def calls(nodes: Iterable[ast.AST], function: str) -> Iterator[ast.Call]:
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function:
             yield node
 
 
 def ordered(module: Module) -> Iterator[str]:
     """Names of the lists whose order is checked."""
-    return (ast.unparse(call.args[0]) for call in calls(module.tree, "check_order") if call.args)
+    return (ast.unparse(call.args[0]) for call in calls(module.nodes, "check_order") if call.args)
 
 
 def check_reasons(module: Module) -> Iterator[str]:
-    for check in calls(module.tree, "check_order"):
-        for call in calls(check, "before"):
+    for check in calls(module.nodes, "check_order"):
+        for call in calls(ast.walk(check), "before"):
             reasons = [word.value for word in call.keywords if word.arg == "because"]
             if not any(isinstance(reason, ast.Constant) and reason.value for reason in reasons):
                 yield f"{module.file}:{call.lineno}: an order constraint without a reason"

@@ -26,11 +26,11 @@ def imports_of(module: Module, known: set[str]) -> Iterator[tuple[str, int, bool
     """(name of the imported module, line, inside a function?) for each import."""
     inside_lines = {
         line
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -103,7 +103,7 @@ def check_sizes(found: list[Module], limits: Limits) -> Iterator[str]:
             yield f"{module.file}: {lines} lines (limit {MAX_FILE})"
         if module.path.name in BAD_NAMES:
             yield f"{module.file}: a file named {module.path.name}"
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             size = (getattr(node, "end_lineno", 0) or 0) - getattr(node, "lineno", 0) + 1
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if size > MAX_FUNCTION:
@@ -119,7 +119,7 @@ def check_sizes(found: list[Module], limits: Limits) -> Iterator[str]:
 def check_module_state(found: list[Module], limits: Limits) -> Iterator[str]:
     """No `global` statement: module-level state lives in registered tables and context objects."""
     for module in found:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Global):
                 yield f"{module.file}:{node.lineno}: `global {', '.join(node.names)}`"
 
@@ -127,7 +127,7 @@ def check_module_state(found: list[Module], limits: Limits) -> Iterator[str]:
 def check_knobs(found: list[Module], limits: Limits) -> Iterator[str]:
     names: set[str] = set()
     for module in found:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name == "Options" and module.file == "kiln/support/options.py":
                 count = sum(isinstance(item, ast.AnnAssign) for item in node.body)
                 if count > MAX_OPTIONS:
