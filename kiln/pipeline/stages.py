@@ -2,8 +2,7 @@
 
     graph --passes--> graph --lowering--> loops --schedule--> kernels --plan--> plan
 
-Each stage has a text form, which KILN_DUMP writes and tests read. A stage gets what it needs from the context and
-reports to its events; it neither prints nor reads options of its own.
+KILN_DUMP writes the text of each stage. A stage gets what it needs from the context and reports to its events.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
-from kiln.graph.passes.blocks import short_graph
+from kiln.graph.passes.repeated_layers import short_graph
 from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
 from kiln.loops.codegen.printed_kernel import PrintedKernel
@@ -28,8 +27,8 @@ from kiln.loops.kernel.launches.verify import verify_kernel_program
 from kiln.loops.lowering import lower
 from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
-from kiln.pipeline.blocks import Repeated, with_all_blocks
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.repeated_layers import FullPlan, full_plan
 from kiln.pipeline.targets import kernel_gpu, region_target
 from kiln.plan.plan import CallAten, Launch, Plan
 from kiln.plan.text import plan_text
@@ -42,10 +41,9 @@ Executable = Callable[..., tuple[Any, ...]]
 @final
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`run` makes the next form of the program out of the last; `show` prints it; `verify` raises where it is broken.
+    """`run` makes the next form of the program from the last, `show` prints it, `verify` raises if it is invalid.
 
-    Passes verify the graph themselves, an executor its plan. What loops and kernels obey is checked where texts are
-    written: that is where faults of the compiler are looked for.
+    Passes verify the graph themselves, an executor its plan. Loops and kernels are verified when dumps are written.
     """
 
     name: str
@@ -77,13 +75,14 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
-    """Run all stages; `label` tells forward from backward in dumps. Equal blocks go through the stages once."""
+    """Run all stages, on equal layers once; `label` tells forward from backward in dumps."""
     if context.dump.folder is None:
-        plan = blocks_to_plan(graph, context)
+        plan = repeated_layers_to_plan(graph, context)
         if plan is not None:
             return plan
-    whole: Plan = run_stages(graph, context, label)[-1]
-    return whole
+    *_, plan = run_stages(graph, context, label)
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[Any]:
@@ -101,34 +100,34 @@ def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[A
     return made
 
 
-def blocks_to_plan(graph: Graph, context: CompileContext) -> Plan | None:
-    """The plan of a graph with many equal blocks, of which the stages see a few; None where that cannot be."""
-    with context.events.stage("blocks"):
+def repeated_layers_to_plan(graph: Graph, context: CompileContext) -> Plan | None:
+    """The plan of a graph with many equal layers, of which the stages see a few; None where that is impossible."""
+    with context.events.stage("repeated layers"):
         short = short_graph(graph)
     if short is None:
         return None
-    # What the stages say of the few blocks is told when it is known to hold.
-    quiet = EventSink()
-    *_, scheduled, plan = run_stages(short.graph, replace(context, events=quiet))
-    with context.events.stage("blocks"):
-        repeated = with_all_blocks(plan, short)
-    for event in quiet.events:
-        if repeated is not None or event.kind == "stage":
+    # Events of the short graph are deferred until its plan is known to be usable.
+    sink = EventSink()
+    *_, scheduled, plan = run_stages(short.graph, replace(context, events=sink))
+    with context.events.stage("repeated layers"):
+        full = full_plan(plan, short)
+    for event in sink.events:
+        if full is not None or event.kind == "stage":
             context.events.record(event)
-    if repeated is None:
+    if full is None:
         return None
-    _report_repeated(repeated, plan, scheduled, context)
-    return repeated.plan
+    _report_repetition(full, plan, scheduled, context)
+    return full.plan
 
 
-def _report_repeated(repeated: Repeated, plan: Plan, scheduled: KernelProgram, context: CompileContext) -> None:
-    """Launches, calls and traffic of the blocks that no stage saw."""
-    steps, times, events = plan.steps, repeated.times, context.events
-    before = sum(isinstance(step, Launch) for step in steps[: repeated.first])
-    count = sum(isinstance(step, Launch) for step in steps[repeated.first : repeated.end])
-    calls = sum(isinstance(step, CallAten) for step in steps[repeated.first : repeated.end])
-    launches = [step for step in scheduled.steps if isinstance(step, KernelLaunch)][before : before + count]
+def _report_repetition(full: FullPlan, short: Plan, scheduled: KernelProgram, context: CompileContext) -> None:
+    """Launches, calls and traffic of the layers that no stage saw."""
+    before, repeated, events = short.steps[: full.first], short.steps[full.first : full.end], context.events
+    skipped = sum(isinstance(step, Launch) for step in before)
+    count = sum(isinstance(step, Launch) for step in repeated)
+    calls = sum(isinstance(step, CallAten) for step in repeated)
+    launches = [step for step in scheduled.steps if isinstance(step, KernelLaunch)][skipped : skipped + count]
     read, written = traffic(launches)
-    events.emit("launches", count=times * count)
-    events.emit("library_calls", count=times * calls)
-    events.emit("traffic", read=read * times, written=written * times)
+    events.emit("launches", count=full.times * count)
+    events.emit("library_calls", count=full.times * calls)
+    events.emit("traffic", read=read * full.times, written=written * full.times)

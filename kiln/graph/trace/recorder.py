@@ -30,7 +30,7 @@ from kiln.graph.trace.finish import build_graph
 from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.repeat import Copies
+from kiln.graph.trace.repeated_calls import CallCopies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
 from kiln.graph.trace.storage_view import new_storage
@@ -191,7 +191,7 @@ class Recorder:
         """
         gradients = self.grad_at_start or torch.is_grad_enabled()
         plain = not (gradients or self._mode.symbolic or is_any_autocast_enabled())
-        copies = Copies(self.nodes, calls, successors) if plain and writes == self.writes else None
+        copies = CallCopies(self.nodes, calls, successors) if plain and writes == self.writes else None
         for call in calls:
             lines = (*stack, *call.stack[depth:])
             if copies is not None and copies.possible:

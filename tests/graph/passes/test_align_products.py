@@ -25,7 +25,7 @@ from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.loops.lowering import lower
 from kiln.native import _executor
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import blocks_to_plan, graph_to_plan, run_stages
+from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_stages
 from kiln.plan.plan import Launch, Plan
 from kiln.plan.text import plan_text
 from kiln.runtime.cache.store import Store
@@ -488,7 +488,7 @@ def test_equal_blocks_are_padded_alike(tmp_path: Path) -> None:
         last = 18 + 5 * layer
     graph = graph_of(head, *lines, f"return %{last}")
     context = context_in(tmp_path)
-    repeated = blocks_to_plan(graph, context)
+    repeated = repeated_layers_to_plan(graph, context)
     assert repeated is not None
     assert plan_text(repeated) == plan_text(run_stages(graph, context)[-1])
     assert plan_text(repeated).count("[4096, 3008") >= 12

@@ -1,16 +1,16 @@
-"""Doing calls of the log again on other tensors, without running them: nodes and fakes are copied.
+"""Repeated torch calls of the log are copied on other tensors without running them: nodes and fakes are renamed.
 
     7: linear(%x0, %w0)  ->  %12          23: linear(%x1, %w1)  ->  %40
     8: relu(%12)         ->  %13    =>    24: relu(%40)         ->  %41
 
-Possible where a call depends on the specs of its arguments alone and leaves nothing behind but its results: no
-gradients, no autocast, no symbolic sizes, no writes since the first of the calls. The caller vouches that the new
-tensors have the specs of the old.
+Possible where a call depends only on the specs of its arguments and leaves only its results behind: no gradients, no
+autocast, no symbolic sizes, no writes since the first of the calls. The caller guarantees that the new tensors have the
+specs of the old. `support/repetition.py` explains repeated layers as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from kiln.graph.ir.build import CONSTANT
@@ -21,6 +21,7 @@ from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.replay import Successors
 from kiln.graph.trace.storage_view import FakeStorage, StorageView
 from kiln.support.location import Location
+from kiln.support.repetition import Correspondence
 
 UNIQUE = (Kind.EFFECT, Kind.NESTED)
 REBASED = "as_strided"
@@ -28,7 +29,7 @@ REBASED = "as_strided"
 
 
 @final
-class Copies:
+class CallCopies:
     """Copies of the nodes, storage views and fakes that `calls` made, reading the `successors` of what they read.
 
     `possible` is false where a node that the calls used cannot be told from another one.
@@ -38,9 +39,9 @@ class Copies:
         self.log = log
         self.successors = successors
         self.possible = True
-        self._nodes: dict[int, Node] = {}
-        self._views: dict[int, StorageView] = {}
-        self._storages: dict[int, FakeStorage] = {}
+        self._nodes: Correspondence[Node] = Correspondence()
+        self._views: Correspondence[StorageView] = Correspondence()
+        self._storages: Correspondence[FakeStorage] = Correspondence()
         self._outside: set[int] = set()
         self._behind: set[int] = set()
         own: set[int] = set()
@@ -59,12 +60,12 @@ class Copies:
 
     def _pair(self, old: StorageView, new: StorageView) -> None:
         self.possible &= (
-            self._nodes.setdefault(id(old.node), new.node) is new.node
-            and self._storages.setdefault(id(old.storage), new.storage) is new.storage
+            self._nodes.pair(old.node, new.node)
+            and self._storages.pair(old.storage, new.storage)
             and new.version == new.storage.version
             and old.node.spec == new.node.spec
         )
-        self._views[id(old)] = new
+        self._views[old] = new
         if old is not new:
             behind = old
             while behind.parent is not None:
@@ -77,7 +78,7 @@ class Copies:
         """A node behind a view may be used only if it has a counterpart; some ops are never copied."""
         first, last = call.nodes
         for node in self.log[first:last]:
-            hidden = any(id(one) in self._behind and id(one) not in self._nodes for one in node.inputs)
+            hidden = any(id(operand) in self._behind and operand not in self._nodes for operand in node.inputs)
             if hidden or node.op.kind in UNIQUE or node.op.name == REBASED:
                 self.possible = False
 
@@ -90,18 +91,14 @@ class Copies:
         where = stack[-1] if stack else call.location
         for old in self.log[first:last]:
             if old.op is CONSTANT:
-                continue  # of a number there is one
+                continue  # constants are shared
             if origin is None and old.origin is not None:
                 origin = Origin(old.origin.call, number, where, region=old.origin.region)
-            new = self._nodes[id(old)] = Node(old.op, self._inputs(old.inputs), old.attrs, old.spec, origin)
+            new = self._nodes[old] = Node(old.op, tuple(map(self._nodes.of, old.inputs)), old.attrs, old.spec, origin)
             made.append(new)
         result = self._result(call.result)
         nodes = (len(self.log), len(self.log) + len(made))
         return made, TorchCall(number, call.kind, call.target, args, kwargs, result, where, stack, call.effects, nodes)
-
-    def _inputs(self, inputs: Iterable[Node]) -> tuple[Node, ...]:
-        known = self._nodes
-        return tuple([known.get(id(one), one) for one in inputs])
 
     def _result(self, value: Any) -> Any:
         if isinstance(value, FakeTensor):
@@ -111,17 +108,18 @@ class Copies:
                 self.successors.add(value, known)
             return known
         if isinstance(value, list | tuple):
-            made = [self._result(one) for one in value]
+            made = [self._result(item) for item in value]
             return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
     def _copied_view(self, old: StorageView) -> StorageView:
-        found = self._views.get(id(old))
+        found = self._views.get(old)
         if found is None:
             parent = self._copied_view(old.parent) if old.parent is not None else None
-            storage = self._storages.setdefault(id(old.storage), FakeStorage())
-            node = self._nodes.get(id(old.node), old.node)
-            found = self._views[id(old)] = StorageView(storage, node, old.spec, parent, old.step)
+            storage = self._storages.get(old.storage)
+            if storage is None:
+                storage = self._storages[old.storage] = FakeStorage()
+            found = self._views[old] = StorageView(storage, self._nodes.of(old.node), old.spec, parent, old.step)
             if old.storage.root is old:
                 storage.root = found
         return found
@@ -132,10 +130,10 @@ def fakes_in(value: Any) -> Iterator[FakeTensor]:
     if isinstance(value, FakeTensor):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from fakes_in(one)
+        for item in value:
+            yield from fakes_in(item)
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from fakes_in(one)
+        for item in value.values():
+            yield from fakes_in(item)
     elif isinstance(value, slice):
         yield from fakes_in((value.start, value.stop, value.step))

@@ -1,4 +1,4 @@
-"""Equal blocks go through the stages once: the plan is the one that all blocks together give."""
+"""Equal layers go through the stages once; the plan is that of the full graph."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.nn import functional
 
 import kiln
 from kiln.graph.ir.graph import Graph
-from kiln.graph.passes.blocks import find_blocks, short_graph
+from kiln.graph.passes.repeated_layers import find_layers, short_graph
 from kiln.pipeline import differentiable, region
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import blocks_to_plan, graph_to_plan, run_stages
+from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_stages
 from kiln.plan.plan import CallAten, Launch, Plan
 from kiln.plan.text import plan_text
 
@@ -78,15 +78,15 @@ class Stack(nn.Module):
 
 
 def assert_same_plan(graph: Graph, context: CompileContext) -> None:
-    short = blocks_to_plan(graph, context)
-    assert short is not None
-    whole = run_stages(graph, context)[-1]
-    assert plan_text(short) == plan_text(whole)
-    assert short == whole
+    repeated = repeated_layers_to_plan(graph, context)
+    assert repeated is not None
+    expected = run_stages(graph, context)[-1]
+    assert plan_text(repeated) == plan_text(expected)
+    assert repeated == expected
 
 
 @pytest.mark.parametrize("every", [False, True])
-def test_plan_of_few_blocks_is_that_of_all(graphs: list[Compiled], every: bool) -> None:
+def test_plan_of_few_layers_is_that_of_all(graphs: list[Compiled], every: bool) -> None:
     model, x = Stack(9, every), torch.randn(2, 8, 16)
     with torch.no_grad():
         found, expected = kiln.compile(model, fullgraph=True)(x), model(x)
@@ -119,8 +119,8 @@ def test_sizes_may_be_symbols(graphs: list[Compiled]) -> None:
     assert_same_plan(graph, context)
 
 
-def test_report_counts_all_blocks(graphs: list[Compiled]) -> None:
-    """Launches and calls of blocks that no stage saw are launches and calls."""
+def test_report_counts_all_layers(graphs: list[Compiled]) -> None:
+    """Launches and calls of layers that no stage saw are launches and calls."""
     model, x = Stack(12), torch.randn(2, 8, 16)
     with torch.no_grad():
         report = kiln.explain(model)(x)
@@ -156,18 +156,18 @@ def test_what_is_not_alike_goes_the_long_way(graphs: list[Compiled], kind: str) 
     with torch.no_grad():
         torch.testing.assert_close(kiln.compile(model, fullgraph=True)(x), model(x))
     ((graph, context),) = graphs
-    assert blocks_to_plan(graph, context) is None
+    assert repeated_layers_to_plan(graph, context) is None
 
 
-def test_four_blocks_are_kept(graphs: list[Compiled]) -> None:
+def test_four_layers_are_kept(graphs: list[Compiled]) -> None:
     model, x = Stack(20), torch.randn(2, 8, 16)
     with torch.no_grad():
         kiln.compile(model, fullgraph=True)(x)
     ((graph, _),) = graphs
-    blocks, short = find_blocks(graph), short_graph(graph)
-    assert blocks is not None and short is not None
-    assert blocks.count >= 18 and len(graph.nodes) - len(short.graph.nodes) == blocks.left_out * blocks.length
-    assert find_blocks(short.graph) is None
+    layers, short = find_layers(graph), short_graph(graph)
+    assert layers is not None and short is not None
+    assert layers.count >= 18 and len(graph.nodes) - len(short.graph.nodes) == layers.left_out * layers.period
+    assert find_layers(short.graph) is None
 
 
 def test_depth_costs_no_stage_anything(graphs: list[Compiled]) -> None:
@@ -178,7 +178,7 @@ def test_depth_costs_no_stage_anything(graphs: list[Compiled]) -> None:
     few, many = [short_graph(graph) for graph, _ in graphs]
     assert few is not None and many is not None
     assert len(few.graph.nodes) == len(many.graph.nodes)
-    plans = [blocks_to_plan(graph, context) for graph, context in graphs]
+    plans = [repeated_layers_to_plan(graph, context) for graph, context in graphs]
     assert plans[0] is not None and plans[1] is not None
     assert plans[0].kernels == plans[1].kernels
     assert len(plans[1].steps) > 2 * len(plans[0].steps)
