@@ -1,4 +1,4 @@
-"""Writes docs/tour.md: the way of one small function through all stages, with the real text of each.
+"""Writes docs/tour.md: the file for each question, and one small function through all stages with their real texts.
 
 python tools/tour.py            rewrite the page
 python tools/tour.py --check    fail if the page is not what the compiler says today
@@ -11,6 +11,8 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+
+from tour_map import map_text
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -25,72 +27,82 @@ def normalised(x, bias):
     return y / y.norm(dim=-1, keepdim=True)
 """
 
-INTRODUCTION = f"""\
-# A tour: one function through all stages
+INTRODUCTION = """\
+# Tour
 
-This page is written by `python tools/tour.py` (a test checks that it is true). The program is
+Written by `python tools/tour.py`; a test checks that it is up to date. First the file for each question, then one small
+function through all stages. `kiln/` has four wings: `capture` (bytecode to graph), `graph` (primitives, autograd, passes),
+`loops` (loops to kernels), and below them `plan`, `build` and `runtime`; `pipeline` puts them together. Each folder's
+modules say in their first line what they do.
+
+## The file for each question
+"""
+
+STORY = f"""\
+## One function through all stages
 
 ```python
 {PROGRAM}```
 
-called as `kiln.compile(normalised)(torch.randn(128, 256), torch.randn(256))` under `torch.no_grad()`. `KILN_DUMP=folder` writes all of
-these texts for any program, one numbered file per stage.
+called as `kiln.compile(normalised)(torch.randn(128, 256), torch.randn(256))` under `torch.no_grad()`. `KILN_DUMP=folder`
+writes these texts for any program, one numbered file per stage.
 
-`kiln.compile` returns a *dispatcher* (`csrc/frames/dispatcher.cpp`): a C callable that binds the arguments, walks the compiled
-variants, checks the guards of each natively, and calls the code of the first that fits. At the first call there is none: the
+`kiln.compile` returns a *dispatcher* (`csrc/frames/dispatcher.cpp`): a C callable that binds the arguments, checks the
+guards of each compiled variant and calls the code of the first that fits. At the first call there is none, and the
 dispatcher calls `CompileSession.miss` (`kiln/pipeline/session.py`), which captures and compiles.
 """
 
 STAGES = {
     "torch_graph": (
         "Capture: torch calls",
-        "The symbolic interpreter (`kiln/capture/interpreter`) runs the bytecode on values that know their *source*. Torch calls are\n"
-        "executed on fake tensors by the recorder (`kiln/graph/trace`), which keeps a log of them. A user backend gets the log as\n"
-        "this `torch.fx` graph.",
+        "The symbolic interpreter (`kiln/capture/interpreter`) runs the bytecode on values that know their *source*. Torch\n"
+        "calls run on fake tensors; the recorder (`kiln/graph/trace`) logs them. A user backend gets the log as this\n"
+        "`torch.fx` graph.",
     ),
     "graph": (
         "Trace: primitives",
-        "The same run, one level lower: below autograd, a dispatch mode sees ATen ops, decomposes them into primitives\n"
-        "(`kiln/graph/ops`) and functionalises them while recording. Each node knows the torch call and the line it came from.",
+        "In the same run, a dispatch mode below autograd sees ATen ops, decomposes them into primitives (`kiln/graph/ops`) and\n"
+        "functionalises them. Each node knows the torch call and the line that it came from.",
     ),
     "passes": (
         "Graph passes",
-        "Rewrites as data, common subexpressions, constants, dead code (`kiln/graph/passes`). Here there is nothing to improve.",
+        "Rewrite rules, common subexpressions, constants, dead code (`kiln/graph/passes`). There is nothing to improve here.",
     ),
     "lowering": (
         "Lowering: loops",
-        "Each value that must exist in memory becomes a loop nest with a body; views become index arithmetic, cheap producers are\n"
-        "inlined (`kiln/loops/lowering`). `gelu` is kept: it is used twice and too expensive to compute again.",
+        "Each value that gets memory becomes a loop nest with a body; views become index arithmetic, cheap producers are inlined\n"
+        "(`kiln/loops/lowering`). `gelu` gets a buffer: it is used twice and expensive to recompute.",
     ),
     "schedule": (
-        "Schedule: kernels",
-        "Fusion (`kiln/loops/fusion`): the three loops become one kernel. A unit is a row; the row of `gelu` stays on chip in\n"
-        "`row0`, the sum of squares in `sum1`. Sizes that the code does not need are arguments (`n0`), so kernels are shared.",
+        "Fusion: kernels",
+        "The three loops become one kernel (`kiln/loops/fusion`). Its unit of work is a row; the row of `gelu` stays on chip in\n"
+        "`row0`, the sum of squares in `sum1`. Sizes that the code does not depend on are arguments (`n0`), so that kernels are\n"
+        "shared.",
     ),
     "plan": (
         "Plan",
-        "What the region does, as data (`kiln/plan/plan.py`): the native executor (`csrc/executor`) runs it, the cache stores it.",
+        "What the region does, as data (`kiln/plan/plan.py`). The native executor (`csrc/executor`) runs it, the cache stores it.",
     ),
     "kernels": (
         "Kernel",
-        "Self-contained C++ with GCC vectors (`kiln/loops/codegen/cpp`); the prelude with the math functions it uses is left out here.\n"
-        "The executor calls it for ranges of units on torch's own thread pool.",
+        "Self-contained C++ with GCC's vector extensions (`kiln/loops/codegen/cpp`); the prelude with its math functions is left\n"
+        "out here. The executor calls it for ranges of units on torch's own thread pool.",
     ),
     "bytecode": (
         "Transformed code",
-        "Loads what the region needs, calls it, rebuilds the results (`kiln/capture/interpreter/codegen.py`). The constant is the\n"
-        "executor itself: no generated wrapper.",
+        "Calls the region and rebuilds the results (`kiln/capture/interpreter/codegen.py`). The constant is the executor itself:\n"
+        "there is no generated wrapper.",
     ),
     "guards": (
         "Guards",
-        "When this code may run in place of the original. The list becomes a native tree (`csrc/frames/guard_tree.cpp`).",
+        "When this code may run instead of the original. The list becomes a native tree (`csrc/frames/guard_tree.cpp`).",
     ),
 }
 LANGUAGE = {"torch_graph": "python", "kernels": "cpp"}
 
 
 def stage_texts() -> dict[str, str]:
-    """The text of each stage by name, compiled in this process."""
+    """The text of each stage by name; the program is compiled in this process."""
     import torch
 
     import kiln
@@ -108,7 +120,7 @@ def stage_texts() -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Without what differs from run to run or machine to machine."""
+    """Without what differs between runs or machines."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     text = re.sub(r" from '[^']*site-packages/", " from '", text)
     kernel = text.find("\nnamespace k_")
@@ -117,12 +129,12 @@ def plain(text: str) -> str:
 
 def page() -> str:
     texts = stage_texts()
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, *map_text(), STORY]
     for number, (stage, (title, prose)) in enumerate(STAGES.items(), 1):
-        parts.append(f"## {number}. {title}\n\n{prose}\n\n```{LANGUAGE.get(stage, '')}\n{texts[stage]}\n```\n")
+        parts.append(f"### {number}. {title}\n\n{prose}\n\n```{LANGUAGE.get(stage, '')}\n{texts[stage]}\n```\n")
     parts.append(
-        "At the next call with such arguments only the guards, the transformed code and the plan run. A training step has two\n"
-        "plans, cut out of one joint graph (`kiln/graph/autograd`), behind one autograd node (`csrc/executor`).\n"
+        "Later calls with such arguments run the guards, the transformed code and the plan, nothing else. A training step has\n"
+        "two plans, cut from one joint graph (`kiln/graph/autograd`), behind one autograd node (`csrc/executor/region.cpp`).\n"
     )
     return "\n".join(parts)
 

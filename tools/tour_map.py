@@ -1,0 +1,108 @@
+"""The first part of docs/tour.md: the file, and the name in it, that answers each question of somebody new to the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAP = {
+    "Capture": (
+        ("What happens at the first call of a compiled function?", "kiln/pipeline/session.py", "CompileSession"),
+        ("What happens at the second call?", "csrc/frames/dispatcher.cpp", "vectorcall"),
+        ("What does an opcode do?", "kiln/capture/interpreter/opcodes/control.py", "for_iter"),
+        (
+            "How is a kind of object modelled, a dict for instance?",
+            "kiln/capture/interpreter/variables/mapping.py",
+            "Dict",
+        ),
+        ("Which C functions may run while tracing?", "kiln/capture/interpreter/pure.py", "is_pure"),
+        (
+            "How are mutated lists, attributes and globals written back?",
+            "kiln/capture/interpreter/effects.py",
+            "ContentsEffect",
+        ),
+        ("Which reasons break the graph?", "kiln/capture/interpreter/breaks.py", "DataDependentBranch"),
+        (
+            "Where does a graph break become calls of resume functions?",
+            "kiln/capture/interpreter/break_codegen.py",
+            "write_break",
+        ),
+        ("Where is the code of a resume function made?", "kiln/capture/bytecode/resume.py", "resume_code"),
+        (
+            "Where is it found that a layer equals an earlier one?",
+            "kiln/capture/interpreter/blocks/repeat.py",
+            "call_module",
+        ),
+        (
+            "Which branch is speculated on, and what is its side exit?",
+            "kiln/capture/interpreter/speculation.py",
+            "Speculation",
+        ),
+        ("How is `torch.utils.checkpoint` traced?", "kiln/capture/interpreter/builtins/checkpoint.py", ""),
+        ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),
+    ),
+    "Guards and shapes": (
+        ("Which guards are there, and what does each expect?", "kiln/runtime/guards/guard.py", "GuardKind"),
+        ("What does a guard on a dict check when it runs?", "csrc/frames/guard_tree.cpp", "kDictKeys"),
+        ("When is a dict that did not change not walked again?", "csrc/frames/guard_replay.cpp", "replay"),
+        ("When is a guard implied by a stronger one?", "kiln/capture/guards/collector.py", "GuardCollector"),
+        ("How is it guarded that two inputs share memory?", "kiln/capture/interpreter/alias_guards.py", ""),
+        ("Which sizes become symbols?", "kiln/symbolic/policy.py", "DimPolicy"),
+        ("When does a question about sizes become a guard?", "kiln/symbolic/env.py", "ShapeEnv"),
+        ("How are index expressions simplified?", "kiln/symbolic/simplify_in_ranges.py", ""),
+    ),
+    "Graph": (
+        ("Which primitive ops are there?", "kiln/graph/prims/rows.py", ""),
+        ("Where is softmax written as primitives?", "kiln/graph/ops/softmax.py", "softmax"),
+        ("Which ops are left to ATen, with which shapes?", "kiln/graph/ops/library.py", ""),
+        ("What happens to an op without a rule?", "kiln/graph/trace/fallback.py", "fallback_handler"),
+        ("How does an in-place op become functional?", "kiln/graph/trace/functionalise.py", "Functionaliser"),
+        ("Where does autocast insert casts?", "kiln/graph/trace/autocast.py", "Casts"),
+        ("Where do random numbers come from?", "kiln/graph/ops/random.py", "draw"),
+        ("In which order do graph passes run, and why?", "kiln/graph/passes/pipeline.py", "GRAPH_PASSES"),
+        ("Which algebraic rewrites are there?", "kiln/graph/passes/arithmetic.py", "ARITHMETIC"),
+        ("When are convolutions channels-last?", "kiln/graph/passes/channels_last.py", "ChannelsLast"),
+        ("When is a matrix product padded?", "kiln/graph/passes/align_products.py", "AlignProducts"),
+        ("Which values does the forward save for the backward?", "kiln/graph/autograd/min_cut.py", "values_to_save"),
+        ("Where is the joint graph cut in two?", "kiln/graph/autograd/partition.py", "partition"),
+    ),
+    "Loops and kernels": (
+        ("Which values get a buffer, which are inlined?", "kiln/loops/lowering/realise.py", "choose_realised"),
+        ("Where is it decided that two loops fuse?", "kiln/loops/fusion/rules.py", "FUSION_RULES"),
+        ("When is a reduction split over blocks?", "kiln/loops/fusion/split.py", "is_splittable"),
+        ("When does a kernel write over its argument?", "kiln/loops/fusion/inplace.py", "take_over"),
+        ("Where is softmax turned online?", "kiln/loops/codegen/triton/online_softmax.py", ""),
+        ("How large are Triton's blocks?", "kiln/loops/codegen/triton/tiles.py", "plan_tiles"),
+        ("How is an operation spelled in C++?", "kiln/loops/codegen/cpp/dialect.py", "CPP"),
+        ("Where is g++ called?", "kiln/build/cpp_compile.py", "Compilation"),
+        ("Which processes compile Triton kernels?", "kiln/build/triton_workers.py", "Workers"),
+    ),
+    "Plan and run time": (
+        ("Which stages lead from a graph to a plan?", "kiln/pipeline/stages.py", "GRAPH_TO_PLAN"),
+        ("Which steps does a plan have?", "kiln/plan/plan.py", "Launch"),
+        ("Which buffers share memory?", "kiln/plan/arena.py", "plan_memory"),
+        ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
+        ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
+        ("When is the backward compiled?", "kiln/pipeline/backward.py", "BackwardCompiler"),
+        ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "Replay"),
+        ("Why did the cache miss?", "kiln/runtime/cache/key.py", "explain_miss"),
+        ("How is a compiled variant saved and loaded?", "kiln/runtime/variant.py", "load_variant"),
+        ("Which options are there?", "kiln/support/options.py", "Options"),
+    ),
+}
+"""Question, file, name in the file (empty where the whole file answers)."""
+
+
+def map_text() -> Iterator[str]:
+    """Tables of the map. Raises ValueError where a file or a name has gone."""
+    for chapter, rows in MAP.items():
+        yield f"| {chapter} | |\n|---|---|"
+        for question, file, name in rows:
+            path = ROOT / file
+            if not path.is_file() or name not in re.findall(r"\w*", path.read_text()):
+                raise ValueError(f"tools/tour_map.py: {file} does not have {name or 'that path'}: {question}")
+            yield f"| {question} | `{file}`" + (f", `{name}` |" if name else " |")
+        yield ""
