@@ -22,7 +22,7 @@ from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import nodes_between, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
@@ -137,7 +137,7 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
             outputs.append(Output(node))
         places.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
-    nodes = cut_out(joint.graph.nodes, inputs, needed)
+    nodes = nodes_between(joint.graph.nodes, inputs, needed)
     graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward")
     return graph, places
 
@@ -153,7 +153,7 @@ def copy_of(node: Node) -> Node:
 def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
     """The backward on the kept values, and the symbols that it needs as numbers."""
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
-    nodes = late_recomputation(cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
+    nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
     names = _InputList()
     place: dict[Node, Node] = {}
     for number, node in enumerate(kept):

@@ -5,6 +5,7 @@ from kiln.graph.ops import (
     attention,
     convolution,
     creation,
+    data_movement,
     library,
     linear,
     losses,
@@ -16,9 +17,8 @@ from kiln.graph.ops import (
     softmax,
     views,
 )
-from kiln.graph.ops import data_movement as moves
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, Step
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, ViewStep
 
 __all__ = [
     "DECOMPOSITIONS",
@@ -28,15 +28,15 @@ __all__ = [
     "VIEWS",
     "Effects",
     "Emit",
-    "Step",
+    "ViewStep",
     "activations",
     "attention",
     "convolution",
     "creation",
+    "data_movement",
     "library",
     "linear",
     "losses",
-    "moves",
     "norms",
     "pointwise",
     "random",

@@ -31,7 +31,8 @@ def constant_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, to
     if not _collect(node, needed):
         return None
     graph = Graph((), [one for one in nodes if id(one) in needed], (Output(node),))
-    value: torch.Tensor = interpret(graph, [], constants=constants).outputs[0]
+    value = interpret(graph, [], constants=constants).outputs[0]
+    assert isinstance(value, torch.Tensor)
     return value
 
 

@@ -1,9 +1,9 @@
-"""Specs of primitive ops before they run: the column `META`, filled by the modules of this folder."""
+"""Shape rules of primitive ops: the column `META`, filled by the modules of this folder."""
 
-from kiln.graph.prims.meta import create, pointwise, reduce, views
-from kiln.graph.prims.meta import data_movement as moves
+from kiln.graph.prims.meta import create, data_movement, pointwise, reduce, views
 from kiln.graph.prims.meta.checks import CHECKS
 from kiln.graph.prims.meta.column import META, SUPPLIED, MetaRule
+from kiln.graph.prims.meta.create import HasOutputs
 from kiln.graph.prims.meta.data_movement import preserved
 from kiln.graph.prims.meta.layout import (
     MemoryFormat,
@@ -26,10 +26,12 @@ __all__ = [
     "CHECKS",
     "META",
     "SUPPLIED",
+    "HasOutputs",
     "MemoryFormat",
     "MetaRule",
     "broadcast",
     "create",
+    "data_movement",
     "equal",
     "format_strides",
     "is_canonical",
@@ -39,7 +41,6 @@ __all__ = [
     "iterator_strides",
     "joint_device",
     "less",
-    "moves",
     "pointwise",
     "pointwise_spec",
     "preserved",
