@@ -20,6 +20,7 @@ from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import WrongPrediction
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Argument, Attr, Node
+from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, Int, Relation, Symbol, evaluate
@@ -139,7 +140,7 @@ class Interpreter:
         assert isinstance(value, torch.Tensor)
         sizes, strides = self.numbers(spec.sizes), self.numbers(spec.strides)
         same = tuple(value.shape) == sizes and value.dtype == spec.dtype
-        if same and (value.stride() == strides or value.numel() == 0 or _same_strides(value, strides)):
+        if same and (value.numel() == 0 or same_strides(value.stride(), strides, sizes)):
             return value
         if not same or node.op.kind is Kind.VIEW:
             actual = TensorSpec(
@@ -147,11 +148,6 @@ class Interpreter:
             )
             raise WrongPrediction(op=node.op.name, actual=actual, expected=spec)
         return torch.empty_strided(sizes, strides, dtype=spec.dtype, device=value.device).copy_(value)
-
-
-def _same_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Equal but for dimensions of size 1."""
-    return all(a == b or size == 1 for a, b, size in zip(value.stride(), strides, value.shape, strict=True))
 
 
 def fill_template(value: Attr, inputs: Sequence[T], concrete: Callable[[Attr], T]) -> T:

@@ -16,7 +16,8 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
-from kiln.tensor.spec import SizeOracle
+from kiln.symbolic import Expr, Symbol
+from kiln.tensor.spec import ScalarSpec, SizeOracle, TensorSpec
 
 Users = dict[Node, list[Node]]
 NodeRule = Callable[[Builder, Node], Node | None]
@@ -98,11 +99,41 @@ def without_dead_code(graph: Graph) -> tuple[Graph, int]:
     return (rebuilt(graph, kept, {}), removed) if removed else (graph, 0)
 
 
-def nodes_between(nodes: Iterable[Node], inputs: Collection[Node], values: Iterable[Node]) -> list[Node]:
+def computed_from(nodes: Iterable[Node], start: Iterable[Node]) -> set[Node]:
+    """`start` and those of `nodes` (in order) that are computed from it."""
+    found = set(start)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node)
+    return found
+
+
+def needed_by(nodes: Sequence[Node], values: Iterable[Node], inputs: Collection[Node] = ()) -> set[Node]:
+    """`values` and what they are computed from, among `nodes` (in order), going no further than `inputs`."""
+    found = set(values)
+    for node in reversed(nodes):
+        if node in found and node not in inputs:
+            found.update(node.inputs)
+    return found
+
+
+def nodes_between(nodes: Sequence[Node], inputs: Collection[Node], values: Iterable[Node]) -> list[Node]:
     """Those of `nodes` (in order) that compute `values` from `inputs`."""
-    ordered = list(nodes)
-    needed = set(values)
-    for node in reversed(ordered):
-        if node in needed and node not in inputs:
-            needed.update(node.inputs)
-    return [node for node in ordered if node in needed and node not in inputs]
+    needed = needed_by(nodes, values, inputs)
+    return [node for node in nodes if node in needed and node not in inputs]
+
+
+def symbols_of(nodes: Iterable[Node]) -> frozenset[Symbol]:
+    """The symbols in specs and attributes of `nodes`."""
+    return frozenset().union(*[symbols_in((node.spec, *node.attrs.values())) for node in nodes])
+
+
+def symbols_in(value: object) -> frozenset[Symbol]:
+    """The symbols in a spec or an attribute."""
+    if isinstance(value, TensorSpec):
+        return symbols_in((*value.sizes, *value.strides, value.offset))
+    if isinstance(value, ScalarSpec):
+        return symbols_in(value.value)
+    if isinstance(value, tuple):
+        return frozenset().union(*map(symbols_in, value))
+    return value.free_symbols() if isinstance(value, Expr) else frozenset()

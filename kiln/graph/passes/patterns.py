@@ -21,6 +21,7 @@ from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
+from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.tensor.spec import Spec, TensorSpec
 
@@ -309,5 +310,5 @@ def can_replace(new: Spec, old: Spec) -> bool:
         isinstance(new, TensorSpec)
         and isinstance(old, TensorSpec)
         and (new.dtype, new.sizes, new.offset, new.device) == (old.dtype, old.sizes, old.offset, old.device)
-        and all(a == b or size == 1 for a, b, size in zip(new.strides, old.strides, new.sizes, strict=True))
+        and same_strides(new.strides, old.strides, new.sizes)
     )

@@ -17,7 +17,7 @@ from typing import cast, final
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.prims.meta import META, equal, view_strides
+from kiln.graph.prims.meta import META, equal, has_repeated_elements, same_strides, view_strides
 from kiln.graph.trace.storage_view import StorageView, parent_of, reaches_outside, root_of
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -68,7 +68,9 @@ class Functionaliser:
         """Attributes of an `as_strided` of the root, for the node that now holds the contents of the storage."""
         if node.spec is root.spec:
             return attrs
-        if not self._same_strides(node.tensor, root.spec) or reaches_outside(attrs, root.spec):
+        if not same_strides(node.tensor.strides, root.spec.strides, root.spec.sizes) or reaches_outside(
+            attrs, root.spec
+        ):
             raise UnsupportedMutation(op="as_strided", reason="it reads memory outside of a tensor that was changed")
         return attrs | {"offset": cast(Int, attrs["offset"]) - root.spec.offset + node.tensor.offset}
 
@@ -94,7 +96,7 @@ class Functionaliser:
         target, value = view, self._relaid(value, view.spec)
         chain = [(target, value)]
         while target.step is not None:
-            if target is not view and repeats(target.spec):
+            if target is not view and has_repeated_elements(target.spec):
                 raise UnsupportedMutation(op=op, reason="it writes to part of an expanded tensor")
             parent = parent_of(target)
             value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
@@ -116,26 +118,17 @@ class Functionaliser:
             attrs = self._rebased(attrs, old, parent)
         return inverse(self.emit, old, value, attrs)
 
-    def _same_strides(self, left: TensorSpec, right: TensorSpec) -> bool:
-        parts = zip(left.strides, right.strides, left.sizes, strict=True)
-        return left.strides == right.strides or all(a == b or size == 1 for a, b, size in parts)
-
     def _relaid(self, value: Node, spec: TensorSpec) -> Node:
         """`value` with the stride order of `spec`, packed where `spec` has gaps."""
-        if self._same_strides(value.tensor, spec) or repeats(spec):
+        if same_strides(value.tensor.strides, spec.strides, spec.sizes) or has_repeated_elements(spec):
             return value
         strides = self.emit.preserved_strides(spec)
         return value if strides == value.tensor.strides else self.emit.node("clone", value, strides=strides)
 
 
-def repeats(spec: TensorSpec) -> bool:
-    """Whether a dimension with more than one element has stride 0."""
-    return any(step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True))
-
-
 def refuse_overlap(spec: TensorSpec) -> None:
     """As eager: refuse to write to overlapping elements."""
-    if repeats(spec):
+    if has_repeated_elements(spec):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
             " Please clone() the tensor before performing the operation."

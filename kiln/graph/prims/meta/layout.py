@@ -94,6 +94,11 @@ def is_canonical(sizes: Sizes, strides: Sizes) -> bool:
     return 0 not in sizes and strides == contiguous_strides(sizes)
 
 
+def same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
+    """Equal but for dimensions of size 1."""
+    return left == right or all(a == b or size == 1 for a, b, size in zip(left, right, sizes, strict=True))
+
+
 def is_contiguous(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
     """Eager's `is_contiguous()`, which ignores strides of size-1 dimensions."""
     return is_canonical(sizes, strides) or 0 in sizes or _steps_fit(oracle, sizes, strides, range(len(sizes))[::-1])
