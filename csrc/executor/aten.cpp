@@ -240,11 +240,14 @@ IValue fed(const Feed& feed, const CallView& call) {
 }
 
 // The result in the planned layout: itself where the prediction was right, else a copy. An operator
-// may return a part of its memory, which kernels of a device would take to be aligned.
-TensorPtr as_planned(at::Tensor result, const Layout& layout, const CallView& call) {
+// may return a part of its memory, which kernels of a device would take to be aligned. A result
+// that is `fresh` by the operator's schema is copied where somebody else holds its memory: plans
+// write to it (aten::unsafe_split returns parts of one tensor).
+TensorPtr as_planned(at::Tensor result, const Layout& layout, bool fresh, const CallView& call) {
   const int64_t* ints = call.ints;
   c10::TensorImpl* made = result.unsafeGetTensorImpl();
   bool good = result.defined() && fits(*made, layout, ints) &&
+              !(fresh && made->has_storage() && made->storage().use_count() > 1) &&
               (!call.program->aligned || is_aligned(made->data()));
   if (good) return result.unsafeReleaseIntrusivePtr();
   KILN_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
@@ -255,12 +258,12 @@ TensorPtr as_planned(at::Tensor result, const Layout& layout, const CallView& ca
   return planned;
 }
 
-void put(Value& slot, IValue result, int32_t layout, const CallView& call) {
+void put(Value& slot, IValue result, int32_t layout, bool fresh, const CallView& call) {
   if (result.isTensor()) {
     at::Tensor tensor = std::move(result).toTensor();
     if (layout == kNone) return slot.set_tensor(tensor.unsafeReleaseIntrusivePtr());
     const Layout& planned = call.program->layouts[static_cast<size_t>(layout)];
-    return slot.set_tensor(as_planned(std::move(tensor), planned, call));
+    return slot.set_tensor(as_planned(std::move(tensor), planned, fresh, call));
   }
   if (result.isInt()) return slot.set_int(result.toInt());
   if (result.isBool()) return slot.set_bool(result.toBool());
@@ -290,6 +293,9 @@ class BoxedCall final : public AtenCall {
     }
     outs_ = spec.outs;
     layouts_ = spec.layouts;
+    for (const c10::Argument& result : handle_.schema().returns()) {
+      fresh_ = fresh_ && result.alias_info() == nullptr;
+    }
   }
 
   void run(const CallView& call) const override {
@@ -299,7 +305,8 @@ class BoxedCall final : public AtenCall {
     handle_.callBoxed(stack);
     if (stack.size() == 1 && stack[0].isList()) return spread(stack[0].toListRef(), call);
     for (size_t n = 0; n < outs_.size() && n < stack.size(); n++) {
-      if (outs_[n] != kNone) put(call.slots[outs_[n]], std::move(stack[n]), layouts_[n], call);
+      if (outs_[n] == kNone) continue;
+      put(call.slots[outs_[n]], std::move(stack[n]), layouts_[n], fresh_, call);
     }
   }
 
@@ -308,7 +315,8 @@ class BoxedCall final : public AtenCall {
     KILN_CHECK(results.size() >= outs_.size(), "an ATen step returned ", results.size(),
                " tensors where the plan has ", outs_.size());
     for (size_t n = 0; n < outs_.size(); n++) {
-      if (outs_[n] != kNone) put(call.slots[outs_[n]], results[n], layouts_[n], call);
+      if (outs_[n] == kNone) continue;
+      put(call.slots[outs_[n]], results[n], layouts_[n], fresh_, call);
     }
   }
 
@@ -316,6 +324,7 @@ class BoxedCall final : public AtenCall {
   std::vector<Feed> feeds_;
   std::vector<Slot> outs_;
   std::vector<int32_t> layouts_;
+  bool fresh_ = true;  // the schema says that no result is an argument or a part of one
 };
 
 }  // namespace

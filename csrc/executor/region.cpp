@@ -75,6 +75,7 @@ class RegionNode final : public ag::Node {
       const at::Tensor& input = tensor_of(inputs[n]);
       if (input.requires_grad()) edges[n] = ag::impl::gradient_edge(input);
     }
+    for (int32_t n : state_->unreached) edges[static_cast<size_t>(n)] = ag::Edge();
     set_next_edges(std::move(edges));
   }
 
@@ -317,6 +318,10 @@ void rebuild(const RegionState& state, const std::vector<Value>& inputs,
     const c10::TensorImpl& plain = *results[n].tensor();
     results[n].set_tensor(
         view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
+  }
+  for (int32_t n : state.detached) {
+    Value& result = results[static_cast<size_t>(n)];
+    result.set_tensor(tensor_of(result).detach().unsafeReleaseIntrusivePtr());
   }
 }
 

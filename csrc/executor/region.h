@@ -36,6 +36,10 @@ struct RegionState {
   std::string name;
   size_t num_inputs = 0;
   std::vector<ResultEntry> results;
+  // Results that are views without a gradient of something that has one.
+  std::vector<int32_t> detached;
+  // Inputs that no result depends on differentiably: the engine must not walk on from them.
+  std::vector<int32_t> unreached;
   std::vector<SavedEntry> saved;
   // Inputs that get the value of a result written into them, seen by autograd.
   std::vector<std::pair<int32_t, int32_t>> written;

@@ -69,6 +69,16 @@ bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& 
   return !PyErr_Occurred();
 }
 
+bool read_numbers(PyObject* numbers, std::vector<int32_t>& made) {
+  PyObject* items = PySequence_Fast(numbers, "expected a sequence of numbers");
+  if (!items) return false;
+  for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(items); n++) {
+    made.push_back(static_cast<int32_t>(PyLong_AsLong(PySequence_Fast_GET_ITEM(items, n))));
+  }
+  Py_DECREF(items);
+  return !PyErr_Occurred();
+}
+
 bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
   std::vector<std::vector<int32_t>> rows;
   if (!read_rows(results, 4, rows)) return false;
@@ -100,21 +110,25 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "no_wrapped_tangents",
                                 "no_forward_mode",
                                 "optional_tangents",
+                                "detached",
+                                "unreached",
                                 nullptr};
   const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode;
   int optional_tangents;
   Py_ssize_t num_inputs;
-  PyObject *forward, *results, *saved, *written, *backward, *differentiate;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOsssp", const_cast<char**>(names), &name,
+  PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOO", const_cast<char**>(names), &name,
                                    &num_inputs, &forward, &results, &saved, &written, &backward,
                                    &differentiate, &no_second_derivative, &no_wrapped_tangents,
-                                   &no_forward_mode, &optional_tangents)) {
+                                   &no_forward_mode, &optional_tangents, &detached, &unreached)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
   state->name = name;
   state->num_inputs = static_cast<size_t>(num_inputs);
   if (!read_spec(results, saved, written, *state)) return nullptr;
+  if (!read_numbers(detached, state->detached)) return nullptr;
+  if (!read_numbers(unreached, state->unreached)) return nullptr;
   state->forward = Callable(forward);
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);

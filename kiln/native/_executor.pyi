@@ -45,6 +45,8 @@ class Region:
         no_wrapped_tangents: str,
         no_forward_mode: str,
         optional_tangents: bool,
+        detached: Sequence[int],
+        unreached: Sequence[int],
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...
     @property

@@ -74,7 +74,12 @@ def differentiable_region(
     )
     if region_target(partitioned.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
         backward.precompile()
-    spec = replace(region_spec(plan, signature), enables_grad=enables_grad)
+    results = partitioned.forward.outputs[: signature.num_outputs]
+    detached = [number for number, one in enumerate(results) if one.alias and one.alias.view and not one.requires_grad]
+    unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
+    spec = replace(
+        region_spec(plan, signature), enables_grad=enables_grad, detached=tuple(detached), unreached=unreached
+    )
 
     def finish() -> Executable:
         with context.events.stage("load"):

@@ -262,15 +262,24 @@ def _launch(run: PlanRun, step: Launch) -> None:
 def _call(run: PlanRun, step: CallAten) -> None:
     args = [run.argument(arg) for arg in step.args]
     kwargs = {name: run.argument(value) for name, value in step.kwargs}
-    made = find_overload(step.target)(*args, **kwargs)
+    overload = find_overload(step.target)
+    made = overload(*args, **kwargs)
     results = made if isinstance(made, tuple | list) else (made,)
+    fresh = all(one.alias_info is None for one in overload._schema.returns)
+    storages = [_storage(one) for one in (*args, *kwargs.values(), *results) if isinstance(one, torch.Tensor)]
     for slot, spec, result in zip(step.outs, step.specs, results, strict=False):
         if slot is not None:
-            run.values[slot] = result if spec is None else _as_planned(run, result, spec)
+            shared = fresh and isinstance(result, torch.Tensor) and storages.count(_storage(result)) > 1
+            run.values[slot] = result if spec is None else _as_planned(run, result, spec, shared)
 
 
-def _as_planned(run: PlanRun, result: Any, spec: TensorSpec) -> Any:
-    if run.fits(result, spec):
+def _storage(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _as_planned(run: PlanRun, result: Any, spec: TensorSpec, shared: bool) -> Any:
+    """The result of a call; a copy where it is not as planned, or `shared` with an argument or another result."""
+    if run.fits(result, spec) and not shared:
         return result
     planned = run.empty(spec)
     planned.copy_(result)

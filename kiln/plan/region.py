@@ -47,7 +47,8 @@ class RegionSpec:
     tangents. `mutated`: inputs that the forward plan writes to (they need no gradient). `written`: (input, result)
     pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
     result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
-    `enables_grad`: the region is called where gradients are off, and turns them on.
+    `enables_grad`: the region is called where gradients are off, and turns them on. `detached`: results that are views
+    without a gradient of something that has one. `unreached`: inputs that no result depends on differentiably.
     """
 
     num_inputs: int
@@ -59,6 +60,8 @@ class RegionSpec:
     name: str = "CompiledBackward"
     optional_tangents: bool = False
     enables_grad: bool = False
+    detached: tuple[int, ...] = ()
+    unreached: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

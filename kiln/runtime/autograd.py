@@ -84,6 +84,8 @@ def make_region(
         str(WrappedTangents(name=spec.name, reason=no_replay)),
         str(NoForwardDerivative(name=spec.name)),
         spec.optional_tangents,
+        spec.detached,
+        spec.unreached,
     )
 
 

@@ -7,8 +7,8 @@
     s0 - s0                 is  0                (a plain int)
 
 An expression is a polynomial with integer coefficients over atoms: symbols, floor divisions, remainders,
-minima and maxima. `//` and `%` are Python's (floor; the sign of the divisor) and assume a divisor other than
-zero: `s0*s1 // s1` is `s0`. Rules here hold for all integers; those that need ranges are in `simplify_in_ranges.py`.
+minima and maxima. `//` and `%` are Python's (floor; the sign of the divisor) and presuppose a divisor that
+is not zero: `s0*s1 // s1` is `s0`. Every rule holds for all integers; what needs a range is in `simplify.py`.
 Objects are interned and immutable, operators memoised: a repeated operation costs one dictionary look-up.
 """
 
@@ -17,10 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd
-from typing import TypeAlias, TypeGuard, cast, final
+from typing import Any, TypeGuard, cast, final
 
 import kiln.symbolic.terms as poly
 from kiln.symbolic.tables import InternTable, Memo
+from kiln.symbolic.terms import Terms
 
 
 class Expr:
@@ -33,7 +34,7 @@ class Expr:
     @property
     def terms(self) -> Terms:
         """The polynomial: (monomial, coefficient) pairs, the constant last."""
-        raise NotImplementedError
+        return (((self,), 1),)
 
     def free_symbols(self) -> frozenset[Symbol]:
         return self._symbols
@@ -82,7 +83,7 @@ class Expr:
         return product([self] * exponent) if exponent >= 0 else _FOREIGN
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of `{self}` depends on a size: use ShapeEnv.known or ShapeEnv.decide")
+        raise TypeError(f"the truth of `{self}` depends on a size: ask ShapeEnv.known or ShapeEnv.decide")
 
     def __str__(self) -> str:
         text = self._text
@@ -99,7 +100,6 @@ class Expr:
 
 Int = int | Expr
 """A size, stride, offset or index: a plain int where it is static."""
-Terms: TypeAlias = "poly.Terms[Atom]"
 
 
 @final
@@ -116,24 +116,20 @@ class Polynomial(Expr):
     def _write(self) -> str:
         return write_terms(self._terms)
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return from_terms, (self._terms,)
 
 
 class Atom(Expr):
-    """A factor of a monomial. `sort_key` depends on the text only, so that every process orders alike."""
+    """What a polynomial is made of. `sort_key` depends on the text only, so every process orders alike."""
 
     __slots__ = ("sort_key",)
-    sort_key: poly.SortKey
-
-    @property
-    def terms(self) -> Terms:
-        return (((self,), 1),)
+    sort_key: tuple[int, str, int, str]
 
 
 @final
 class Symbol(Atom):
-    """An unknown integer, identified by its name."""
+    """An unknown integer, known by its name."""
 
     __slots__ = ("name",)
     name: str
@@ -141,7 +137,7 @@ class Symbol(Atom):
     def _write(self) -> str:
         return self.name
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return symbol, (self.name,)
 
 
@@ -164,7 +160,7 @@ class FloorDiv(Quotient):
     __slots__ = ()
     sign = "//"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return floor_div, (self.dividend, self.divisor)
 
 
@@ -175,7 +171,7 @@ class Mod(Quotient):
     __slots__ = ()
     sign = "%"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return modulo, (self.dividend, self.divisor)
 
 
@@ -195,7 +191,7 @@ class Min(Extremum):
     __slots__ = ()
     function = "min"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _fold_min, self.args
 
 
@@ -204,7 +200,7 @@ class Max(Extremum):
     __slots__ = ()
     function = "max"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _fold_max, self.args
 
 
@@ -238,7 +234,7 @@ def write_terms(terms: Terms) -> str:
         else:
             body = _write_monomial(monomial)
         if not pieces:
-            # Otherwise the minus would apply to the dividend alone.
+            # A minus would bind to the dividend alone.
             quotient = coefficient == -1 and len(monomial) == 1 and isinstance(monomial[0], Quotient)
             pieces.append((f"-({body})" if quotient else f"-{body}") if coefficient < 0 else body)
         else:
@@ -250,8 +246,7 @@ def write_terms(terms: Terms) -> str:
 
 _POLYNOMIALS: InternTable[Terms, Polynomial] = InternTable("polynomial")
 _SYMBOLS: InternTable[str, Symbol] = InternTable("symbol")
-_QUOTIENTS: InternTable[tuple[type[Quotient], Int, Int], Quotient] = InternTable("quotient")
-_EXTREMA: InternTable[tuple[type[Extremum], tuple[Int, ...]], Extremum] = InternTable("extremum")
+_ATOMS: InternTable[tuple[Any, ...], Any] = InternTable("atom")
 
 
 def _symbols_of(values: Iterable[Int]) -> frozenset[Symbol]:
@@ -299,7 +294,8 @@ def _make_extremum(key: tuple[type[Extremum], tuple[Int, ...]]) -> Extremum:
 
 
 def _quotient(kind: type[Quotient], dividend: Int, divisor: Int) -> Int:
-    return _QUOTIENTS.get_or_make((kind, dividend, divisor), _make_quotient)
+    made: Quotient = _ATOMS.get_or_make((kind, dividend, divisor), _make_quotient)
+    return made
 
 
 def symbol(name: str) -> Symbol:
@@ -316,7 +312,8 @@ def from_terms(terms: Terms) -> Int:
         if not monomial:
             return coefficient
         if coefficient == 1 and len(monomial) == 1:
-            return monomial[0]
+            atom: Expr = monomial[0]
+            return atom
     return _POLYNOMIALS.get_or_make(terms, _make_polynomial)
 
 
@@ -330,7 +327,7 @@ def _are_ints(*values: object) -> bool:
 
 # Operations, each behind a memo.
 
-_FOREIGN = cast(Int, NotImplemented)
+_FOREIGN: Int = cast(Any, NotImplemented)
 """Tells Python to ask the other operand."""
 
 
@@ -470,18 +467,19 @@ def _extremum(kind: type[Extremum], a: Int, b: Int) -> Int:
     """The smallest or largest of all arguments, flattened; of two that differ by a constant one is kept."""
     kept: list[Int] = []
     for value in _flat(kind, a) + _flat(kind, b):
-        for position, other in enumerate(kept):
+        for place, other in enumerate(kept):
             difference = value - other
             if isinstance(difference, int):
                 if (difference < 0) == (kind is Min):
-                    kept[position] = value
+                    kept[place] = value
                 break
         else:
             kept.append(value)
     if len(kept) == 1:
         return kept[0]
     kept.sort(key=lambda value: (isinstance(value, int), str(value)))
-    return _EXTREMA.get_or_make((kind, tuple(kept)), _make_extremum)
+    made: Int = _ATOMS.get_or_make((kind, tuple(kept)), _make_extremum)
+    return made
 
 
 def _flat(kind: type[Extremum], value: Int) -> list[Int]:
@@ -595,8 +593,8 @@ def evaluate(value: Int, values: Mapping[Symbol, int] | Mapping[str, int]) -> in
     if not isinstance(value, Expr):
         return value
     if isinstance(value, Symbol):
-        by_symbol, by_name = cast(Mapping[Symbol, int], values), cast(Mapping[str, int], values)
-        return by_symbol[value] if value in by_symbol else by_name[value.name]
+        lookup: Mapping[Any, int] = values
+        return lookup[value] if value in lookup else lookup[value.name]
     if isinstance(value, Quotient):
         dividend, divisor = evaluate(value.dividend, values), evaluate(value.divisor, values)
         return dividend // divisor if isinstance(value, FloorDiv) else dividend % divisor

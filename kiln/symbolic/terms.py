@@ -2,49 +2,39 @@
 
     2*s0*s1 + 3   is   (((s0, s1), 2), ((), 3))
 
-A polynomial is a tuple of (monomial, coefficient), a monomial a sorted tuple of atoms; the monomial of the constant is
-`()`. Terms are in graded lexicographic order, highest degree first, constant last. The order is compatible with
-multiplication, as the exact division below requires. Atoms are compared by identity.
+A polynomial is a tuple of (monomial, coefficient), a monomial a sorted tuple of atoms, the constant's
+monomial is `()`. Terms stand in graded lexicographic order, highest degree first, constant last; the order
+is compatible with multiplication, which makes the exact division below the textbook one.
+Needs of an atom: identity as equality, and `sort_key`, which depends on nothing but its text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import gcd
-from typing import Protocol, TypeVar
+from typing import Any
 
-SortKey = tuple[int, str, int, str]
-
-
-class Sortable(Protocol):
-    """What is required of an atom: a key that depends on its text only."""
-
-    @property
-    def sort_key(self) -> SortKey: ...
-
-
-A = TypeVar("A", bound=Sortable)
-Monomial = tuple[A, ...]
-Term = tuple[Monomial[A], int]
-Terms = tuple[Term[A], ...]
+Monomial = tuple[Any, ...]
+Term = tuple[Monomial, int]
+Terms = tuple[Term, ...]
 
 MAX_QUOTIENT_TERMS = 64
 
 
-def _atom_key(atom: Sortable) -> SortKey:
+def _atom_key(atom: Any) -> Any:
     return atom.sort_key
 
 
-def _term_key(term: Term[A]) -> tuple[int, tuple[SortKey, ...]]:
+def _term_key(term: Term) -> tuple[int, tuple[Any, ...]]:
     monomial = term[0]
     return -len(monomial), tuple([atom.sort_key for atom in monomial])
 
 
-def constant_terms(value: int) -> Terms[A]:
+def constant_terms(value: int) -> Terms:
     return (((), value),) if value else ()
 
 
-def collect(counts: dict[Monomial[A], int]) -> Terms[A]:
+def collect(counts: dict[Monomial, int]) -> Terms:
     """The canonical tuple of the terms `counts`."""
     kept = [term for term in counts.items() if term[1]]
     if len(kept) > 1:
@@ -52,7 +42,7 @@ def collect(counts: dict[Monomial[A], int]) -> Terms[A]:
     return tuple(kept)
 
 
-def add(a: Terms[A], b: Terms[A], scale: int = 1) -> Terms[A]:
+def add(a: Terms, b: Terms, scale: int = 1) -> Terms:
     """`a + scale * b`."""
     counts = dict(a)
     for monomial, coefficient in b:
@@ -60,19 +50,19 @@ def add(a: Terms[A], b: Terms[A], scale: int = 1) -> Terms[A]:
     return collect(counts)
 
 
-def scaled(a: Terms[A], factor: int) -> Terms[A]:
+def scaled(a: Terms, factor: int) -> Terms:
     return tuple([(monomial, coefficient * factor) for monomial, coefficient in a]) if factor else ()
 
 
-def join(a: Monomial[A], b: Monomial[A]) -> Monomial[A]:
+def join(a: Monomial, b: Monomial) -> Monomial:
     """The product of two monomials."""
     if not a or not b:
         return a or b
     return tuple(sorted(a + b, key=_atom_key))
 
 
-def multiply(a: Terms[A], b: Terms[A]) -> Terms[A]:
-    counts: dict[Monomial[A], int] = {}
+def multiply(a: Terms, b: Terms) -> Terms:
+    counts: dict[Monomial, int] = {}
     for left, k in a:
         for right, n in b:
             monomial = join(left, right)
@@ -80,7 +70,7 @@ def multiply(a: Terms[A], b: Terms[A]) -> Terms[A]:
     return collect(counts)
 
 
-def cofactor(monomial: Monomial[A], divisor: Monomial[A]) -> Monomial[A] | None:
+def cofactor(monomial: Monomial, divisor: Monomial) -> Monomial | None:
     """`monomial / divisor`, or None where it does not divide."""
     rest = list(monomial)
     for atom in divisor:
@@ -90,9 +80,9 @@ def cofactor(monomial: Monomial[A], divisor: Monomial[A]) -> Monomial[A] | None:
     return tuple(rest)
 
 
-def common_monomial(terms: Iterable[Term[A]]) -> Monomial[A]:
+def common_monomial(terms: Iterable[Term]) -> Monomial:
     """The largest monomial that divides every term."""
-    common: list[A] | None = None
+    common: list[Any] | None = None
     for monomial, _ in terms:
         if common is None:
             common = list(monomial)
@@ -106,14 +96,14 @@ def common_monomial(terms: Iterable[Term[A]]) -> Monomial[A]:
     return tuple(common or ())
 
 
-def content(terms: Iterable[Term[A]]) -> int:
+def content(terms: Iterable[Term]) -> int:
     """The greatest common divisor of the coefficients."""
     return gcd(*(coefficient for _, coefficient in terms))
 
 
-def divide_all(terms: Terms[A], monomial: Monomial[A], factor: int) -> Terms[A]:
+def divide_all(terms: Terms, monomial: Monomial, factor: int) -> Terms:
     """`terms / (factor * monomial)`, which must divide every term."""
-    counts: dict[Monomial[A], int] = {}
+    counts: dict[Monomial, int] = {}
     for left, coefficient in terms:
         rest = cofactor(left, monomial)
         if rest is None or coefficient % factor:
@@ -122,15 +112,15 @@ def divide_all(terms: Terms[A], monomial: Monomial[A], factor: int) -> Terms[A]:
     return collect(counts)
 
 
-def split_multiples(terms: Terms[A], divisor: Term[A]) -> tuple[Terms[A], Terms[A]]:
+def split_multiples(terms: Terms, divisor: Term) -> tuple[Terms, Terms]:
     """`(quotient, rest)` with `terms = quotient * divisor + rest`, term by term.
 
     For a constant divisor c each coefficient keeps the rest of the division towards zero, the constant the
     one in `0 .. |c|-1`, so that `(s0 + 9)//8` and `1 + (s0 + 1)//8` meet.
     """
     by, factor = divisor
-    whole: dict[Monomial[A], int] = {}
-    rest: dict[Monomial[A], int] = {}
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         left = cofactor(monomial, by)
         if left is None:
@@ -147,10 +137,10 @@ def split_multiples(terms: Terms[A], divisor: Term[A]) -> tuple[Terms[A], Terms[
     return collect(whole), collect(rest)
 
 
-def exact_quotient(terms: Terms[A], divisor: Terms[A]) -> Terms[A] | None:
+def exact_quotient(terms: Terms, divisor: Terms) -> Terms | None:
     """`terms / divisor` when the division of polynomials leaves nothing, else None."""
     lead, factor = divisor[0]
-    quotient: Terms[A] = ()
+    quotient: Terms = ()
     for _ in range(MAX_QUOTIENT_TERMS):
         if not terms:
             return quotient
@@ -158,7 +148,7 @@ def exact_quotient(terms: Terms[A], divisor: Terms[A]) -> Terms[A] | None:
         rest = cofactor(monomial, lead)
         if rest is None or coefficient % factor:
             return None
-        step: Terms[A] = ((rest, coefficient // factor),)
+        step: Terms = ((rest, coefficient // factor),)
         quotient = add(quotient, step)
         terms = add(terms, multiply(step, divisor), -1)
     return None

@@ -108,7 +108,8 @@ def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor
     known = tuple([recorder.env.simplify(size) for size in spec.sizes])
     if spec.with_view(known, spec.strides, 0).is_contiguous():
         spec = spec.with_sizes(spec.sizes)
-    return recorder.fake_of(Node(PRIMS["input"], (), {"index": index, "name": f"tangent_{index}"}, spec))
+    number = {"index": index, "name": f"tangent_{index}"}
+    return recorder.fake_of(Node(PRIMS["input"], (), number, spec))
 
 
 def _assemble(

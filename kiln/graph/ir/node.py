@@ -6,23 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union, final
+from typing import Any, final
 
-import torch
-
-from kiln.graph.prims.meta import HasOutputs
 from kiln.graph.prims.table import Kind, Prim
 from kiln.support.location import Location
-from kiln.symbolic import Expr
 from kiln.tensor.spec import Spec, TensorSpec
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """Input `index` of a node, in the argument template of an `aten` or `opaque` op."""
+    """Stands for input number `index` of a node inside the argument template of an `aten` or `opaque` op."""
 
     index: int
 
@@ -30,9 +26,9 @@ class Arg:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The torch call that made a node: its name, its number in the call log, the user's line, and the direction.
+    """Which torch call made a node: its name, its number in the call log, the user's line, and the direction.
 
-    `region`: its checkpoint region (whose values are not saved for the backward), 0 outside of any.
+    `region`: the number of the checkpoint region it was made in (its values are not saved for backward); 0: none.
     """
 
     call: str
@@ -42,16 +38,11 @@ class Origin:
     region: int = 0
 
 
-Scalar = int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format
-Attr = Union[Scalar, Expr, Arg, HasOutputs, tuple["Attr", ...]]  # noqa: UP007
-"""The value of an attribute; `HasOutputs` is a nested graph."""
-
-
 @final
 class Node:
-    """Immutable (passes build new graphs); compared by identity.
+    """Immutable once made (passes build new graphs); compared by identity.
 
-    `attrs` are made of `Attr`; which type an attribute has depends on the op, so it is read without a check.
+    `attrs` holds int, Expr, float, bool, str, dtype, device, None, `Arg`, `Graph` and tuples of these.
     `spec` is a tuple for ops with several results; `item` nodes take them apart.
     """
 
@@ -61,13 +52,13 @@ class Node:
         self,
         op: Prim,
         inputs: tuple[Node, ...],
-        attrs: Mapping[str, Attr],
+        attrs: Mapping[str, Any],
         spec: Spec,
         origin: Origin | None = None,
     ) -> None:
         self.op = op
         self.inputs = inputs
-        self.attrs: Mapping[str, Any] = attrs
+        self.attrs = attrs
         self.spec = spec
         self.origin = origin
 
@@ -76,19 +67,15 @@ class Node:
         """The spec of a node with one tensor result."""
         spec = self.spec
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"the result of `{self.op.name}` is {spec}, not a tensor")
+            raise TypeError(f"`{self.op.name}` has no single tensor result but {spec}")
         return spec
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.spec}>"
 
 
-Argument = Union[Attr, Node, Sequence["Argument"]]  # noqa: UP007
-"""An argument of an ATen call, with nodes for tensors."""
-
-
 def base_of(node: Node) -> Node:
-    """The value that a chain of views starts from; the node itself if it is not a view."""
+    """The value whose memory, or elements, a view looks at; a value that is no view is its own."""
     while node.op.kind is Kind.VIEW:
         node = node.inputs[0]
     return node

@@ -1,11 +1,10 @@
 """ATen ops: decompositions into primitives, shape rules of library ops, effects, promotion."""
 
-from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
+from kiln.graph.ops import (
     activations,
     attention,
     convolution,
     creation,
-    data_movement,
     library,
     linear,
     losses,
@@ -16,8 +15,33 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     sampling,
     softmax,
     views,
-)  # fmt: skip
+)
+from kiln.graph.ops import data_movement as moves
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, ViewStep
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, Step
 
-__all__ = ["DECOMPOSITIONS", "INPLACE", "LIBRARY", "MUTATIONS", "VIEWS", "Effects", "Emit", "ViewStep"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "INPLACE",
+    "LIBRARY",
+    "MUTATIONS",
+    "VIEWS",
+    "Effects",
+    "Emit",
+    "Step",
+    "activations",
+    "attention",
+    "convolution",
+    "creation",
+    "library",
+    "linear",
+    "losses",
+    "moves",
+    "norms",
+    "pointwise",
+    "random",
+    "reductions",
+    "sampling",
+    "softmax",
+    "views",
+]

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Union, final
+from typing import Any, final
 
 from kiln.graph.ir.build import Builder
-from kiln.graph.ir.node import Attr, Node
+from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
-from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
-from kiln.tensor.spec import Spec, TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 
 class Pattern:
@@ -51,7 +50,6 @@ class Pattern:
 
 
 PatternLike = Pattern | int | float | bool
-AttrPattern = Union["AttrVar", "Computed", Attr]
 
 
 @final
@@ -80,8 +78,8 @@ class Literal(Pattern):
 
 @final
 @dataclass(frozen=True, slots=True)
-class AttrVar:
-    """Matches any attribute."""
+class Attr:
+    """Any attribute."""
 
     name: str
 
@@ -91,18 +89,18 @@ class AttrVar:
 class Computed(Pattern):
     """In a replacement: an attribute, or a number, from what was matched. None: the rule does not apply."""
 
-    function: Callable[..., Attr]
+    function: Callable[..., Any]
     names: tuple[str, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Apply(Pattern):
-    """A primitive op; attributes are values, `AttrVar` or `Computed`. No attributes in a pattern: any."""
+    """A primitive op; attributes are values, `Attr` or `Computed`. No attributes in a pattern: any."""
 
     name: str
     inputs: tuple[Pattern, ...]
-    attrs: tuple[tuple[str, AttrPattern], ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
 
 
 def var(name: str) -> Var:
@@ -113,15 +111,15 @@ def const(name: str) -> ConstVar:
     return ConstVar(name)
 
 
-def attr(name: str) -> AttrVar:
-    return AttrVar(name)
+def attr(name: str) -> Attr:
+    return Attr(name)
 
 
-def computed(function: Callable[..., Attr], *names: str) -> Computed:
+def computed(function: Callable[..., Any], *names: str) -> Computed:
     return Computed(function, names)
 
 
-def apply(name: str, *inputs: PatternLike, **attrs: AttrPattern) -> Apply:
+def apply(name: str, *inputs: PatternLike, **attrs: Any) -> Apply:
     wrapped = tuple([one if isinstance(one, Pattern) else Literal(one) for one in inputs])
     return Apply(name, wrapped, tuple(attrs.items()))
 
@@ -185,14 +183,11 @@ class Match:
     root: Node
     uniform: Uniform
     nodes: dict[str, Node] = field(default_factory=dict)
-    numbers: dict[str, Number] = field(default_factory=dict)
-    attrs: dict[str, Attr] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
-    def bound(self, name: str) -> Attr | Spec:
+    def bound(self, name: str) -> Any:
         """The number or attribute called `name`, or the spec of that variable."""
-        if name in self.numbers:
-            return self.numbers[name]
-        return self.attrs[name] if name in self.attrs else self.nodes[name].spec
+        return self.values[name] if name in self.values else self.nodes[name].spec
 
 
 def match(rule: RewriteRule, node: Node, uniform: Uniform) -> Match | None:
@@ -227,23 +222,27 @@ def _match(pattern: Pattern, node: Node, found: Match) -> bool:
             return number is not None and same_number(number, value)
         case ConstVar(name):
             number = found.uniform.value(node)
-            return number is not None and same_number(found.numbers.setdefault(name, number), number)
+            known = found.values.setdefault(name, number)
+            return number is not None and known is not None and same_number(known, number)
         case Apply(name, _, _):
             if node.op.name != name:
                 return False
             for inputs in _orders(node):
-                nodes, numbers, attrs = dict(found.nodes), dict(found.numbers), dict(found.attrs)
+                nodes, values = dict(found.nodes), dict(found.values)
                 if _match_apply(pattern, node, inputs, found):
                     return True
-                found.nodes, found.numbers, found.attrs = nodes, numbers, attrs
+                found.nodes, found.values = nodes, values
     return False
 
 
-def _match_attr(expected: AttrPattern, actual: Attr, found: Match) -> bool:
-    if isinstance(expected, AttrVar):
-        known = found.attrs.setdefault(expected.name, actual)
+def _match_attr(expected: Any, actual: Any, found: Match) -> bool:
+    if isinstance(expected, Attr):
+        known = found.values.setdefault(expected.name, actual)
         return bool(known == actual)
     return bool(expected == actual)
+
+
+NOT_APPLICABLE = (ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation)
 
 
 def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
@@ -253,9 +252,9 @@ def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
     """
     try:
         new = _build(rule.replacement, found, builder)
-    except (NotApplicable, ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation):
+    except NOT_APPLICABLE:
         return None
-    return new if new is not None and can_replace(new.spec, found.root.spec) else None
+    return new if new is not None and same_place(new.spec, found.root.spec) else None
 
 
 def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
@@ -269,40 +268,36 @@ def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
         case Apply(name, inputs, attrs):
             nodes = [_build(one, found, builder) for one in inputs]
             values = {key: _attr_value(value, found) for key, value in attrs}
-            if any(one is None for one in nodes):
+            if any(one is None for one in nodes) or any(value is NOTHING for value in values.values()):
                 return None
             return builder.node(name, *[one for one in nodes if one is not None], **values)
     raise TypeError(f"not a pattern: {pattern!r}")
 
 
-def _number(pattern: Pattern, found: Match) -> Number | None:
+def _number(pattern: Pattern, found: Match) -> Any:
     match pattern:
         case Literal(value):
             return value
         case ConstVar(name):
-            return found.numbers[name]
+            return found.values[name]
         case Computed(function, names):
-            number = function(*[found.bound(name) for name in names])
-            return number if isinstance(number, Number) else None
+            return function(*[found.bound(name) for name in names])
     return None
 
 
-class NotApplicable(Exception):
-    """A computed attribute is None: the rule does not apply."""
+NOTHING: Any = object()
 
 
-def _attr_value(value: AttrPattern, found: Match) -> Attr:
-    if isinstance(value, AttrVar):
-        return found.attrs[value.name]
+def _attr_value(value: Any, found: Match) -> Any:
+    if isinstance(value, Attr):
+        return found.values[value.name]
     if isinstance(value, Computed):
         result = value.function(*[found.bound(name) for name in value.names])
-        if result is None:
-            raise NotApplicable
-        return result
+        return NOTHING if result is None else result
     return value
 
 
-def can_replace(new: Spec, old: Spec) -> bool:
+def same_place(new: Any, old: Any) -> bool:
     """May a value of spec `new` stand where `old` was? Strides of size-1 dimensions do not count."""
     if new is old or new == old:
         return True
@@ -310,5 +305,5 @@ def can_replace(new: Spec, old: Spec) -> bool:
         isinstance(new, TensorSpec)
         and isinstance(old, TensorSpec)
         and (new.dtype, new.sizes, new.offset, new.device) == (old.dtype, old.sizes, old.offset, old.device)
-        and same_strides(new.strides, old.strides, new.sizes)
+        and all(a == b or size == 1 for a, b, size in zip(new.strides, old.strides, new.sizes, strict=True))
     )

@@ -24,15 +24,14 @@ def compose(inner: Axes, outer: Axes) -> Axes:
 
 
 def same_axis(match: Match) -> bool:
-    return bool(match.attrs["q"] == (match.attrs["axis"],))
+    return bool(match.values["q"] == (match.values["axis"],))
 
 
 def is_whole(match: Match) -> bool:
     """The slice takes everything."""
     spec: TensorSpec = match.nodes["x"].tensor
-    axis = match.attrs["axis"]
-    assert isinstance(axis, int)
-    return (match.attrs["start"], match.attrs["stop"], match.attrs["step"]) == (0, spec.sizes[axis], 1)
+    whole = (0, spec.sizes[match.values["axis"]], 1)
+    return (match.values["start"], match.values["stop"], match.values["step"]) == whole
 
 
 def is_packed(match: Match) -> bool:
@@ -43,7 +42,7 @@ def is_packed(match: Match) -> bool:
 PLACE = {"axis": axis, "start": start, "stop": stop, "step": step}
 SPOT = {"axis": axis, "index": index}
 
-# A replacement whose strides or offset would differ does not apply (`can_replace`): what reads it relies on them.
+# A replacement whose strides or offset would differ does not apply (`same_place`): what reads it relies on them.
 # fmt: off
 VIEWS = RuleSet(
     #    name                     pattern                                                   replacement      only if

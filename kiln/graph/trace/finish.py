@@ -14,16 +14,16 @@ from typing import Any
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import live_nodes, symbols_in
+from kiln.graph.ir.rewrite import live_nodes
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.storage_view import StorageView, root_of
-from kiln.symbolic import Expr
-from kiln.tensor.spec import TensorSpec
+from kiln.symbolic import Expr, Int, Symbol
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
@@ -102,6 +102,17 @@ def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None
         needed -= symbols
 
 
+def symbols_in(value: object) -> frozenset[Symbol]:
+    """The symbols that specs and attributes mention."""
+    if isinstance(value, TensorSpec):
+        return symbols_in((*value.sizes, *value.strides, value.offset))
+    if isinstance(value, ScalarSpec):
+        return symbols_in(value.value)
+    if isinstance(value, tuple):
+        return frozenset().union(*map(symbols_in, value))
+    return value.free_symbols() if isinstance(value, Expr) else frozenset()
+
+
 def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
@@ -141,6 +152,8 @@ class _Outputs:
             value = self.in_whole(view) if inside else self.owned(view, value)
         else:
             of, index, first = owner
+            if of == "input" and fake is not first and fake.requires_grad:
+                refuse_overlapping_base(first.storage_view.spec)
             refuse_other_dtype(view.spec, first.storage_view.spec)
             alias = Alias(of, index, None if fake is first else view.spec)  # type: ignore[arg-type]
         self.made += 1
@@ -158,9 +171,9 @@ class _Outputs:
             base = base.inputs[0]
         shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
         strides = view.spec.strides
-        if shared or id(base) in self.bases or not same_strides(value.tensor.strides, strides, value.tensor.sizes):
+        if shared or id(base) in self.bases or not _same_strides(value.tensor.strides, strides, value.tensor.sizes):
             base = value = self.copied(value, view.spec)
-            if has_repeated_elements(view.spec):
+            if repeats(view.spec):
                 base = value.inputs[0]
         self.bases.add(id(base))
         return value
@@ -168,12 +181,33 @@ class _Outputs:
     def copied(self, value: Node, spec: TensorSpec) -> Node:
         """A fresh copy with the strides of `spec`; what is repeated there is copied once and expanded."""
         emit = self.mode.emit
-        if not has_repeated_elements(spec):
+        if not repeats(spec):
             return emit.node("clone", value, strides=spec.strides)
         for axis, (step, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
             if step == 0 and size != 1:
                 value = emit.node("slice", value, axis=axis, start=0, stop=1, step=1)
         return emit.node("expand", emit.node("clone", value, strides=spec.strides), sizes=spec.sizes)
+
+
+def refuse_overlapping_base(base: TensorSpec) -> None:
+    """Views of inputs are rebuilt by `as_strided`, whose gradient is another one where elements share memory."""
+    if may_overlap(base):
+        raise UnsupportedOp(op="view", reason=f"a result is a view of an input whose elements share memory: {base}")
+
+
+def may_overlap(spec: TensorSpec) -> bool:
+    """Do elements share memory? Of symbolic strides only those of 0 count."""
+    if repeats(spec):
+        return True
+    dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
+    if 0 in spec.sizes or any(isinstance(number, Expr) for pair in dims for number in pair):
+        return False
+    reach = 0
+    for stride, size in sorted(dims):  # type: ignore[type-var]
+        if stride <= reach:  # type: ignore[operator]
+            return True
+        reach += (size - 1) * stride  # type: ignore[assignment, operator]
+    return False
 
 
 def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
@@ -182,3 +216,7 @@ def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
         raise UnsupportedOp(
             op="view", reason=f"a result {view} lies in the memory of {base}, which is returned or given"
         )
+
+
+def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
+    return all(a == b or size == 1 for a, b, size in zip(left, right, sizes, strict=True))

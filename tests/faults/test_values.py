@@ -1,0 +1,89 @@
+"""Programs that once gave a value, an alias or a gradient that eager does not give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kiln
+from tests.faults.outcome import assert_like_eager
+
+LIB = torch.library.Library("kiln_faults", "DEF")
+LIB.define("halves(Tensor x) -> (Tensor, Tensor, Tensor)")
+LIB.impl("halves", lambda x: (lambda y: (y[:2], y[2:], y[1:3]))(x * 2), "CPU")
+
+
+@pytest.mark.parametrize("module", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+@pytest.mark.parametrize("sizes", [(1, 4, 4), (2, 4, 4), (4, 4)], ids=["batch_1", "batch_2", "unbatched"])
+def test_recurrent_layers(module: type[torch.nn.RNNBase], sizes: tuple[int, ...]) -> None:
+    """The results of aten.unsafe_split are parts of one memory, which kernels wrote to in place."""
+    layer = module(4, 4, batch_first=True, bidirectional=True)
+    with torch.no_grad():
+        assert_like_eager(kiln.compile(lambda x: layer(x)[0]), lambda x: layer(x)[0], torch.rand(*sizes))
+
+
+def test_results_of_an_operator_that_share_memory() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, last, middle = torch.ops.kiln_faults.halves(x)
+        first = first + 1
+        return first, last * first, middle - first
+
+    assert_like_eager(kiln.compile(program), program, torch.arange(4.0))
+
+
+def test_a_detached_result_beside_what_it_was_detached_from() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        d = y.detach()
+        return d[0], d, y
+
+    for function in (program, kiln.compile(program)):
+        results = function(torch.ones(3, requires_grad=True))
+        assert [one.requires_grad for one in results] == [False, False, True]
+        assert results[1].data_ptr() == results[2].data_ptr()
+
+
+def test_an_input_that_is_detached_keeps_its_own_graph() -> None:
+    def program(e: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (b * e.detach()).sum()
+
+    b = torch.ones(3, requires_grad=True)
+    e = torch.ones(3, requires_grad=True) * 2
+    e.sum().backward()
+    kiln.compile(program)(e, b).backward()
+    assert torch.equal(b.grad, torch.full((3,), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+def test_the_gradient_of_a_view_of_an_expanded_input() -> None:
+    for view in (lambda x: x[:2], lambda x: x.view(5)[1:3]):
+        grads = []
+        for function in (view, kiln.compile(view)):
+            x = torch.ones(1).expand(5).detach().requires_grad_()
+            function(x).backward(torch.tensor([1.0, 10.0]))
+            grads.append(x.grad)
+        assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("rows", [(14, 7), (7, 14), (21, 14, 7)], ids=str)
+def test_whether_reshape_copies(rows: tuple[int, ...]) -> None:
+    """`reshape` of a column: a view where one row comes out, a copy else."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 7)
+
+    compiled = kiln.compile(program)
+    for n in rows:
+        x = torch.arange(2.0 * n).reshape(n, 2)[:, :1]
+        y = compiled(x)
+        assert torch.equal(y, program(x)) and y.stride() == program(x).stride()
+        assert (y.data_ptr() == x.data_ptr()) == (program(x).data_ptr() == x.data_ptr())
+
+
+def test_a_view_that_eager_refuses() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)
+
+    compiled = kiln.compile(program)
+    for rows, columns in ((2, 3), (1, 3), (4, 3), (3, 1), (1, 1)):
+        assert_like_eager(compiled, program, torch.arange(float(rows * columns)).reshape(rows, columns).t())
