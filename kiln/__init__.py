@@ -1,6 +1,6 @@
 """Kiln compiles PyTorch programs: `kiln.compile(model)` is the same model, faster.
 
-The compiler is loaded when the first of these names is used.
+The first use of one of these names loads the compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users import. Where the native layer cannot run here, programs run eager: see `without_native.py`."""
+"""What users import. Without a usable native layer programs run eager (`without_native.py`)."""
 
 from kiln.backends import list_backends, register_backend
 from kiln.native import problem

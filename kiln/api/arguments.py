@@ -1,13 +1,13 @@
-"""Checking the arguments of `kiln.compile`, each error naming the argument and what is allowed."""
+"""Checks the arguments of `kiln.compile`; each error names the argument and what is allowed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from kiln.backends import find_backend
+from kiln.backends import Backend, find_backend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
 
@@ -19,9 +19,7 @@ class BadArgument(KilnError):
     try_ = ("help(kiln.compile) lists all arguments",)
 
 
-DYNAMIC: Mapping[bool | None, Literal["auto", "always", "never"]] = {None: "auto", True: "always", False: "never"}
-
-
+DYNAMIC: Mapping[bool, Literal["always", "never"]] = {True: "always", False: "never"}
 MODELS = "a function, a method or an nn.Module (of a class: an instance, or decorate its `forward`)"
 
 
@@ -38,11 +36,11 @@ def check_flag(name: str, value: object) -> None:
 def check_arguments(
     fullgraph: object,
     dynamic: bool | None,
-    backend: str | Callable[..., Any],
+    backend: str | Backend,
     mode: str | None,
-    options: Mapping[str, Any] | None,
+    options: Mapping[str, object] | None,
     disable: object,
-) -> tuple[Options, Callable[..., Any] | None]:
+) -> tuple[Options, Backend | None]:
     """The options, and the backend (None: Kiln's own compiler). Raises KilnError."""
     for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
         check_flag(name, flag)
@@ -51,7 +49,7 @@ def check_arguments(
     return read_options(mode, options, dynamic), find_backend(backend)
 
 
-def read_options(mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Options:
+def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic: bool | None) -> Options:
     """Defaults, then KILN_OPTIONS, then the mode, then `options`, then `dynamic`."""
     if mode is not None and (not isinstance(mode, str) or mode not in MODES):
         raise BadArgument(name="mode", value=mode, allowed="None or one of " + ", ".join(map(repr, MODES)))
@@ -65,6 +63,3 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None, dynamic: b
         raise BadArgument(name="options", value=options, allowed="a dict of options")
     result = options_from(options or {}, result)
     return result if dynamic is None else replace(result, dynamic=DYNAMIC[dynamic])
-
-
-Backend = str | Callable[..., Any]

@@ -1,4 +1,4 @@
-"""`kiln.compile` and its companions, with the signature and meaning of `torch.compile`."""
+"""`kiln.compile` and its companions, with the signatures and meanings of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch import nn
 
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.api.module import MARK, compile_module, disabled_module
+from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
+from kiln.pipeline.dispatchers import original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
 from kiln.report import ProgressBar, Report, log_stages
 from kiln.support.compiling import is_compiling
@@ -24,22 +26,22 @@ from kiln.support.events import Event, EventSink
 from kiln.support.target import host_cpu
 
 REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
-"""The report of each session that is alive."""
+"""The report of each live session."""
 
 __all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
 
 DISABLED = "_torchdynamo_disable"
-"""The attribute by which torch's own `torch.compiler.disable` marks functions; libraries carry it already."""
+"""The mark of torch's own `torch.compiler.disable`, which libraries already use."""
 
 
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Callable[..., Any] = "kiln",
+    backend: str | Backend = "kiln",
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     disable: bool = False,
 ) -> Any:
     """Make `model` faster without changing what it does. A function and a decorator.
@@ -47,8 +49,8 @@ def compile(
     Args:
         model: a function, a method, or an `nn.Module`. A module gives a module that shares its parameters, attributes,
             hooks and training mode; it pickles as the original.
-        fullgraph: raise at what would break the graph, instead of running it in Python.
-        dynamic: True: all sizes are symbols; False: none; None: those that changed.
+        fullgraph: raise at a graph break instead of running it in Python.
+        dynamic: which sizes are symbols: all (True), none (False), those that changed (None).
         backend: `"kiln"`, another name of `kiln.list_backends()`, or a callable
             `(torch.fx.GraphModule, example inputs) -> callable`.
         mode: a named set of options: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
@@ -56,7 +58,7 @@ def compile(
         disable: return `model` as it is.
 
     Returns:
-        The compiled callable. Compiling happens at its first call, and again for arguments that no variant fits.
+        The compiled callable. It compiles at its first call, and again for arguments that no variant fits.
 
     Raises:
         KilnError: KILN50xx for a wrong argument.
@@ -71,7 +73,7 @@ def compile(
     if disable:
         return model
     dump = os.environ.get("KILN_DUMP")
-    if dump:  # what is loaded from disk goes through no stage
+    if dump:  # what is loaded from disk goes through no stages
         chosen = replace(chosen, cache=False)
     settings = SessionSettings(
         chosen, found, fullgraph, host_cpu(torch.get_num_threads()), Path(dump) if dump else None
@@ -79,13 +81,13 @@ def compile(
     return _wrap(model, _new_session(model, settings))
 
 
-def _new_session(model: Any, settings: SessionSettings) -> CompileSession:
+def _new_session(model: object, settings: SessionSettings) -> CompileSession:
     name = getattr(model, "__qualname__", type(model).__qualname__)
     events = EventSink()
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
-        events.listen(log_stages(frozenset(one.strip() for one in stages.split(","))))
+        events.listen(log_stages(frozenset(stage.strip() for stage in stages.split(","))))
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report
@@ -108,13 +110,13 @@ def _progress(name: str) -> Callable[[Event], None]:
     return listen
 
 
-def _wrap(model: Any, session: CompileSession) -> Any:
+def _wrap(model: Callable[..., object], session: CompileSession) -> object:
     if isinstance(model, nn.Module):
         return compile_module(model, session)
     if isinstance(model, types.MethodType):
         return types.MethodType(_function(model.__func__, session), model.__self__)
     if isinstance(model, Dispatcher):
-        return _function(model.function, session)
+        return _function(original_of(model), session)
     if isinstance(model, types.FunctionType):
         return _function(model, session)
     called = type(model).__call__
@@ -123,14 +125,15 @@ def _wrap(model: Any, session: CompileSession) -> Any:
     return _function(model, session)
 
 
-def _function(function: Any, session: CompileSession) -> Any:
+def _function(function: Callable[..., object], session: CompileSession) -> Dispatcher:
     if not isinstance(function, types.FunctionType):
         builtin = function
 
         @functools.wraps(builtin)
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> object:
             return builtin(*args, **kwargs)
 
+    assert isinstance(function, types.FunctionType)
     dispatcher = session.dispatcher(function)
     for name in functools.WRAPPER_ASSIGNMENTS:  # `__wrapped__` is the dispatcher's own
         dispatcher.__dict__[name] = getattr(function, name)
@@ -138,14 +141,14 @@ def _function(function: Any, session: CompileSession) -> Any:
     return dispatcher
 
 
-def session_of(compiled: Any) -> CompileSession:
+def session_of(compiled: object) -> CompileSession:
     """The session of something that `compile` returned.
 
     Raises:
         TypeError: when it was not compiled by Kiln.
     """
     if isinstance(compiled, nn.Module) and MARK in type(compiled).__dict__:
-        found: Any = type(compiled).__dict__[MARK]
+        found: object = type(compiled).__dict__[MARK]
     else:
         found = getattr(getattr(compiled, "__func__", compiled), "__dict__", {}).get("session")
     if not isinstance(found, CompileSession):
@@ -153,19 +156,19 @@ def session_of(compiled: Any) -> CompileSession:
     return found
 
 
-def report_of(compiled: Any) -> Report:
-    """What the compiler did so far for a compiled callable."""
+def report_of(compiled: object) -> Report:
+    """What the compiler has done so far for a compiled callable."""
     return REPORTS[session_of(compiled)]
 
 
-def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Report]:
+def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., Report]:
     """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
 
-    The result prints as at most ten lines; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
+    The report prints as at most ten lines; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
     """
     compiled = compile(function, **arguments)
 
-    def call(*args: Any, **kwargs: Any) -> Report:
+    def call(*args: object, **kwargs: object) -> Report:
         compiled(*args, **kwargs)
         return report_of(compiled)
 
@@ -173,18 +176,18 @@ def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Rep
 
 
 def reset() -> None:
-    """Forget every compiled variant, everything observed and the reports; what is called next compiles again."""
+    """Forget all compiled variants, seen inputs and reports; the next calls compile again."""
     for session, report in list(REPORTS.items()):
         session.reset()
         report.reset()
     forget_codes()
 
 
-def disable(function: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+def disable(function: Callable[..., object] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
     """Run `function` (or the `forward` of a module) in Python where compiled code calls it. A decorator.
 
-    With `recursive`, compiled functions that it calls run in Python too. `reason` is for who reads the program.
-    Sets the mark that torch's own `torch.compiler.disable` sets.
+    With `recursive`, compiled functions that it calls run in Python too. `reason` documents the call. Functions are
+    marked as `torch.compiler.disable` marks them.
     """
     if function is None:
         return lambda late: disable(late, recursive=recursive, reason=reason)
@@ -193,7 +196,7 @@ def disable(function: Any = None, *, recursive: bool = True, reason: str | None 
     check_callable(function)
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if not recursive:
             return function(*args, **kwargs)
         before = set_enabled(False)

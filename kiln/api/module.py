@@ -1,4 +1,4 @@
-"""A compiled `nn.Module`: an instance of a subclass made on the spot, which shares the original's `__dict__`.
+"""A compiled `nn.Module`: an instance of a generated subclass that shares the original's `__dict__`.
 
     compiled = kiln.compile(model)
     isinstance(compiled, type(model))        True
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import cast
 
 from torch import nn
 
@@ -38,11 +39,11 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 
 
 def original_module(module: nn.Module) -> nn.Module:
-    """An instance of the original class with the state of `module`."""
+    """An instance of the original class that shares the state of `module`."""
     return _twin(module, original_class(module))
 
 
-def disabled_module(module: nn.Module, disable: Callable[[Any], Any]) -> nn.Module:
+def disabled_module(module: nn.Module, disable: Callable[[Callable[..., object]], object]) -> nn.Module:
     """A twin of `module` whose `forward` is `disable(forward)`; it pickles and copies as the original."""
     cls = original_class(module)
     return _twin(module, _subclass(cls, {"forward": disable(cls.forward), "__reduce_ex__": _reduce}))
@@ -54,22 +55,21 @@ def _twin(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
     return twin
 
 
-def _subclass(cls: type[nn.Module], body: dict[str, Any]) -> type[nn.Module]:
-    """A class that says it is `cls`."""
+def _subclass(cls: type[nn.Module], body: dict[str, object]) -> type[nn.Module]:
+    """A subclass with the name of `cls`."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    metaclass: Any = type(cls)
-    made: type[nn.Module] = metaclass(cls.__name__, (cls,), {**names, **body, TWIN: True})
-    return made
+    metaclass: Callable[..., type[nn.Module]] = type(cls)
+    return metaclass(cls.__name__, (cls,), {**names, **body, TWIN: True})
 
 
-def _reduce(self: nn.Module, protocol: Any) -> Any:
+def _reduce(self: nn.Module, protocol: object) -> object:
     return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
 
 
 def _compiled_class(cls: type[nn.Module], session: CompileSession) -> type[nn.Module]:
-    call: Any = cls.__call__
+    call = cast(FunctionType, cls.__call__)
 
-    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    def deepcopy(self: nn.Module, memo: dict[int, object]) -> nn.Module:
         twin = compile_module(copy.deepcopy(original_module(self), memo), session)
         memo[id(self)] = twin
         return twin

@@ -1,6 +1,6 @@
-"""The API where the native layer is missing or does not fit this torch: arguments are checked, programs run eager.
+"""The API without a usable native layer: arguments are checked, programs run eager.
 
-kiln.compile(model) is model          True, and the first such call warns with the reason
+kiln.compile(model) is model          True; the first such call warns with the reason
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import kiln.native as native
 from kiln.api.arguments import check_arguments, check_callable
+from kiln.backends import Backend
 from kiln.report import Report
 from kiln.support.compiling import is_compiling
 from kiln.support.errors import KilnError
@@ -32,16 +33,16 @@ class RunsEager(UserWarning):
 
 
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Callable[..., Any] = "kiln",
+    backend: str | Backend = "kiln",
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     disable: bool = False,
 ) -> Any:
-    """`model` as it is. Raises KilnError for a wrong argument, as ever."""
+    """`model` as it is. Raises KilnError for a wrong argument."""
     check_arguments(fullgraph, dynamic, backend, mode, options, disable)
     if model is None:
         return compile
@@ -57,8 +58,8 @@ def warn_once() -> None:
     warnings.warn(problem.render(), RunsEager, stacklevel=4)
 
 
-def report_of(compiled: Any) -> Report:
-    """There is none.
+def report_of(compiled: object) -> Report:
+    """There is no report.
 
     Raises:
         TypeError: always.
@@ -69,11 +70,11 @@ def report_of(compiled: Any) -> Report:
 session_of = report_of
 
 
-def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Report]:
-    """Calls `function` and gives a report that says why nothing was compiled."""
+def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., Report]:
+    """Calls `function` and returns a report that says why nothing was compiled."""
     compiled = compile(function, **arguments)
 
-    def call(*args: Any, **kwargs: Any) -> Report:
+    def call(*args: object, **kwargs: object) -> Report:
         compiled(*args, **kwargs)
         report = Report(getattr(function, "__qualname__", type(function).__qualname__), eager=1)
         report.record(Event("note", "", 0.0, {"text": NativeLayerMissing(problem=native.problem()).reason}))
@@ -82,7 +83,7 @@ def explain(function: Callable[..., Any], **arguments: Any) -> Callable[..., Rep
     return call
 
 
-def disable(function: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+def disable(function: Callable[..., object] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
     """`function` as it is."""
     return disable if function is None else function
 

@@ -1,7 +1,7 @@
 """Other compilers behind Kiln's capture.
 
-A backend takes a `torch.fx.GraphModule` and example inputs and returns a callable of the same inputs. `"kiln"` is the
-compiler itself; `"eager"` runs the captured graph as it is; `"inductor"` hands it to torch's compiler.
+A backend takes a `torch.fx.GraphModule` and example inputs and returns a callable of the same inputs. `"kiln"` is
+Kiln's own compiler; `"eager"` runs the captured graph; `"inductor"` passes it to torch's compiler.
 
     @kiln.register_backend
     def my_compiler(gm, example_inputs):

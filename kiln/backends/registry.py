@@ -15,19 +15,19 @@ from kiln.support.errors import KilnError
 class UnknownBackend(KilnError):
     code = "KILN5004"
     what = "there is no backend `{name}`"
-    why = "registered are {known}"
+    why = "the registered backends are {known}"
     try_ = ("{hint}", "pass the compiler itself: backend=my_compiler")
 
 
-Backend = Callable[..., Callable[..., Any]]
-"""(torch.fx.GraphModule, example inputs) -> callable of the same inputs."""
+Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+"""(graph, example inputs) -> callable of the same inputs."""
 
 KILN = "kiln"
 BACKENDS: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend | None = None, name: str | None = None) -> Any:
-    """Make `backend` known under `name` (default: its `__name__`). A function and a decorator."""
+    """Register `backend` as `name` (default: its `__name__`). A function and a decorator."""
     if backend is None:
         return lambda late: register_backend(late, name)
     BACKENDS[name or backend.__name__] = backend
@@ -51,20 +51,20 @@ def find_backend(backend: str | Backend) -> Backend | None:
         return None
     if backend not in BACKENDS:
         near = difflib.get_close_matches(backend, list_backends(), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "kiln.register_backend makes one known"
+        hint = f"did you mean `{near[0]}`?" if near else "kiln.register_backend registers one"
         raise UnknownBackend(name=backend, known=", ".join(list_backends()), hint=hint)
     return BACKENDS[backend]
 
 
 @register_backend
-def eager(module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def eager(module: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
     """Run the captured graph op by op."""
     return module.forward
 
 
 @register_backend
-def inductor(module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def inductor(module: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
     """Hand the captured graph to torch's own compiler."""
     compile_fx = importlib.import_module("torch._inductor.compile_fx")
-    compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs))
+    compiled: Callable[..., object] = compile_fx.compile_fx(module, list(example_inputs))
     return compiled

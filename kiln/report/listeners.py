@@ -1,4 +1,4 @@
-"""Listeners on events: the log of KILN_LOG, and a progress bar for long compiles."""
+"""Listeners to events: the log of KILN_LOG, and a progress bar for long compiles."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def log_stages(stages: frozenset[str]) -> Callable[[Event], None]:
 
 @final
 class ProgressBar:
-    """Follows the stages of a compile; appears only on a terminal, and only after two seconds.
+    """Shows the stage of a compile, on a terminal only and after two seconds.
 
-    A thread of its own draws it: while g++ runs there are no events.
+    A separate thread draws it, because there are no events while g++ runs.
     """
 
     def __init__(self, title: str, patience: float = PATIENCE_SECONDS) -> None:
@@ -50,7 +50,7 @@ class ProgressBar:
         self.stage = event.stage
 
     def close(self) -> None:
-        """Take it off the terminal."""
+        """Remove it from the terminal."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

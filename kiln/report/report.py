@@ -5,15 +5,16 @@
     kernels: 6 (72 launches, 96 library calls), 12.4 MB read, 6.1 MB written
     break KILN1007 model.py:41, in Net.forward: `if` asks for the value of a tensor
 
-It is made from events alone: whatever a stage says reaches the report without the stage knowing of it.
+It is made from events alone; no stage depends on it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, final
+from typing import final
 
 from kiln.support.events import Event
 
@@ -25,7 +26,7 @@ SHOWN_STAGES = 6
 @final
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A graph break or a skipped frame: stable code, the user's line, the reason."""
+    """A graph break or a skipped frame: code, user's line, reason."""
 
     code: str
     where: str
@@ -37,14 +38,14 @@ class Break:
 class Report:
     """Counts over all compiles of one function.
 
-    `seconds` is wall time by stage without that of inner stages, so the entries add up to `total_seconds`.
+    `seconds` is wall time by stage without inner stages, so its entries add up to `total_seconds`.
     """
 
     name: str = ""
     regions: int = 0
     compiles: int = 0
     loaded: int = 0
-    """Variants that an earlier process had compiled."""
+    """Variants loaded from disk."""
     eager: int = 0
     kernels: int = 0
     launches: int = 0
@@ -53,19 +54,19 @@ class Report:
     bytes_written: int = 0
     guards: int = 0
     graphs: int = 0
-    """CUDA graphs that are kept, and `graph_bytes` of their memory pools."""
+    """Live CUDA graphs, with `graph_bytes` of memory pools."""
     graph_bytes: int = 0
     ungraphed: dict[str, int] = field(default_factory=dict)
-    """Why plans run without a graph, or get no more of them, and how many."""
+    """Why plans run without a CUDA graph, or get no more of them -> how many plans."""
     unsaved: list[str] = field(default_factory=list)
-    """Why variants could not be kept on disk."""
+    """Why variants could not be stored on disk."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     total_seconds: float = 0.0
 
     def record(self, event: Event) -> None:
-        """Fold one event in; kinds that are not in the table are counted nowhere."""
+        """Count an event; kinds without a handler are ignored."""
         handler = HANDLERS.get(event.kind)
         if handler is not None:
             handler(self, event)
@@ -73,14 +74,14 @@ class Report:
     def reset(self) -> None:
         """Forget everything but the name."""
         fresh = Report(self.name)
-        for one in fields(self):
-            setattr(self, one.name, getattr(fresh, one.name))
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(fresh, entry.name))
 
     def text(self) -> str:
         """At most ten lines."""
-        again = self.compiles - 1
+        count = self.compiles - 1
         loaded = f", {self.loaded} loaded" if self.loaded else ""
-        recompiles = f" ({again} recompile{'s' if again > 1 else ''})" if again > 0 else ""
+        recompiles = f" ({count} recompile{'s' if count > 1 else ''})" if count > 0 else ""
         lines = [
             f"kiln: {self.name}  {self.regions} regions, {self.compiles} compiles{recompiles}{loaded}, "
             f"{self.eager} eager",
@@ -89,7 +90,7 @@ class Report:
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
         ]
         lines += self._graph_lines()
-        breaks = [f"break {one.code} {one.where}: {one.reason}" for one in self.breaks]
+        breaks = [f"break {found.code} {found.where}: {found.reason}" for found in self.breaks]
         rest = [*self.notes, *(f"{line} (x{n})" if n > 1 else line for line, n in Counter(breaks).items())]
         room = MAX_LINES - len(lines)
         if len(rest) > room:
@@ -97,14 +98,14 @@ class Report:
         return "\n".join([*lines, *rest])
 
     def _seconds_line(self) -> str:
-        """The stages that took longest; the rest together."""
+        """The longest stages, and the others together."""
         ordered = sorted(self.seconds.items(), key=lambda item: -item[1])
         parts = [f"{name} {value:.3f}" for name, value in ordered[:SHOWN_STAGES]]
         rest = sum(value for _, value in ordered[SHOWN_STAGES:])
         return f"seconds: {', '.join(parts)}, other {rest:.3f}; total {self.total_seconds:.3f}"
 
     def _graph_lines(self) -> list[str]:
-        """Where CUDA graphs are wanted: how many there are, and why not more."""
+        """How many CUDA graphs there are and why not more, if they are enabled."""
         if not self.graphs and not self.ungraphed:
             return []
         plain = "; ".join(f"{count} plain: {reason}" for reason, count in self.ungraphed.items())
@@ -129,7 +130,7 @@ def _break(report: Report, event: Event) -> None:
     report.breaks.append(Break(str(data["code"]), str(data.get("at", "")), str(data["reason"])))
 
 
-def _count(name: str) -> Any:
+def _count(name: str) -> Callable[[Report, Event], None]:
     def add(report: Report, event: Event) -> None:
         setattr(report, name, getattr(report, name) + int(str(event.data.get("count", 1))))
 
@@ -137,7 +138,7 @@ def _count(name: str) -> Any:
 
 
 def _traffic(report: Report, event: Event) -> None:
-    """Traffic of symbolic sizes is not known here and not counted."""
+    """Traffic of symbolic sizes is unknown and not counted."""
     read, written = event.data.get("read", 0), event.data.get("written", 0)
     report.bytes_read += read if isinstance(read, int) else 0
     report.bytes_written += written if isinstance(written, int) else 0

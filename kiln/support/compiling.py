@@ -1,9 +1,8 @@
-"""The question whether code is being compiled; capture answers it in place of the call."""
+"""`kiln.is_compiling`; capture replaces the call by True."""
 
 from __future__ import annotations
 
 
 def is_compiling() -> bool:
-    """False in Python; inside a compiled region True, always: unlike `torch.compiler.is_compiling`, only code that
-    knows of Kiln asks it."""
+    """True in compiled code, else False. (`torch.compiler.is_compiling` depends on an option.)"""
     return False

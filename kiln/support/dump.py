@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Dump:
-    """Writes the text of each stage below `folder`; with no folder, texts are not even made."""
+    """Writes the text of each stage below `folder`; without a folder, texts are not made."""
 
     def __init__(self, folder: Path | None, name: str = "region") -> None:
         self.root = folder
@@ -20,7 +20,7 @@ class Dump:
         self.count = 0
 
     def write(self, stage: str, text: Callable[[], object]) -> None:
-        """Write `text()` as the next file, unless there is no folder."""
+        """Write `text()` as the next file."""
         if self.root is None:
             return
         if self.folder is None:
@@ -29,7 +29,7 @@ class Dump:
         (self.folder / f"{self.count:02}_{stage}.txt").write_text(str(text()).rstrip() + "\n")
 
     def _new_folder(self, root: Path) -> Path:
-        """The next number that neither another thread nor another process takes first."""
+        """A folder with the next number, which no other thread or process has taken."""
         root.mkdir(parents=True, exist_ok=True)
         number = sum(1 for _ in root.iterdir())
         while True:

@@ -1,4 +1,4 @@
-"""Errors with stable codes: what, why, what to try; the place is added by the base class.
+"""Errors with stable codes that say what, why and what to try; the base class adds where.
 
     class DataDependentBranch(GraphBreak):
         code = "KILN1007"
@@ -12,7 +12,7 @@
       Try:  keep both sides in the graph with `torch.where`
 
 Codes: KILN1xxx capture (graph breaks, skipped frames), 2xxx graph and shapes, 3xxx loops and
-code generation, 4xxx run time, 5xxx arguments and options, 6xxx files and caches, 9xxx faults of ours.
+code generation, 4xxx run time, 5xxx arguments and options, 6xxx files and caches, 9xxx faults of Kiln.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import ClassVar
 from kiln.support.location import Location
 
 ERRORS: dict[str, type[KilnError]] = {}
-"""Every error class by its code; docs/errors.md is made from it."""
+"""Every error class by code; docs/errors.md is generated from it."""
 
 
 class KilnError(Exception):
-    """Base of all errors that Kiln shows to a user.
+    """Base of all errors shown to users.
 
     `what`, `why` and `try_` are templates over the keyword arguments of the constructor.
     """
@@ -42,7 +42,7 @@ class KilnError(Exception):
             return
         other = ERRORS.setdefault(cls.code, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"error code {cls.code} belongs to {other.__qualname__} already")
+            raise TypeError(f"error code {cls.code} already belongs to {other.__qualname__}")
 
     def __init__(self, *, at: Location | None = None, **details: object) -> None:
         self.at = at
@@ -51,13 +51,13 @@ class KilnError(Exception):
 
     @property
     def reason(self) -> str:
-        """`what: why` on one line, without place and advice."""
+        """`what: why` on one line, without location and advice."""
         what = self.what.format(**self.details)
         why = self.why.format(**self.details)
         return f"{what}: {why}" if why else what
 
     def render(self) -> str:
-        """The whole message, beginning at the user's line."""
+        """The full message, beginning with the user's line."""
         lines = [f"{self.code}  {self.at.text()}" if self.at else self.code]
         if self.at and (source := self.at.source_line()):
             lines.append(f"{self.at.line:>7} | {source.rstrip()}")
@@ -68,7 +68,7 @@ class KilnError(Exception):
 
 
 class InternalFault(KilnError):
-    """A fault of the compiler itself; the user's region runs eager."""
+    """A bug in the compiler; the user's region runs eager."""
 
     code = "KILN9000"
     what = "the compiler failed in stage `{stage}`"
@@ -77,6 +77,6 @@ class InternalFault(KilnError):
 
 
 def require(condition: object, problem: str) -> None:
-    """Raise `ValueError(problem)` unless `condition` holds: invariants of IR data, checked where it is made."""
+    """Raise `ValueError(problem)` unless `condition` holds; for invariants of IR data, checked on construction."""
     if not condition:
         raise ValueError(problem)

@@ -1,7 +1,7 @@
-"""Events: what every stage reports to a recorder that is always on.
+"""Events: what every stage reports; stages never print.
 
-A stage never prints. It emits events to the sink it was handed; the flight recorder keeps the last
-ones, the report counts them, `KILN_LOG` prints them, a progress bar follows them.
+The sink keeps the last events as a flight recorder; the report counts them, `KILN_LOG` prints them, a progress bar
+follows them.
 
     with events.stage("lowering"):
         events.emit("kernel", name="add_norm", bytes=4096)
@@ -21,7 +21,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. Of a finished stage: `seconds` of wall time, and what of it no inner stage took."""
+    """Something that happened. A finished stage has `seconds` of wall time, `own_seconds` without inner stages."""
 
     kind: str
     stage: str
@@ -36,7 +36,7 @@ Listener = Callable[[Event], None]
 
 @final
 class _Stages(threading.local):
-    """The stages that a thread is in, and the wall time that their inner stages took."""
+    """The stages that a thread is in, and the wall time of their inner stages."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,9 +45,9 @@ class _Stages(threading.local):
 
 
 class EventSink:
-    """Keeps the last `capacity` events and hands each to the listeners, one at a time.
+    """Keeps the last `capacity` events and passes each to the listeners.
 
-    Threads may share it (a backward is compiled where it is first run): each has its own stages.
+    Threads may share it (a backward is compiled in the thread that first runs it); each has its own stages.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
@@ -58,17 +58,17 @@ class EventSink:
 
     @property
     def failed_stage(self) -> str:
-        """The innermost stage that an exception left last, in this thread."""
+        """The innermost stage that the last exception of this thread left."""
         return self._stages.failed
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` for every later event; the result stops it."""
+        """Call `listener` for every later event, until the returned function is called."""
         with self._lock:
             self._listeners += (listener,)
 
         def stop() -> None:
             with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
 
         return stop
 
@@ -79,7 +79,7 @@ class EventSink:
 
     @contextmanager
     def stage(self, name: str, **data: object) -> Iterator[None]:
-        """Everything emitted inside belongs to stage `name`; "begin" goes before, "stage" with the wall time after."""
+        """Everything emitted inside belongs to stage `name`; a "begin" event precedes it, a "stage" event ends it."""
         start, stages = time.perf_counter(), self._stages
         stages.names.append(name)
         stages.inner.append(0.0)
@@ -98,7 +98,7 @@ class EventSink:
             self.record(Event("stage", name, time.time(), data, seconds, own))
 
     def record(self, event: Event) -> None:
-        """Take over an event, of another sink too."""
+        """Record an event, possibly of another sink."""
         with self._lock:
             self.events.append(event)
             for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""Where something stands in the user's program."""
+"""A line of the user's program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One line of user code: `model.py:41, in Net.forward`."""
+    """A line of user code: `model.py:41, in Net.forward`."""
 
     file: str
     line: int

@@ -1,8 +1,8 @@
-"""Optional third-party packages, imported when first used; the one file where imports stand in functions.
+"""Optional third-party packages, imported on first use; the only file with imports inside functions.
 
     sympy = load("sympy")        the module, or None where it is not installed
 
-`import kiln` must load none of them: SymPy alone takes a quarter of a second.
+`import kiln` must not load them: SymPy alone takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from kiln.support.errors import KilnError
 
-OptionalPackage = Literal["sympy", "matplotlib.figure", "tabulate", "tqdm", "psutil", "triton", "transformers", "timm"]
+OptionalPackage = Literal["sympy", "matplotlib.figure", "triton", "transformers", "timm"]
 
 
 class MissingPackage(KilnError):
@@ -24,7 +24,7 @@ class MissingPackage(KilnError):
 
 
 def load(package: OptionalPackage) -> ModuleType | None:
-    """The module, or None where it is not installed."""
+    """The module, or None if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -35,7 +35,7 @@ def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
     """The module.
 
     Raises:
-        MissingPackage: where it is not installed.
+        MissingPackage: if it is not installed.
     """
     module = load(package)
     if module is None:

@@ -1,10 +1,10 @@
-"""Every knob a user has, as one frozen dataclass, made once in `api/` and handed down in parts.
+"""All user options in one frozen dataclass, made in `api/` and passed down.
 
     kiln.compile(model, options={"recompute": "none", "variants": 3})
     KILN_OPTIONS="variants=3,cache_dir=/tmp/kiln" python train.py
 
 `mode` is a named set of options. Environment: KILN_LOG (stages to print), KILN_DUMP (folder for the texts of all
-stages, which are then verified; nothing is loaded from the cache), KILN_OPTIONS (defaults of the options).
+stages; verifies them and loads nothing from the cache), KILN_OPTIONS (defaults of the options).
 """
 
 from __future__ import annotations
@@ -33,46 +33,47 @@ class BadOption(KilnError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The knobs, with their defaults."""
+    """The options and their defaults."""
 
     dynamic: Literal["auto", "never", "always"] = "auto"
     """Which sizes become symbols: those that changed, none, or all."""
     cuda_graphs: bool = False
-    """Record on a GPU what a compiled region launches, and replay it: less work for the CPU per call, more memory."""
+    """Record a region's launches as a CUDA graph and replay it: less CPU time per call, more memory."""
     variants: int = 8
-    """At most so many compiled variants of one function; then it runs eager and says so."""
+    """The most compiled variants of one function; beyond that it runs eager, with a warning."""
     is_compiling: Literal["auto", "true", "false"] = "auto"
-    """What `torch.compiler.is_compiling()` answers inside: eager's answer, unless that breaks the graph."""
+    """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
     recompute: Literal["cheap", "none"] = "cheap"
-    """What backward may compute again instead of keeping it from forward."""
+    """What the backward may recompute instead of saving it in the forward."""
     cache: bool = True
-    """Look compiled variants up on disk and leave them there. Kernels are kept by their contents either way."""
+    """Load and store compiled variants on disk. Kernels are cached by their contents either way."""
     cache_dir: str = ""
     """Folder of the on-disk cache; empty: `kiln` in the user's cache folder."""
     compile_workers: int = 0
     """Processes that compile kernels; 0: one per core."""
     progress: bool = True
-    """A progress bar on a terminal when a compile takes over two seconds."""
+    """Show a progress bar on a terminal when a compile takes over two seconds."""
 
 
 LEAST: Mapping[str, int] = {"variants": 1, "compile_workers": 0}
 """The smallest value of an option."""
-MODES: Mapping[str, Mapping[str, Any]] = {
+MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
     "max-autotune": {"cuda_graphs": True},
     "max-autotune-no-cudagraphs": {},
 }
-"""torch.compile's; nothing is tuned yet, so the last two are the first two by other names."""
+"""The modes of torch.compile. Nothing is tuned yet, so the last two equal the first two."""
 
 
-def options_from(given: Mapping[str, Any], base: Options | None = None) -> Options:
+def options_from(given: Mapping[str, object], base: Options | None = None) -> Options:
     """`base` with `given` applied.
 
     Raises:
-        UnknownOption, BadOption: for a name or a value that does not exist.
+        UnknownOption, BadOption: for an unknown name or value.
     """
     hints = get_type_hints(Options)
+    checked: dict[str, Any] = dict(given)
     names = [field.name for field in fields(Options)]
     for name, value in given.items():
         if name not in hints:
@@ -80,20 +81,20 @@ def options_from(given: Mapping[str, Any], base: Options | None = None) -> Optio
             hint = f"did you mean `{near[0]}`?" if near else "remove it"
             raise UnknownOption(name=name, allowed=", ".join(names), hint=hint)
         _check(name, value, hints[name])
-    return replace(base or Options(), **given)
+    return replace(base or Options(), **checked)
 
 
 def options_from_text(text: str, base: Options | None = None) -> Options:
     """Options written as `name=value,name=value` (the form of KILN_OPTIONS)."""
     hints = get_type_hints(Options)
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         given[name] = _read(value, hints.get(name, str))
     return options_from(given, base)
 
 
-def _check(name: str, value: object, hint: Any) -> None:
+def _check(name: str, value: object, hint: type) -> None:
     choices = get_args(hint)
     if choices:
         if value not in choices:
@@ -101,10 +102,10 @@ def _check(name: str, value: object, hint: Any) -> None:
     elif type(value) is not hint:
         raise BadOption(name=name, value=value, allowed=f"a value of type {hint.__name__}")
     elif isinstance(value, int) and value < LEAST.get(name, value):
-        raise BadOption(name=name, value=value, allowed=f"a number from {LEAST[name]} on")
+        raise BadOption(name=name, value=value, allowed=f"an integer of at least {LEAST[name]}")
 
 
-def _read(text: str, hint: Any) -> Any:
+def _read(text: str, hint: type) -> bool | int | str:
     if hint is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
     return int(text) if hint is int and text.lstrip("-").isdigit() else text

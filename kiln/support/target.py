@@ -1,4 +1,4 @@
-"""The machine that code is made for, as data: asked once, then handed down."""
+"""The device that code is compiled for, as data."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from pathlib import Path
 from typing import final
 
 WARP = 32
-"""Threads of a GPU that run in step."""
+"""GPU threads that run in lockstep."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU: `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: else).
-
-    A GPU (`device` "cuda"): `capability` (9, 0), `multiprocessors` 132.
-    """
+    """A CPU with `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: others), or a GPU ("cuda")."""
 
     device: str = "cpu"
     vector_bytes: int = 32
     threads: int = 1
     isa: str = ""
-    """Names the instruction set in cache keys, so that a cache can be shared by different machines."""
+    """The instruction set, for cache keys: different machines may share a cache."""
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
     deterministic: bool = False
-    """Sums have one order in every call: `torch.use_deterministic_algorithms`. On a CPU they always have."""
+    """`torch.use_deterministic_algorithms`: sums have a fixed order, as they always have on a CPU."""
 
     @property
     def is_gpu(self) -> bool:
@@ -37,7 +34,7 @@ class Target:
 
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags as the kernel names them; empty where it does not tell."""
+    """The CPU's feature flags as Linux names them; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -46,8 +46,8 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, {"variant": 3}, None, UnknownOption, "did you mean `variants`"),
         (None, {"dynamic": "sometimes"}, None, BadOption, "'auto', 'never', 'always'"),
         (None, {"variants": "three"}, None, BadOption, "type int"),
-        (None, {"variants": 0}, None, BadOption, "from 1 on"),
-        (None, {"compile_workers": -1}, None, BadOption, "from 0 on"),
+        (None, {"variants": 0}, None, BadOption, "at least 1"),
+        (None, {"compile_workers": -1}, None, BadOption, "at least 0"),
         (None, None, 3, BadArgument, "True or False"),
     ],
 )
