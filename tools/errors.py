@@ -1,7 +1,7 @@
-"""Writes docs/errors.md, the page of all codes, from the classes that carry them.
+"""Writes docs/errors.md, the page of all codes, from the error classes.
 
 python tools/errors.py            rewrite the page
-python tools/errors.py --check    fail if the page is not what the classes say today
+python tools/errors.py --check    fail if the page is not up to date
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PAGE = ROOT / "docs" / "errors.md"
 INTRODUCTION = """\
 # Codes
 
-What Kiln says when it breaks a graph, runs something eager, or raises. Written by `python tools/errors.py` from the
-classes (a test checks that it is true). Names in braces are filled in where the error is made.
+What Kiln says when it breaks a graph, runs something in eager mode, or raises. Written by `python tools/errors.py` from
+the error classes (a test checks that it is up to date). Names in braces are filled in when the error is raised.
 """
 
 CHAPTERS = {
@@ -36,7 +36,7 @@ CHAPTERS = {
 
 
 def page() -> str:
-    """The page as it has to be."""
+    """The text of the page."""
     import_all()
     from kiln.support.errors import ERRORS
 
@@ -52,7 +52,7 @@ def page() -> str:
 
 
 def entry(code: str, error: type) -> Iterator[str]:
-    """What, why and what to try of one code."""
+    """The entry of one code: what, why, what to try."""
     why = f": {error.why}" if error.why else ""
     yield f"**{code}** {error.what}{why}."
     yield from (f"- Try: {hint}" for hint in error.try_)
@@ -60,7 +60,7 @@ def entry(code: str, error: type) -> Iterator[str]:
 
 
 def import_all() -> None:
-    """Every module of the package: classes enter the table when they are made."""
+    """Import every module of the package: error classes register themselves."""
     import kiln
 
     for module in pkgutil.walk_packages(kiln.__path__, "kiln."):

@@ -2,9 +2,9 @@
 
     python tools/record_graphs.py tests/gpu_graphs/recorded
 
-A torch without CUDA cannot trace what autograd does on CUDA; lowering, schedule, kernels and plans need only the text
-of a graph. One file for inference, one each for forward and backward of a training step, of each model of the suite
-`gpu` in a tiny form. Places in sources are left out.
+A torch without CUDA cannot trace what autograd does on CUDA, but lowering and what follows need only a graph's text.
+Writes one file for inference and one each for forward and backward of a training step, for each model of the suite
+`gpu` in a tiny form. Source locations are left out.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ STAGES = {"graph": "infer", "forward_graph": "forward", "backward_graph": "backw
 
 
 def texts(row: SuiteRow, train: bool) -> Iterator[tuple[str, str]]:
-    """Name of the half and text of its graph."""
+    """(infer, forward or backward; text of the graph)."""
     case = build(tiny(row, batch=2), train=train, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KILN_DUMP"] = folder
         case.run(api.compile(case.model, options={"cache": False}))
         for path in sorted(Path(folder).glob("*/*.txt")):
-            half = STAGES.get(path.stem.partition("_")[2])
-            if half is not None:
-                yield half, graph_text(parse_graph(path.read_text()), origins=False)
+            kind = STAGES.get(path.stem.partition("_")[2])
+            if kind is not None:
+                yield kind, graph_text(parse_graph(path.read_text()), origins=False)
 
 
 def main() -> None:
@@ -42,8 +42,8 @@ def main() -> None:
     target.mkdir(parents=True, exist_ok=True)
     for train in (False, True):
         for row in load_suite("gpu", train=train).rows:
-            for half, text in texts(row, train):
-                path = target / f"{row.name}-{half}.txt"
+            for kind, text in texts(row, train):
+                path = target / f"{row.name}-{kind}.txt"
                 path.write_text(text + "\n")
                 print(path.name, len(text.splitlines()))
 

@@ -1,7 +1,7 @@
 """Writes docs/tour.md: the file for each question, and one small function through all stages with their real texts.
 
 python tools/tour.py            rewrite the page
-python tools/tour.py --check    fail if the page is not what the compiler says today
+python tools/tour.py --check    fail if the page is not up to date
 """
 
 from __future__ import annotations
