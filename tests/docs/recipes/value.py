@@ -1,18 +1,18 @@
-"""`datetime.timedelta` from outside: guarded by value, its seconds are a constant."""
+"""`datetime.timedelta` from outside: its length is a constant, guarded."""
 
 RECIPE = "A kind of value"
 EDITS = [
     (
         "kiln/capture/interpreter/variables/duration.py",
         "",
-        '''"""`datetime.timedelta`: an immutable object of which the program may read the days and seconds."""
+        '''"""`datetime.timedelta`: an immutable object whose length the program may ask for."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any, final
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, wraps
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, Source
@@ -30,12 +30,27 @@ class Duration(Value):
         return timedelta
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        if name not in ("days", "seconds"):
-            raise self.unsupported(f"attribute {name}", "only its days and seconds are modelled")
-        s.guard_type(self)
-        if self.source is not None:
-            s.guard(AttrSource(self.source, name), GuardKind.EQUALS, getattr(self.value, name))
-        return Constant(getattr(self.value, name))
+        if name != "total_seconds":
+            raise self.unsupported(f"attribute {name}", "only its length is modelled")
+        return TotalSeconds(self)
+
+
+@final
+class TotalSeconds(Value):
+    """The bound method."""
+
+    __slots__ = ("duration",)
+
+    def __init__(self, duration: Duration) -> None:
+        self.duration = duration
+        self.source = None
+
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        duration = self.duration
+        s.guard_type(duration)
+        for name in ("days", "seconds", "microseconds"):
+            s.guard(AttrSource(duration.source, name), GuardKind.EQUALS, getattr(duration.value, name))
+        return Constant(duration.value.total_seconds())
 
 
 @wraps(timedelta)
@@ -64,7 +79,7 @@ def check() -> None:
 
     import kiln
 
-    compiled = kiln.compile(lambda x, wait: x * wait.seconds, fullgraph=True)
+    compiled = kiln.compile(lambda x, wait: x * wait.total_seconds(), fullgraph=True)
     x = torch.ones(3)
     for seconds, compiles in ((5, 1), (5, 1), (7, 2)):
         torch.testing.assert_close(compiled(x, timedelta(seconds=seconds)), x * seconds)
