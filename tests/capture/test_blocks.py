@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from kiln.capture.interpreter import capture
 from kiln.capture.interpreter.blocks import repeat
-from kiln.capture.interpreter.variables.module import interpret_call
+from kiln.capture.interpreter.variables import module
 from tests.capture.conftest import Lab, assert_equal
 from tests.capture.texts import texts
 
@@ -75,6 +73,11 @@ def stack(count: int = 4, config: Config | None = None) -> Stack:
     return Stack(*[Block(config, index) for index in range(count)]).eval()
 
 
+def interpreted(s: Any, module: Any, args: Any, kwargs: Any, interpret: Callable[[], Any]) -> Any:
+    """In place of `call_repeatable`: nothing is repeated."""
+    return interpret()
+
+
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """`repeats(model, x)`: captured both ways, equal; how often a block was repeated."""
@@ -87,7 +90,6 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return result
 
     monkeypatch.setattr(repeat, "repeated", counted)
-    repeating = capture.HOOKS
 
     def check(model: Any, *args: Any, grad: bool = False) -> int:
         with torch.set_grad_enabled(grad):
@@ -98,13 +100,13 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         state = {name: value.clone() for name, value in model.state_dict().items()}
         answers: list[Any] = []
         labs: list[Lab] = []
-        for hooks in (None, repeating, dataclasses.replace(repeating, call_module=interpret_call)):
+        for call in (None, repeat.call_repeatable, interpreted):
             torch.set_rng_state(seed)
             model.load_state_dict(state)
-            if hooks is None:
+            if call is None:
                 answers.append((model(*args), {n: v.clone() for n, v in model.state_dict().items()}))
                 continue
-            monkeypatch.setattr(capture, "HOOKS", hooks)
+            monkeypatch.setattr(module, "call_repeatable", call)
             labs.append(lab := Lab())
             function = lab.compile(type(model).forward)
             answers.append((function(model, *args), {n: v.clone() for n, v in model.state_dict().items()}))

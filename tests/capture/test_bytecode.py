@@ -98,6 +98,15 @@ def test_every_opcode_has_a_handler():
     assert REGISTERED
 
 
+def test_the_tables_are_filled_by_importing_the_interpreter():
+    root = Path(__file__).parents[2]
+    files = sorted((root / "kiln/capture/interpreter").rglob("*.py"))
+    names = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files}
+    program = "import sys, kiln.capture.interpreter; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
+    assert names <= set(result.stdout.split())
+
+
 def test_what_may_break_says_how_many_operands_it_takes():
     unknown = {name for name, row in OPCODES.items() if row.breaks and row.handler.__name__ != "not_modelled"}
     unknown = {name for name in unknown if OPCODES[name].pops is None}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from kiln.capture.interpreter import capture
-from kiln.capture.interpreter.variables.module import interpret_call
+from kiln.capture.interpreter.blocks.repeat import call_repeatable
+from kiln.capture.interpreter.variables import module
 from kiln.cli.bench.models import build
 from kiln.cli.bench.suite import SuiteRow
 from tests.capture.conftest import Lab
+from tests.capture.test_blocks import interpreted
 from tests.capture.texts import texts
 
 from .tiny import rows, tiny
@@ -27,8 +26,8 @@ RUNS = [
 @pytest.mark.parametrize(("row", "train"), RUNS)
 def test_equal_texts(row: SuiteRow, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for hooks in (capture.HOOKS, dataclasses.replace(capture.HOOKS, call_module=interpret_call)):
-        monkeypatch.setattr(capture, "HOOKS", hooks)
+    for call in (call_repeatable, interpreted):
+        monkeypatch.setattr(module, "call_repeatable", call)
         case, lab = build(tiny(row), train=train, seed=0), Lab()
         forward = lab.compile(type(case.model).forward)
         with torch.set_grad_enabled(train):

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.effects import AppendEffect, AttributeEffect, CellEffect, ContentsEffect
+from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.object import AttributeEffect, Object
+from kiln.capture.interpreter.variables.sequence import AppendEffect, List
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import AttrSource, LocalSource, OffsetSource, Source
 
@@ -30,12 +31,12 @@ SHARED = (Tensor, Object, Dict, List, Set)
 
 def alias_guards(s: CaptureState) -> None:
     """All of them."""
-    for value, sources in s.aliases():
+    for value, sources in s.identities.aliases():
         if isinstance(value, SHARED) and value.source is not None:
             one_group(s, [value.source, *sources])
     changed_objects(s)
     cells(s)
-    for left, right in s.distinct:
+    for left, right in s.identities.distinct:
         if left.source is not None and right.source is not None and left.python_type() is right.python_type():
             several_groups(s, [[left.source], [right.source]])
     memory(s)
@@ -59,14 +60,14 @@ def changed_objects(s: CaptureState) -> None:
     """Containers and instances of which one was changed: no other of its type may be the same object."""
     changed: set[type] = set()
     written: set[int] = set()
-    for effect in s.effects.values():
+    for effect in s.effects:
         if isinstance(effect, (AppendEffect, AttributeEffect, ContentsEffect)):
             changed.add(effect.value.python_type())
             written.add(id(effect.value))
     if not changed:
         return
     found: dict[type, list[list[Source]]] = {}
-    for value in s.shared_objects():
+    for value in s.identities.objects.values():
         kind = value.python_type()
         if kind in changed and value.source is not None and (id(value) in written or was_read(value)):
             found.setdefault(kind, []).append([value.source])
@@ -77,8 +78,12 @@ def changed_objects(s: CaptureState) -> None:
 
 def instance_dicts(s: CaptureState, written: set[int]) -> None:
     """A dict among the arguments is not to become the `__dict__` of an object that the program looks into."""
-    known = [value for value in s.shared_objects() if isinstance(value, Dict | Object) and value.source is not None]
-    asked = {id(value) for value in s.owners.values()}
+    known = [
+        value
+        for value in s.identities.objects.values()
+        if isinstance(value, Dict | Object) and value.source is not None
+    ]
+    asked = {id(value) for value in s.identities.owners.values()}
     used = [value for value in known if id(value) in written or id(value) in asked or was_read(value)]
     dicts = [value for value in used if isinstance(value, Dict) and type(value.source) is LocalSource]
     owners = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
@@ -102,8 +107,8 @@ def was_read(value: Value) -> bool:
 
 def cells(s: CaptureState) -> None:
     """Cells; where one was written, two are not to become one."""
-    groups = list(s.cell_paths.values())
-    if any(isinstance(effect, CellEffect) for effect in s.effects.values()):
+    groups = list(s.identities.cell_paths.values())
+    if any(isinstance(effect, CellEffect) for effect in s.effects):
         several_groups(s, groups)
         return
     for paths in groups:
@@ -113,7 +118,7 @@ def cells(s: CaptureState) -> None:
 def memory(s: CaptureState) -> None:
     """Where an input is written: which inputs lie in one storage, and where in it. So too where some overlap: results
     that are views of one may be views of the other."""
-    inputs: list[Any] = [value for value in s.state.get("inputs", ()) if has_storage(value.original)]
+    inputs: list[Any] = [value for value in s.part(RegionInputs).tensors if has_storage(value.original)]
     groups: dict[int, list[Any]] = {}
     for value in inputs:
         groups.setdefault(value.original.untyped_storage()._cdata, []).append(value)
@@ -135,5 +140,5 @@ def is_written(value: Any) -> bool:
     return bool(value.fake.storage_view.storage.version)
 
 
-def has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.numel() > 0
+def has_storage(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.layout is torch.strided and tensor.numel() > 0

@@ -53,7 +53,7 @@ class Cut:
     def __init__(self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
         self.state = s
         self.writer = writer
-        self.frames: list[SymbolicFrame] = stop.frames
+        self.frames = [frame for frame in stop.frames if isinstance(frame, SymbolicFrame)]
         self.make_resume = make_resume
         self.stored: dict[int, str] = {}
         self.kept: list[Value] = []
@@ -176,8 +176,8 @@ class Cut:
         return extra, InnerCall(inner[0].function, passed, frame.at, site.keeps_result, instead)
 
     def number(self) -> int:
-        self.state.state["resumes"] = self.state.state.get("resumes", 0) + 1
-        return int(self.state.state["resumes"])
+        self.state.counters.resume_functions += 1
+        return self.state.counters.resume_functions
 
     def tail_call(self, resumption: Resumption) -> None:
         """`return resume(...)`."""
@@ -203,7 +203,7 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
     except UnsupportedValue as problem:
         problem.at = stop.at
         if len(stop.frames) > 1 and not problem.frames:
-            problem.frames, problem.resumable = [stop.frames[1]], False
+            problem.before(stop.frames[1])
         raise
 
 
@@ -213,7 +213,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make
     inst = frame.decoded.instructions[frame.at]
     refuse(cut, frame, inst.name, stop)
     cut.prepare()
-    for effect in s.effects.values():
+    for effect in s.effects:
         effect.emit(writer)
     pops = OPCODES[inst.name].operands(inst.arg)
     operands = frame.saved[len(frame.saved) - pops :]
@@ -240,7 +240,7 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
     """Where the state cannot be carried over, break further out."""
     problem = ""
     if isinstance(stop, FrameInspection):
-        stop.frames, stop.resumable = cut.frames[1:2], False
+        stop.frames, stop.resumable = stop.frames[1:2], False
         raise stop
     row = OPCODES.get(name)
     if row is None or row.pops is None:
@@ -255,9 +255,7 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
         raise NotResumable(reason=problem, place=frame.code.co_qualname)
     raised = NotResumable(reason=problem, place=frame.code.co_qualname)
     raised.at = stop.at
-    raised.frames = [cut.frames[1]]
-    raised.resumable = False
-    raise raised
+    raise raised.before(cut.frames[1])
 
 
 def end_try(cut: Cut, begin: Any) -> None:

@@ -9,9 +9,22 @@ A skipped frame runs eager as a whole. `Restart` and `Raised` are no user errors
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, Self, final
 
 from kiln.support.errors import KilnError
+from kiln.support.location import Location
+
+
+class BrokenFrame(Protocol):
+    """A frame that a break goes through, at the step in front of which it breaks."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def resumable(self) -> bool: ...
+    def location(self) -> Location: ...
 
 
 class GraphBreak(KilnError):
@@ -19,8 +32,13 @@ class GraphBreak(KilnError):
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**details)
-        self.frames: list[Any] = []
+        self.frames: list[BrokenFrame] = []
         self.resumable = True
+
+    def before(self, place: BrokenFrame) -> Self:
+        """Break in front of an earlier step: the capture begins again and stops there."""
+        self.frames, self.resumable = [place], False
+        return self
 
 
 class UnsupportedOpcode(GraphBreak):
@@ -113,11 +131,15 @@ class FrameInspection(GraphBreak):
 @final
 @dataclass(frozen=True)
 class BreakPlace:
-    """An instruction of an earlier step, to break in front of: it stands among the frames of a break."""
+    """A step of a frame that was interpreted before, among the frames of a break."""
 
     number: int
     step: int
+    at: Location
     resumable: bool = False
+
+    def location(self) -> Location:
+        return self.at
 
 
 class SkippedFrame(KilnError):

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
-from kiln.capture.interpreter.blocks.repeat import call_module
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
+    BreakPlace,
     GraphBreak,
     Raised,
     RaisesException,
@@ -40,14 +40,16 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
-from kiln.capture.interpreter.core import MISSING, CaptureState, Hooks, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Policy, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
-from kiln.capture.interpreter.shape_guards import finish_guards, remember_state
+from kiln.capture.interpreter.shape_guards import finish_guards
 from kiln.capture.interpreter.speculation import (
     CompileSpeculation,
     Prologue,
     Speculation,
+    Speculations,
     make_prologue,
     run_eagerly,
     write_exit,
@@ -60,11 +62,11 @@ from kiln.capture.interpreter.variables import (
     descriptors,
     logger,
     module,
-    sequence,
     tensor,
 )
 from kiln.capture.interpreter.variables import object as objects
-from kiln.capture.interpreter.variables.function import namespace, shared_cell
+from kiln.capture.interpreter.variables.function import interpreted_modules, namespace, shared_cell
+from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
@@ -75,20 +77,18 @@ __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
     *(
-        logger,
         autograd_function,
         builtin,
         checkpoint,
         classes,
+        constant,
         context,
         copying,
         dataclass_fields,
         deques,
-        functions,
-        methods,
-        polyfilled,
+        descriptors,
     ),
-    *(build, control, match, operators, stack),
+    *(functions, logger, methods, module, objects, polyfilled, tensor, build, control, match, operators, stack),
 )
 """Modules whose import fills the tables of handlers."""
 
@@ -147,22 +147,6 @@ class Callbacks:
     scalars: Callable[[int | float, Source], bool] | None = None
     make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
     compile_speculation: CompileSpeculation = run_eagerly
-
-
-HOOKS = Hooks(
-    get_attr=objects.get_attr,
-    record=tensor.record,
-    new_exception=objects.new_exception,
-    make_constant=constant.make_constant,
-    make_list=sequence.make_list,
-    make_tuple=sequence.tuple_of,
-    sealed=objects.wrap_object,
-    plain_setattr=module.module_setattr_is_plain,
-    number_input=tensor.number_input,
-    native_getattr=module.module_getattr,
-    native_get=descriptors.native_get,
-    call_module=call_module,
-)
 
 
 def capture_frame(
@@ -224,14 +208,9 @@ def capture_frame(
 def new_state(
     function: types.FunctionType, callbacks: Callbacks, sink: EventSink, is_compiling: bool, stops: Any
 ) -> CaptureState:
-    state = CaptureState(HOOKS, callbacks.recorder_factory(), sink, function.__globals__)
-    state.dims = callbacks.dims
-    state.scalars = callbacks.scalars
-    state.is_compiling = is_compiling
-    state.speculate = callbacks.make_exit is not None
-    state.stop_at = stops
-    remember_state(state)
-    return state
+    policy = Policy(callbacks.dims, callbacks.scalars, is_compiling, callbacks.make_exit is not None)
+    recorder = callbacks.recorder_factory()
+    return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops)
 
 
 def describe(raised: Raised) -> str:
@@ -250,14 +229,15 @@ def internal_fault(fault: Exception) -> KilnError:
 
 def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:
     """The guards of the way to the exception; they do not tell where it depends on what a prologue checks."""
-    if s.speculations or s.state.get("divisors"):
+    assumed = s.part(Speculations)
+    if assumed.assumed or assumed.divisors:
         return skip(function, reason, s)
-    return Capture(None, finish_guards(s), skipped=reason, steps=s.steps, raises=True)
+    return Capture(None, finish_guards(s), skipped=reason, steps=s.counters.steps, raises=True)
 
 
 def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
     state.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason)
-    return Capture(None, [], skipped=reason, steps=state.steps)
+    return Capture(None, [], skipped=reason, steps=state.counters.steps)
 
 
 def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, Any]) -> SymbolicFrame:
@@ -304,7 +284,7 @@ def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
 
 
 def write_effects(s: CaptureState, writer: CodeWriter) -> None:
-    for effect in s.effects.values():
+    for effect in s.effects:
         effect.emit(writer)
 
 
@@ -329,7 +309,7 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
-    if divisors := s.state.get("divisors"):
+    if divisors := s.part(Speculations).divisors:
         assert callbacks.make_exit is not None, "symbolic divisors are kept where a side exit can be made"
         write_divisor_checks(head, writer, divisors, callbacks.make_exit(function), function.__code__)
     if prologue is not None:
@@ -348,10 +328,19 @@ def finish(
         called = [frame.location().text() for frame in one.frames[1:]]
         s.events.emit("graph_break", code=one.code, reason=one.reason, at=at, called=called)
     guards = finish_guards(s)
-    asked = "asked_is_compiling" in s.state
-    speculations = list(s.speculations.values())
+    speculations = list(s.part(Speculations).assumed.values())
     return Capture(
-        made, guards, collect, regions, breaks, None, s.steps, asked, speculations, s.modules(), s.repeated_steps
+        made,
+        guards,
+        collect,
+        regions,
+        breaks,
+        None,
+        s.counters.steps,
+        s.asked_is_compiling,
+        speculations,
+        interpreted_modules(s),
+        s.counters.repeated_steps,
     )
 
 
@@ -369,27 +358,27 @@ def write_divisor_checks(
 
 def refuse_own_leaves(s: CaptureState, trace: Any) -> None:
     """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
-    own = [one for one in s.state.get("leaves", ()) if one[0].requires_grad and one[0].is_leaf]
+    own = [place for leaf, place in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
     if own and trace.needs_grad:
-        _, *place = own[0]
-        break_before(place, "requires_grad_", "results of the region have gradients for what it makes")
+        break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
 
 
 def refuse_shared_history(s: CaptureState, trace: Any) -> None:
     """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
     found: dict[int, list[Any]] = {}
-    for value in s.state.get("inputs", ()):
+    for value in s.part(RegionInputs).tensors:
         found.setdefault(id(value.fake.storage_view.storage), []).append(value.fake)
     shared = {id(fake) for group in found.values() if len(group) > 1 for fake in group}
     if any(record.has_history and id(record.fake) in shared for record in trace.inputs):
-        break_before(s.state["in_place"][0], "in-place operation", "another input of the region has its memory")
+        break_before(
+            s.part(RegionInputs).in_place[0], "in-place operation", "another input of the region has its memory"
+        )
 
 
-def break_before(place: Sequence[Any], function: str, why: str) -> None:
-    """Begin again and break in front of a call that this attempt recorded: (frame, step, line)."""
-    frame, frame.step, line = place
-    stop = UnsupportedCall(function=function, why=why)
-    stop.frames, stop.resumable, stop.at = [frame], False, line
+def break_before(place: BreakPlace, function: str, why: str) -> None:
+    """Begin again and break in front of a call that this attempt recorded."""
+    stop = UnsupportedCall(function=function, why=why).before(place)
+    stop.at = place.at
     raise stop
 
 

@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.fake import FakeTensor
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
@@ -64,7 +65,7 @@ class CodeWriter:
         self.code = code
         self.loads = Assembler(code.co_firstlineno)
         self.body = Assembler(code.co_firstlineno)
-        self.outputs: list[Any] = []
+        self.outputs: list[FakeTensor] = []
         self._output_names: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._sources: dict[str, str] = {}
@@ -108,9 +109,9 @@ class CodeWriter:
     def constant(self, value: object) -> Value:
         return Constant(value)
 
-    def tensor(self, value: Any) -> None:
+    def tensor(self, fake: FakeTensor) -> None:
         """Push an output of the region."""
-        self.body.op("LOAD_FAST", self.output(value))
+        self.body.op("LOAD_FAST", self.output(fake))
 
     def number(self, value: Any) -> None:
         """Push a number that depends on sizes and numbers of the caller: an expression over their sources."""
@@ -153,8 +154,7 @@ class CodeWriter:
         self.body.op("BUILD_TUPLE", len(value.terms))
         self.body.call(1)
 
-    def output(self, value: Any) -> str:
-        fake = value.fake
+    def output(self, fake: FakeTensor) -> str:
         name = self._output_names.get(id(fake))
         if name is None:
             name = self._output_names[id(fake)] = self.temporary()
@@ -180,7 +180,7 @@ class CodeWriter:
         if value.source is not None and not isinstance(value, Cell):
             return self.found(value, value.source)
         if isinstance(value, Tensor):
-            return self.output(value)
+            return self.output(value.fake)
         self.emit(value)
         name = self.temporary()
         self.body.op("STORE_FAST", name)

@@ -3,22 +3,24 @@
     x + 1           Tensor(fake f32[8], source=x)   Constant(1)
     self.layer      Object(<Linear>, source=self.__dict__['_modules']['layer'])
 
-A value knows its `source` (where it was found before the frame ran) or None (it was made in the frame, or is
-a constant of the program). Each kind of value is a class in `variables/`. A question that a kind does not
-answer means "not supported": the defaults here break the graph with a reason, never silently.
+A value knows its `source`, where it was found before the frame ran, or None: made in the frame, or a constant of the
+program. Each kind of value is a class in `variables/`. What a kind does not implement is not supported: the
+defaults here break the graph with a reason.
 
 Tables that kinds and handlers register in:
-    WRAPPERS   exact type of an object -> value       (`@wraps(list)`)
-    SUBCLASS_WRAPPERS  the same for subclasses, first match wins
-    HANDLERS   builtin or torch callable -> handler   (`@handles(len)`)
-    OPERATORS  (operator, type of the left operand) -> handler
+    WRAPPERS            exact type of an object -> value          (`@wraps(list)`); `object`: all other types
+    SUBCLASS_WRAPPERS   the same for subclasses, first match wins
+    HANDLERS            builtin or torch callable -> handler      (`@handles(len)`)
+    OPERATORS           (operator, kind of the left operand) -> handler
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, final
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, final
+
+import torch
 
 from kiln.capture.guards.collector import GuardCollector
 from kiln.capture.interpreter.breaks import (
@@ -28,20 +30,28 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedOperation,
     UnsupportedValue,
 )
-from kiln.runtime.guards.constant import reference
+from kiln.capture.interpreter.class_lookups import ClassLookups
+from kiln.capture.interpreter.effect_log import EffectLog, Keyed
+from kiln.capture.interpreter.identities import Identities
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import Dims
+from kiln.graph.trace.recorder import Recorder
+from kiln.runtime.guards.constant import ObjectRef, reference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source, TypeSource
+from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
-GENERATED = "namedtuple_"
-"""`collections.namedtuple` makes its constructors in namespaces of their own; the class's module tells all of it."""
+Token = Hashable
+"""Stands for a value among the keys of a dict: equal tokens are equal keys."""
+P = TypeVar("P")
 HEAP_TYPE = 1 << 9
 """The flag of classes whose attributes can be set."""
 MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
-"""What a decorator notes on a class for itself: not guarded, changing it later changes nothing of the class."""
+"""Notes of a class decorator: not guarded, since changing them later does not change the class."""
 TYPE_IS = GuardKind.TYPE_IS.value
 MISSING: Any = object()
 """No such attribute, key or item."""
@@ -54,11 +64,11 @@ class Codegen(Protocol):
     def state(self) -> CaptureState: ...
     def emit(self, value: Value) -> None: ...
     def const(self, value: object) -> None: ...
-    def op(self, name: str, arg: Any = ...) -> None: ...
+    def op(self, name: str, arg: object = ...) -> None: ...
     def call(self, count: int) -> None: ...
-    def tensor(self, value: Value) -> None: ...
+    def tensor(self, fake: FakeTensor) -> None: ...
     def remember(self, value: Value) -> None: ...
-    def number(self, value: Any) -> None: ...
+    def number(self, value: object) -> None: ...
     def cell(self, value: Value) -> None: ...
     def constant(self, value: object) -> Value: ...
     def call_keywords(self, count: int, names: tuple[str, ...]) -> None: ...
@@ -125,7 +135,7 @@ class Value:
         return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        return s.hooks.get_attr(s, self, name, site)
+        return s.model.get_attr(s, self, name, site)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """None deletes."""
@@ -161,13 +171,13 @@ class Value:
 
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
-            if s.lookup(self.python_type(), name) is not None:
+            if s.classes.lookup(self.python_type(), name) is not None:
                 return bool(s.call_special(self, name, [], {}).constant(s))
         s.guard_type(self)
         return True
 
-    def key(self, s: CaptureState) -> Any:
-        """What stands for it among the keys of a dict: equal tokens are equal keys."""
+    def key(self, s: CaptureState) -> Token:
+        """Its token as a key of a dict."""
         raise self.unsupported("hash", "its hash is not known while tracing")
 
     def emit(self, g: Codegen) -> None:
@@ -197,124 +207,151 @@ LACKING = {
     "__pos__": "bad operand type for unary +: '{}'",
     "__invert__": "bad operand type for unary ~: '{}'",
 }
-"""What Python says where the class of an object lacks a special method."""
+"""Python's messages for a class without a special method."""
 
 Wrapper = Callable[["CaptureState", Any, "Source | None"], Value]
+W = TypeVar("W", bound=Wrapper)
 Handler = Callable[["CaptureState", Args, Kwargs], Value]
 Operator = Callable[["CaptureState", Value, Value], "Value | None"]
 
 WRAPPERS: dict[type, Wrapper] = {}
 SUBCLASS_WRAPPERS: list[tuple[type, Wrapper]] = []
-HANDLERS: dict[Any, Handler] = {}
-OPERATORS: dict[tuple[Any, type[Value]], Operator] = {}
+HANDLERS: dict[Hashable, Handler] = {}
+OPERATORS: dict[tuple[object, type[Value]], Operator] = {}
 
 
-def wraps(*types: type, subclasses: bool = False) -> Callable[[Wrapper], Wrapper]:
+def wraps(*types: type, subclasses: bool = False) -> Callable[[W], W]:
     """Register how objects of `types` become values."""
 
-    def register(wrapper: Wrapper) -> Wrapper:
-        for one in types:
-            WRAPPERS[one] = wrapper
+    def register(wrapper: W) -> W:
+        for kind in types:
+            WRAPPERS[kind] = wrapper
             if subclasses:
-                SUBCLASS_WRAPPERS.append((one, wrapper))
+                SUBCLASS_WRAPPERS.append((kind, wrapper))
         return wrapper
 
     return register
 
 
-def handles(*functions: Any) -> Callable[[Handler], Handler]:
+def handles(*functions: Hashable) -> Callable[[Handler], Handler]:
     """Register the handler of builtin callables (functions, types, unbound methods such as `list.append`)."""
 
     def register(handler: Handler) -> Handler:
-        for one in functions:
-            HANDLERS[one] = handler
+        for function in functions:
+            HANDLERS[function] = handler
         return handler
 
     return register
 
 
-class Effect(Protocol):
-    """A change of the world that the transformed code makes after the region: see `effects.py`."""
+class Effect(Keyed, Protocol):
+    """A side effect that the transformed code makes after the region: see `effects.py`."""
 
     def emit(self, g: Codegen) -> None: ...
 
 
+class RunningFrame(Protocol):
+    """What values ask of the frame that runs now; see `frame.py`."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    def location(self) -> Location: ...
+    def locations(self) -> tuple[Location, ...]: ...
+
+
+class ObjectModel(Protocol):
+    """Python's object model in terms of kinds of values, which lie above this module: see `object_model.py`."""
+
+    def get_attr(self, s: CaptureState, value: Value, name: str, site: CallSite) -> Value: ...
+    def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value: ...
+    def constant(self, value: object) -> Value: ...
+    def list_of(self, items: list[Value]) -> Value: ...
+
+
+@final
 @dataclass(frozen=True)
-class Hooks:
-    """Functions of higher modules that values need; handed in so that imports point downward."""
+class Policy:
+    """What the owner of a capture decides before it begins.
 
-    get_attr: Callable[[CaptureState, Value, str, CallSite], Value]
-    record: Callable[[CaptureState, Any, Args, Kwargs], Value]
-    new_exception: Callable[[CaptureState, type, tuple[Any, ...]], Value]
-    make_constant: Callable[[Any, Source | None], Value]
-    make_list: Callable[[list[Value]], Value]
-    make_tuple: Callable[[list[Value]], Value]
-    sealed: Wrapper
-    plain_setattr: Callable[[Value, str, Value | None], bool]
-    """Whether a class's own `__setattr__` does what `object.__setattr__` does for this name and value."""
-    number_input: Callable[[CaptureState, Any, Source], Value]
-    native_getattr: Callable[[CaptureState, Value, str, Any], Value | None]
-    """A `__getattr__` that is modelled here (nn.Module's), None for others."""
-    native_get: Callable[[CaptureState, Value, str, Any], Value | None]
-    """A descriptor of CPython that is modelled here, None for others."""
-    call_module: Callable[[CaptureState, Any, Args, Kwargs, CallSite], Value]
-    """Call an nn.Module: interpret it, or repeat what an equal one did (`blocks/`)."""
+    `dims` says which sizes of a new input become symbols, `scalars` which numbers become inputs (None: none).
+    `speculate`: a branch on values of integer inputs may be decided now and checked in front of the region.
+    """
+
+    dims: Callable[[torch.Tensor, Source], Dims]
+    scalars: Callable[[int | float, Source], bool] | None
+    is_compiling: bool
+    speculate: bool
 
 
-@dataclass(eq=False)
-class CaptureState:
-    """The state of one capture: what was asked (guards), recorded (recorder) and changed (effects)."""
+@final
+@dataclass(slots=True)
+class Counters:
+    """How far the capture has come.
 
-    hooks: Hooks
-    recorder: Any
-    events: EventSink
-    globals: dict[str, Any]
-    dims: Callable[[Any, Source], Any] = lambda real, source: None
-    """Which sizes of a new input become symbols (the recorder's `dims`)."""
-    scalars: Callable[[int | float, Source], bool] | None = None
-    """Which numbers become inputs of the region; None: no number that was seen has changed."""
-    is_compiling: bool = False
-    speculate: bool = False
-    """Whether a test of values of integer inputs may be answered now and checked in front of the region."""
-    speculations: dict[Any, Any] = field(default_factory=dict)
-    """The tested graph node -> what was assumed (`speculation.py`)."""
-    guards: GuardCollector = field(default_factory=GuardCollector)
-    frame: Any = None
-    """The symbolic frame that runs now."""
+    `unguarded` counts reads that no guard covers (values of tensors, context variables), `repeated_steps` the opcodes
+    of calls that were repeated instead of interpreted (`blocks/`).
+    """
+
     frames: int = 0
     steps: int = 0
     repeated_steps: int = 0
-    """Opcodes of calls that were repeated instead of interpreted (`blocks/`)."""
-    stop_at: dict[tuple[int, int], GraphBreak] = field(default_factory=dict)
-    """(number of a frame, step in it) -> the break to raise there."""
-    effects: dict[Any, Effect] = field(default_factory=dict)
-    """In order of the first change of each thing."""
-    state: dict[Any, Any] = field(default_factory=dict)
-    """Torch's modes that the program changed, and caches of kinds of values."""
     unguarded: int = 0
-    """How often the program asked for what no guard covers: values of tensors, context variables."""
-    blocks: dict[type, Any] = field(default_factory=dict)
-    """Class of modules -> what calls of such did (`blocks/`)."""
-    objects: dict[int, Value] = field(default_factory=dict)
-    """Mutable objects from outside, in the order in which they were first reached, by `id`."""
-    owners: dict[int, Value] = field(default_factory=dict)
-    """Instance dict, by `id` -> the object whose attributes it holds."""
-    other_paths: list[tuple[Value, Source]] = field(default_factory=list)
-    """Objects that were reached on another path than their own, with that path."""
-    _wrappers: dict[type, Wrapper] = field(default_factory=lambda: dict(WRAPPERS))
-    _lookups: dict[tuple[type, str], tuple[type, Any] | None] = field(default_factory=dict)
-    _class_attrs: dict[tuple[type, str], Value] = field(default_factory=dict)
-    _lacking: set[tuple[type, str]] = field(default_factory=set)
-    class_sources: dict[type, Source] = field(default_factory=dict)
-    """Paths to classes that the program named: instances made in the frame have no other."""
-    protocols: set[Any] = field(default_factory=set)
-    """Classes whose way of finding attributes is guarded."""
-    distinct: list[tuple[Value, Value]] = field(default_factory=list)
-    """Values from outside that were compared and are not the same object."""
-    cell_paths: dict[int, list[Source]] = field(default_factory=dict)
-    """The paths to each cell that was found (to the cell, not to its contents)."""
+    resume_functions: int = 0
+    checkpoints: int = 0
 
-    def wrap(self, real: Any, source: Source | None) -> Value:
+
+@final
+class CaptureState:
+    """The state of one capture: guards, the recording, side effects, and what is known of objects and classes.
+
+    State that belongs to one module is a class of that module, `s.part(TheClass)`. `stops` are the breaks to raise: in
+    front of a step of a frame, by their numbers.
+    """
+
+    __slots__ = (
+        *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
+        *("frame", "global_state", "globals", "guards", "identities", "model", "policy", "recorder", "stops"),
+    )
+
+    def __init__(
+        self,
+        model: ObjectModel,
+        recorder: Recorder,
+        events: EventSink,
+        globals_: dict[str, Any],
+        policy: Policy,
+        stops: Mapping[tuple[int, int], GraphBreak],
+    ) -> None:
+        self.model = model
+        self.recorder = recorder
+        self.events = events
+        self.globals = globals_
+        self.policy = policy
+        self.stops = stops
+        self.frame: RunningFrame | None = None
+        """The frame that runs now."""
+        self.guards = GuardCollector()
+        self.effects: EffectLog[Effect] = EffectLog()
+        self.identities: Identities[Value] = Identities()
+        self.classes: ClassLookups[Value] = ClassLookups()
+        self.counters = Counters()
+        self.global_state = current_state()
+        """Torch's state at the entry of the frame."""
+        self.asked_is_compiling = False
+        self._parts: dict[type, object] = {}
+        self._wrappers = dict(WRAPPERS)
+        self._references: dict[int, ObjectRef] = {}
+
+    def part(self, kind: type[P]) -> P:
+        """The one `kind()` of this capture."""
+        found = self._parts.get(kind)
+        if found is None:
+            found = self._parts[kind] = kind()
+        return found  # type: ignore[return-value]
+
+    def wrap(self, real: object, source: Source | None) -> Value:
         """The value of an object that exists outside of the frame."""
         kind = type(real)
         wrapper = self._wrappers.get(kind)
@@ -326,33 +363,13 @@ class CaptureState:
         for base, wrapper in SUBCLASS_WRAPPERS:
             if issubclass(kind, base):
                 return wrapper
-        return self.hooks.sealed
+        return WRAPPERS[object]
 
-    def same_object(self, real: Any, source: Source | None, make: Callable[[], Value]) -> Value:
-        """One value per mutable object; other paths to it are guarded to lead to the same object."""
-        known = self.objects.get(id(real))
-        if known is None:
-            known = self.objects[id(real)] = make()
-        elif source is not None and known.source is not None and source != known.source:
-            self.other_paths.append((known, source))
-        return known
+    def const(self, value: object) -> Value:
+        return self.model.constant(value)
 
-    def aliases(self) -> list[tuple[Value, list[Source]]]:
-        """Objects that were reached on several paths, with the other paths."""
-        found: dict[int, tuple[Value, list[Source]]] = {}
-        for value, source in self.other_paths:
-            found.setdefault(id(value), (value, []))[1].append(source)
-        return list(found.values())
-
-    def shared_objects(self) -> Iterable[Value]:
-        """All objects that were found, each once."""
-        return self.objects.values()
-
-    def const(self, value: Any) -> Value:
-        return self.hooks.make_constant(value, None)
-
-    def guard(self, source: Source | None, kind: GuardKind, expected: Any = None, why: str = "") -> None:
-        """Nothing to ask of what has no source: it was made here."""
+    def guard(self, source: Source | None, kind: GuardKind, expected: object = None, why: str = "") -> None:
+        """Without a source there is nothing to guard: it was made here."""
         if source is not None:
             self.guards.add(source, kind, expected, self.location(), why)
 
@@ -360,65 +377,41 @@ class CaptureState:
         kind = value.python_type()
         source = value.source
         if source is not None and not self.guards.asked(source, TYPE_IS):
-            self.guards.add(source, GuardKind.TYPE_IS, self.class_reference(kind), self.location())
+            self.guards.add(source, GuardKind.TYPE_IS, self.reference(kind), self.location())
         return kind
 
-    def class_reference(self, kind: Any) -> Any:
-        """`reference`, once per object."""
-        cache = self.state.setdefault("references", {})
-        found = cache.get(id(kind))
+    def reference(self, real: object) -> ObjectRef:
+        """How a guard refers to an object, once per object."""
+        found = self._references.get(id(real))
         if found is None:
-            found = cache[id(kind)] = reference(kind)
+            found = self._references[id(real)] = reference(real)
         return found
-
-    def lookup(self, cls: type, name: str) -> tuple[type, Any] | None:
-        """Where on the method resolution order of `cls` the name is, and what stands there."""
-        key = (cls, name)
-        try:
-            return self._lookups[key]
-        except KeyError:
-            found = None
-            for base in cls.__mro__:
-                if name in base.__dict__:
-                    found = (base, base.__dict__[name])
-                    break
-            self._lookups[key] = found
-            return found
-
-    def modules(self) -> frozenset[str]:
-        """The modules that what was interpreted so far stands in: functions and classes."""
-        spaces = [
-            space.module or space.dictionary.get("__name__") for space in self.state.get("namespaces", {}).values()
-        ]
-        classes = {base.__module__ for cls, _ in self._lookups for base in cls.__mro__}
-        names = (name for name in (*spaces, *classes) if isinstance(name, str))
-        return frozenset(name for name in names if not name.startswith(GENERATED))
 
     def class_source(self, value: Value) -> Source | None:
         """The path to the class of `value`; None for a class that cannot change, or that no path leads to."""
         cls = value.python_type()
         if not cls.__flags__ & HEAP_TYPE:
             return None
-        return TypeSource(value.source) if value.source is not None else self.class_sources.get(cls)
+        return TypeSource(value.source) if value.source is not None else self.classes.sources.get(cls)
 
-    def class_attr(self, value: Value, name: str, raw: Any) -> Value:
-        """What stands on the class of `value` under `name`, as a value with a source through the class."""
+    def class_attr(self, value: Value, name: str, raw: object) -> Value:
+        """`raw`, found on the class of `value` under `name`, as a value with a source through the class."""
         cls = value.python_type()
-        found = self._class_attrs.get((cls, name))
+        found = self.classes.attributes.get((cls, name))
         if found is None:
             base = self.class_source(value) if name not in MADE_WITH_CLASS else None
             found = self.wrap(raw, AttrSource(base, name) if base is not None else None)
             if base is not None or not cls.__flags__ & HEAP_TYPE or name in MADE_WITH_CLASS:
-                self._class_attrs[cls, name] = found
+                self.classes.attributes[cls, name] = found
         return found
 
     def class_lacks(self, value: Value, name: str) -> None:
         """Guard that the class of `value` has no attribute `name`, once per class."""
         key = (value.python_type(), name)
-        if key not in self._lacking:
+        if key not in self.classes.lacking:
             base = self.class_source(value)
             if base is not None:
-                self._lacking.add(key)
+                self.classes.lacking.add(key)
                 self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location())
 
     def hides_nothing(self, value: Value, name: str) -> None:
@@ -430,7 +423,7 @@ class CaptureState:
         self, value: Value, name: str, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE
     ) -> Value:
         """Call a special method, looked up on the class as Python does."""
-        found = self.lookup(value.python_type(), name)
+        found = self.classes.lookup(value.python_type(), name)
         if found is None:
             raise self.error(TypeError, LACKING.get(name, f"'{{}}' object has no {name}").format(value.type_name()))
         self.guard_type(value)
@@ -439,13 +432,9 @@ class CaptureState:
             return function.call(self, args, kwargs, site)
         return function.call(self, [value, *args], kwargs, site)
 
-    def error(self, kind: type, *args: Any) -> Raised:
+    def error(self, kind: type, *args: object) -> Raised:
         """An exception of the user's program, to be raised."""
-        return Raised(self.hooks.new_exception(self, kind, args))
-
-    def record(self, target: Any, args: Args, kwargs: Kwargs) -> Value:
-        """Run a torch call on fakes and log it."""
-        return self.hooks.record(self, target, args, kwargs)
+        return Raised(self.model.exception(self, kind, args))
 
     def location(self) -> Location | None:
         return self.frame.location() if self.frame is not None else None

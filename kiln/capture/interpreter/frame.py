@@ -152,8 +152,8 @@ class SymbolicFrame:
         self.at = 0
         self.kwnames: tuple[str, ...] = ()
         self.parent = parent
-        state.frames += 1
-        self.number = state.frames
+        state.counters.frames += 1
+        self.number = state.counters.frames
         self.step = 0
         self.continuation = NOT_RESUMABLE
         self.globals = globals_
@@ -186,7 +186,7 @@ class SymbolicFrame:
         try:
             while True:
                 try:
-                    if state.stop_at:
+                    if state.stops:
                         self._checked_steps()
                     else:
                         self._steps()
@@ -198,7 +198,7 @@ class SymbolicFrame:
                     raise
         finally:
             state.frame = caller
-            state.steps += self.step - start
+            state.counters.steps += self.step - start
 
     def _steps(self) -> None:
         rows, stack = self.rows, self.stack
@@ -213,7 +213,7 @@ class SymbolicFrame:
 
     def _checked_steps(self) -> None:
         rows = self.rows
-        stops = self.state.stop_at
+        stops = self.state.stops
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
@@ -283,3 +283,9 @@ class SymbolicFrame:
 
     def push(self, value: Value | None) -> None:
         self.stack.append(value)
+
+
+def running_frame(s: CaptureState) -> SymbolicFrame:
+    """The frame that runs now."""
+    assert isinstance(s.frame, SymbolicFrame)
+    return s.frame

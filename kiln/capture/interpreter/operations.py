@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Value
+from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, settled, tensor_truth
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.symbolic.values import as_integer
 
@@ -100,7 +101,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
     """A tensor is involved: recorded; only symbolic numbers: computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         # `0 += tensor` makes a new tensor: only a tensor is changed in place.
-        return s.record(function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
+        return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if not (is_number(left) and is_number(right) and is_symbolic(function, left, right)):
         return binary(s, function, settled(s, left), settled(s, right))
     plain = PLAIN.get(function, function)
@@ -138,11 +139,11 @@ def power(s: CaptureState, left: Value, right: Value) -> Value:
 def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
     """Whether the divisor is not zero now; what is compiled is for such divisors only."""
     value = divisor.node.node.value
-    if divisor.python_type() is int or as_integer(value) is not None or not s.speculate:
+    if divisor.python_type() is int or as_integer(value) is not None or not s.policy.speculate:
         return bool(divisor.node != 0)
     if divisor.node.node.hint == 0:
         return False
-    s.state.setdefault("divisors", []).append(value)
+    s.part(Speculations).divisors.append(value)
     return True
 
 
@@ -165,7 +166,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
     if overrides(s, function, left, right):
         attempts.insert(-2, attempts.pop())
     for owner, name, other in attempts:
-        found = s.lookup(owner.python_type(), name)
+        found = s.classes.lookup(owner.python_type(), name)
         if found is None or found[0] is object:
             continue
         if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
@@ -188,7 +189,7 @@ def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -
     if mine is other or not issubclass(other, mine):
         return False
     name = SPECIAL[function][-1]
-    return function in COMPARED or s.lookup(mine, name) != s.lookup(other, name)
+    return function in COMPARED or s.classes.lookup(mine, name) != s.classes.lookup(other, name)
 
 
 def compare(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
@@ -253,13 +254,13 @@ def same(s: CaptureState, left: Value, right: Value) -> bool:
     if a is not MISSING and b is not MISSING and a is b:
         for value in (left, right):
             if value.source is not None and not isinstance(value, (Tensor, Class)):
-                s.guard(value.source, GuardKind.IS, s.class_reference(a))
+                s.guard(value.source, GuardKind.IS, s.reference(a))
         return True
     if isinstance(left, Class) and isinstance(right, Class):
         return left.constant(s) is right.constant(s)
     s.guard_type(left)
     s.guard_type(right)
-    s.distinct.append((left, right))
+    s.identities.distinct.append((left, right))
     return False
 
 
@@ -278,7 +279,7 @@ def unary(s: CaptureState, function: Callable[[Any], Any], value: Value) -> Valu
             return s.wrap(function(value.node), None)
         return unary(s, function, settled(s, value))
     if isinstance(value, Tensor):
-        return s.record(function, [value], {})
+        return record(s, function, [value], {})
     return s.call_special(value, UNARY[function], [], {})
 
 
@@ -286,7 +287,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     """`item in container`."""
     native = container.native if isinstance(container, Object) and container.native is not None else container
     if isinstance(container, Object):
-        found = s.lookup(container.cls, "__contains__")
+        found = s.classes.lookup(container.cls, "__contains__")
         if found is not None and hasattr(found[1], "__code__"):
             return s.call_special(container, "__contains__", [item], {}).truth(s)
     if isinstance(native, View) and native.what == "keys":
@@ -298,8 +299,8 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if native.is_constant and item.is_constant:
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if isinstance(native, Tensor):
-        return s.record("__contains__", [native, item], {}).truth(s)
-    if isinstance(native, (Sequence, View)) or s.lookup(native.python_type(), "__contains__") is None:
+        return record(s, "__contains__", [native, item], {}).truth(s)
+    if isinstance(native, (Sequence, View)) or s.classes.lookup(native.python_type(), "__contains__") is None:
         return any(equal(s, item, one) for one in all_items(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
@@ -307,7 +308,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
 def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
     """One field of an f-string."""
     if not conversion or conversion == "s":
-        custom = s.lookup(value.python_type(), "__format__" if spec else "__str__")
+        custom = s.classes.lookup(value.python_type(), "__format__" if spec else "__str__")
         if isinstance(value, Object) and custom is not None and hasattr(custom[1], "__code__"):
             args = [s.const(spec)] if spec else []
             return str(s.call_special(value, "__format__" if spec else "__str__", args, {}).constant(s))

@@ -12,21 +12,22 @@ import torch
 
 from kiln.capture.interpreter.alias_guards import alias_guards
 from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
 from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
-from kiln.runtime.guards.state import current_state
 from kiln.symbolic import Symbol
 from kiln.symbolic.policy import read_marks, require_open
+from kiln.tensor.spec import ScalarSpec
 
 
 def finish_guards(s: CaptureState) -> list[Guard]:
     """All guards of the capture. The state guard comes first: it is one comparison."""
-    s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.state["global_state"])
+    s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.global_state)
     specs = {id(record.fake): record.spec for record in s.recorder.inputs}
     names: dict[str, Source] = {}
-    for value in s.state.get("inputs", ()):
+    for value in s.part(RegionInputs).tensors:
         tensor_guard(s, value, specs[id(value.fake)], names)
-    for value in s.state.get("inputs", ()):
+    for value in s.part(RegionInputs).tensors:
         stride_guards(s, value, specs[id(value.fake)], names)
     number_guards(s, names)
     for guard in s.recorder.env.guards:
@@ -42,6 +43,7 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
             if record.given.asked:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
         elif record.real is None:
+            assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)
             names[record.spec.value.name] = record.source
             relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)
 
@@ -54,7 +56,7 @@ def tensor_guard(s: CaptureState, value: Any, spec: Any, names: dict[str, Source
     sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
     strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
     real = value.original
-    leaf = type(real) is torch.Tensor and (real.requires_grad or id(value.fake) in s.state.get("asked_is_leaf", ()))
+    leaf = type(real) is torch.Tensor and (real.requires_grad or id(value.fake) in s.part(RegionInputs).asked_is_leaf)
     s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
     symbols = {dim: size for dim, size in enumerate(spec.sizes) if isinstance(size, Symbol)}
     for dim, size in symbols.items():
@@ -75,8 +77,3 @@ def relation(s: CaptureState, text: str, names: dict[str, Source], location: Any
     used = tuple((name, source) for name, source in names.items() if name in text)
     source = used[0][1] if used else LocalSource("")
     s.guards.add(source, GuardKind.SHAPE_RELATION, ShapeRelation(text, used), location)
-
-
-def remember_state(s: CaptureState) -> None:
-    """Torch's state at the entry of the frame, before the program changes it."""
-    s.state["global_state"] = current_state()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -29,6 +29,8 @@ from kiln.graph.trace import InputRecord
 from kiln.graph.trace.condition import condition_graph, evaluate_condition, integer_condition
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
+from kiln.symbolic.expr import Expr
+from kiln.symbolic.values import Given, Real
 
 VARARGS, VARKEYWORDS = 0x04, 0x08
 
@@ -77,24 +79,36 @@ def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Speculat
     return SpeculationPlan(fx_view(graph, constants).forward)
 
 
+@final
+@dataclass
+class Speculations:
+    """What one capture assumes of the values of its inputs."""
+
+    assumed: dict[Node, Speculation] = field(default_factory=dict)
+    """By the tested node of the graph."""
+    divisors: list[Expr | Given | Real] = field(default_factory=list)
+    """Numbers that must not be zero."""
+
+
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth value of a tensor: known from constants, or speculated on; None where it is neither."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
-    s.unguarded += 1
+    s.counters.unguarded += 1
     known = s.recorder.constant_value(fake)
     if known is not None:
         return bool(known)
-    if not s.speculate:
+    if not s.policy.speculate:
         return None
     node = integer_condition(s.recorder, fake)
     if node is None:
         return None
-    found = s.speculations.get(node)
+    assumed = s.part(Speculations).assumed
+    found = assumed.get(node)
     if found is None:
-        found = Speculation(node, evaluate_condition(s.recorder, node), s.frame.location())
-        s.speculations[node] = found
-    return bool(found.expected)
+        assert s.frame is not None
+        found = assumed[node] = Speculation(node, evaluate_condition(s.recorder, node), s.frame.location())
+    return found.expected
 
 
 CompileSpeculation = Callable[[Graph, Mapping[str, torch.Tensor]], SpeculationPlan]
@@ -122,7 +136,7 @@ def make_prologue(
     compile_speculation: CompileSpeculation,
 ) -> Prologue | None:
     """None where nothing was speculated on."""
-    speculations: list[Speculation] = list(s.speculations.values())
+    speculations = list(s.part(Speculations).assumed.values())
     if not speculations:
         return None
     graph, records = condition_graph(s.recorder, [one.node for one in speculations])

@@ -13,6 +13,8 @@ from typing import Any, final
 import torch
 
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
+from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -33,7 +35,7 @@ def fake_state(fake: Any) -> FakeState:
 
 def all_steps(s: CaptureState) -> int:
     """Opcodes so far, interpreted in running frames not counted."""
-    return s.steps + s.repeated_steps
+    return s.counters.steps + s.counters.repeated_steps
 
 
 def modes() -> tuple[bool, ...]:
@@ -43,7 +45,7 @@ def modes() -> tuple[bool, ...]:
 
 def lasting_effects(s: CaptureState) -> dict[Any, Any]:
     """Without context variables: a call that asks for one is not repeated."""
-    return {key: effect for key, effect in s.effects.items() if key[0] != "context"}
+    return s.effects.lasting()
 
 
 @final
@@ -66,9 +68,9 @@ class Marks:
     @staticmethod
     def of(s: CaptureState) -> Marks:
         return Marks(
-            len(s.guards), len(s.objects), len(s.other_paths), len(s.recorder.calls), s.frames, s.unguarded,
-            len(s.speculations), len(s.distinct), s.recorder.writes,
-            len(s.recorder.inputs), s.state.get("regions", 0),
+            len(s.guards), len(s.identities.objects), len(s.identities.other_paths), len(s.recorder.calls),
+            s.counters.frames, s.counters.unguarded, len(s.part(Speculations).assumed), len(s.identities.distinct),
+            s.recorder.writes, len(s.recorder.inputs), s.counters.checkpoints,
         )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ class Recording:
         tensors: dict[int, FakeState] = {}
         for value in (*args, *kwargs.values()):
             note_tensors(value, tensors)
-        stack = s.frame.locations()
+        stack = running_frame(s).locations()
         effects, start = lasting_effects(s), Marks.of(s)
         return Recording(module, args, kwargs, tensors, effects, start, all_steps(s), len(stack), modes(), stack[-1])
 
@@ -116,7 +118,7 @@ class Recording:
             and end.unguarded == start.unguarded
             and end.speculations == start.speculations
             and end.regions == start.regions
-            and not any(one.source and other.source for one, other in s.distinct[start.distinct :])
+            and not any(one.source and other.source for one, other in s.identities.distinct[start.distinct :])
             and self.effects == lasting_effects(s)
             and is_fixed_result(result)
         )

@@ -9,6 +9,7 @@ passes the template's guards, and nothing was changed meanwhile. Else it is inte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -20,11 +21,10 @@ from kiln.capture.interpreter.blocks.template import (
     is_counterpart,
     make_template,
 )
-from kiln.capture.interpreter.core import MISSING, Args, CallSite, CaptureState, Kwargs, Value
-from kiln.capture.interpreter.effects import writes_outside
-from kiln.capture.interpreter.variables.module import Module, interpret_call
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value
+from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.storage_view import StorageView
 from kiln.runtime.guards.source import FIELDS, Source
 
 KEPT = 4
@@ -46,15 +46,26 @@ class Family:
         return self.misses >= PATIENCE
 
 
-def call_module(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
-    """`module(*args, **kwargs)`."""
-    if module.source is None or module.original is MISSING or writes_outside(s):
-        return interpret_call(s, module, args, kwargs, site)
-    family = s.blocks.get(module.cls)
+@final
+@dataclass
+class Families:
+    """By class of the modules."""
+
+    by_class: dict[type, Family] = field(default_factory=dict)
+
+
+def call_repeatable(
+    s: CaptureState, module: Object, args: Args, kwargs: Kwargs, interpret: Callable[[], Value]
+) -> Value:
+    """`module(*args, **kwargs)`; `interpret` is the call of it opcode by opcode."""
+    if module.source is None or module.original is MISSING or s.effects.wrote_outside:
+        return interpret()
+    families = s.part(Families).by_class
+    family = families.get(module.cls)
     if family is None:
-        family = s.blocks[module.cls] = Family()
+        family = families[module.cls] = Family()
     if family.hopeless:
-        return interpret_call(s, module, args, kwargs, site)
+        return interpret()
     for recording in reversed(family.recordings):
         result = repeated(s, recording, module, args, kwargs)
         if result is not None:
@@ -62,13 +73,13 @@ def call_module(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, sit
             return result
     family.misses += bool(family.recordings)
     recording = Recording.begin(s, module, args, kwargs)
-    result = interpret_call(s, module, args, kwargs, site)
+    result = interpret()
     if recording.ended(s, result):
         family.recordings = [*family.recordings[1 - KEPT :], recording]
     return result
 
 
-def repeated(s: CaptureState, recording: Recording, module: Module, args: Args, kwargs: Kwargs) -> Value | None:
+def repeated(s: CaptureState, recording: Recording, module: Object, args: Args, kwargs: Kwargs) -> Value | None:
     """The result where the recorded call can be repeated for `module`."""
     if recording.module is module or recording.modes != modes() or recording.effects != lasting_effects(s):
         return None
@@ -85,9 +96,11 @@ def repeated(s: CaptureState, recording: Recording, module: Module, args: Args, 
         return None
     for value in pairing.asked:
         value.constant(s)
-    s.recorder.repeat(recording.calls, pairing.fakes, s.frame.locations(), recording.depth, recording.start.writes)
-    s.frames += recording.end.frames - recording.start.frames
-    s.repeated_steps += recording.steps
+    s.recorder.repeat(
+        recording.calls, pairing.fakes, running_frame(s).locations(), recording.depth, recording.start.writes
+    )
+    s.counters.frames += recording.end.frames - recording.start.frames
+    s.counters.repeated_steps += recording.steps
     return pairing.result(s, recording.result)
 
 
@@ -108,7 +121,7 @@ def template_of(s: CaptureState, recording: Recording) -> Template | None:
     return recording.template or None
 
 
-def is_new(s: CaptureState, template: Template, module: Module, reals: list[Any]) -> bool:
+def is_new(s: CaptureState, template: Template, module: Object, reals: list[Any]) -> bool:
     """Whether the objects of this module are as distinct, and as shared with others, as those of the recorded one."""
     count = len(template.objects)
     here: dict[int, Any] = {0: module.original}
@@ -116,7 +129,7 @@ def is_new(s: CaptureState, template: Template, module: Module, reals: list[Any]
     for (number, value), real in zip(template.objects, reals, strict=False):
         if id(real) in seen or not is_counterpart(value, real):
             return False
-        known = s.objects.get(id(real))
+        known = s.identities.objects.get(id(real))
         if known is not None and (isinstance(value, Tensor) or not leads(template, number, module, known.source)):
             return False
         seen.add(id(real))
@@ -128,7 +141,7 @@ def is_new(s: CaptureState, template: Template, module: Module, reals: list[Any]
     return True
 
 
-def leads(template: Template, number: int, module: Module, source: Source | None) -> bool:
+def leads(template: Template, number: int, module: Object, source: Source | None) -> bool:
     """Whether `source` is path `number` from `module`."""
     while number and source is not None:
         base, _, step = template.paths.steps[number - 1]
@@ -140,7 +153,7 @@ def leads(template: Template, number: int, module: Module, source: Source | None
     return source is module.source or (source is not None and source == module.source)
 
 
-def adopt(s: CaptureState, template: Template, module: Module, reals: list[Any], pairing: Pairing) -> bool:
+def adopt(s: CaptureState, template: Template, module: Object, reals: list[Any], pairing: Pairing) -> bool:
     """Guards and objects of this module as if it had been interpreted; False where an input turns out different."""
     assert module.source is not None
     paths = template.paths.based(module.source)
@@ -151,7 +164,7 @@ def adopt(s: CaptureState, template: Template, module: Module, reals: list[Any],
     fitting = True
     count = len(template.objects)
     for (number, old), real in zip(template.objects, reals, strict=False):
-        if id(real) in s.objects:
+        if id(real) in s.identities.objects:
             continue
         new = s.wrap(real, paths[number])
         if isinstance(old, Tensor) and isinstance(new, Tensor):
@@ -165,6 +178,6 @@ def adopt(s: CaptureState, template: Template, module: Module, reals: list[Any],
 
 def same_input(s: CaptureState, old: Tensor, new: Tensor) -> bool:
     """An input of the same sizes, in memory of its own."""
-    view: StorageView = new.fake.storage_view  # type: ignore[attr-defined]
-    same_spec = s.recorder.table.record_of(old.fake).spec == s.recorder.table.record_of(new.fake).spec
-    return bool(same_spec and view.step is None and not view.storage.tangled)
+    view, first, second = new.fake.storage_view, *map(s.recorder.table.record_of, (old.fake, new.fake))
+    assert first is not None and second is not None
+    return first.spec == second.spec and view.step is None and not view.storage.tangled

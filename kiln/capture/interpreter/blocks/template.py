@@ -37,6 +37,7 @@ from kiln.runtime.guards.source import (
     TypeSource,
 )
 from kiln.runtime.guards.tree import BadGuard, build_tree
+from kiln.tensor.spec import TensorSpec
 
 STEPS: dict[type[Source], Any] = {
     AttrSource: lambda base, step: AttrSource(base, step.name),
@@ -143,27 +144,28 @@ def collect_guards(s: CaptureState, recording: Recording, made: Template) -> Non
 
 def collect_objects(s: CaptureState, recording: Recording, made: Template) -> None:
     start, end = recording.start, recording.end
-    for position, value in enumerate(islice(s.objects.values(), end.objects)):
+    for position, value in enumerate(islice(s.identities.objects.values(), end.objects)):
         number = made.paths.number(value.source)
         if number is None:
             continue
         if isinstance(value, Tensor) and (position < start.objects or not is_plain_input(s, value)):
             raise NotRepeatable("a parameter was used before, has a symbolic size, or shares memory")
         made.objects.append((number, value))
-    for value, source in s.other_paths[: end.aliases]:
+    for value, source in s.identities.other_paths[: end.aliases]:
         number = made.paths.number(source)
         if number is not None:
             made.aliases.append((number, made.paths.number(value.source), value))
-    if any(made.paths.number(source) is not None for paths in s.cell_paths.values() for source in paths):
+    if any(made.paths.number(source) is not None for paths in s.identities.cell_paths.values() for source in paths):
         raise NotRepeatable("it reads a cell")
 
 
 def is_plain_input(s: CaptureState, value: Tensor) -> bool:
     """Memory of its own and no symbol in its sizes."""
     record = s.recorder.table.record_of(value.fake)
-    spec, place = record.spec, record.origin.storage_view
+    assert record is not None and isinstance(record.spec, TensorSpec)
+    spec, view = record.spec, record.origin.storage_view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
-    return place.step is None and not place.storage.tangled and all(type(one) is int for one in numbers)
+    return view.step is None and not view.storage.tangled and all(type(one) is int for one in numbers)
 
 
 def make_tree(s: CaptureState, made: Template) -> _frames.GuardTree:
@@ -191,17 +193,17 @@ def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: An
         assert value.original is not None
         asked.add(path, GuardKind.TENSOR, tensor_expectation(value.original, is_leaf=True))
         return
-    asked.add(path, GuardKind.TYPE_IS, s.class_reference(type(value.original)))
+    asked.add(path, GuardKind.TYPE_IS, s.reference(type(value.original)))
     if isinstance(value, Object):
         content = object.__getattribute__(value.original, "__dict__")
         for name in value.attrs:
             if name in content:
-                asked.add(DictAttrSource(path, name), GuardKind.TYPE_IS, s.class_reference(type(content[name])))
+                asked.add(DictAttrSource(path, name), GuardKind.TYPE_IS, s.reference(type(content[name])))
     elif isinstance(value, Dict):
         for token, item in value._found.items():
             if item is not ABSENT and is_constant(token):
                 kind = type(dict_get(value.original, token))
-                asked.add(ItemSource(path, token), GuardKind.TYPE_IS, s.class_reference(kind))
+                asked.add(ItemSource(path, token), GuardKind.TYPE_IS, s.reference(kind))
 
 
 def is_counterpart(value: Value, real: Any) -> bool:

@@ -17,23 +17,17 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import BreakPlace, GraphBreak, Raised, UnsupportedCall
+from kiln.capture.interpreter.builtins.torch_functions import TorchModes
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
 from kiln.graph.trace.recorder import record_function
 
 FUNCTION = torch.autograd.Function
-
-
-def break_at(place: BreakPlace, function: str, why: str) -> UnsupportedCall:
-    """A break in front of the call of `apply`: what was recorded since is dropped."""
-    made = UnsupportedCall(function=function, why=why)
-    made.frames, made.resumable = [place], False
-    return made
 
 
 @handles(FUNCTION.__dict__["apply"].__func__)
@@ -45,21 +39,22 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="it is called with keyword arguments")
     if cls.cls.__module__.startswith("torch."):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
-    frame = s.frame
-    place = BreakPlace(frame.number, frame.step)
-    s.unguarded += 1  # what a later call of an equal block would do is decided in the backward
+    frame, place = running_frame(s), here(s)
+    s.counters.unguarded += 1  # what a later call of an equal block would do is decided in the backward
     mark = s.recorder.mark()
     tensors = [arg for arg in given if isinstance(arg, Tensor)]
     needs = tuple(isinstance(arg, Tensor) and arg.fake.requires_grad for arg in given)
     context = interpret(s, polyfills.FunctionContext, [Tuple([Constant(need) for need in needs])])
     assert isinstance(context, Object)
-    separate = s.lookup(cls.cls, "setup_context")
+    separate = s.classes.lookup(cls.cls, "setup_context")
     own = Constant(separate is not None and separate[0].__module__ != FUNCTION.__module__)
     result = interpret(s, polyfills.function_forward, [cls, context, own, Tuple(list(given))])
     if not torch.is_grad_enabled() or not any(tensor.fake.requires_grad for tensor in tensors):
         return result
     if attribute(s, context, "kiln_dirty"):
-        raise break_at(place, name, "its forward changes its arguments in place (`mark_dirty`)")
+        raise UnsupportedCall(function=name, why="its forward changes its arguments in place (`mark_dirty`)").before(
+            place
+        )
     outputs = list(result.items(s)) if isinstance(result, Tuple) else [result]
     backward = InterpretedBackward(s, frame, place, cls, context, tuple(given), tuple(outputs))
     single = not isinstance(result, Tuple)
@@ -124,20 +119,18 @@ class InterpretedBackward:
 
     def __call__(self, grads: tuple[Any, ...]) -> list[Any]:
         s = self.state
-        before = s.frame, dict(s.effects), s.state.pop("modes", None)
-        s.frame = self.frame
+        modes = s.part(TorchModes)
+        frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
+        s.frame, modes.at_entry = self.frame, {}
         try:
             found = self._run(s, self._gradients(s, list(grads)))
-            if s.effects != before[1]:
+            if s.effects.snapshot() != effects:
                 raise UnsupportedCall(function=self.name, why="its backward changes what exists outside of it")
             return found
         except (GraphBreak, Raised) as problem:
             raise self._at_the_call(s, problem) from problem
         finally:
-            s.frame = before[0]
-            s.state.pop("modes", None)
-            if before[2] is not None:
-                s.state["modes"] = before[2]
+            s.frame, modes.at_entry = frame, at_entry
 
     @property
     def name(self) -> str:
@@ -145,7 +138,7 @@ class InterpretedBackward:
 
     def _at_the_call(self, s: CaptureState, problem: GraphBreak | Raised) -> GraphBreak:
         reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-        stop = break_at(self.place, self.name, reason)
+        stop = UnsupportedCall(function=self.name, why=reason).before(self.place)
         stop.at = getattr(problem, "at", None) or self.frame.location()
         return stop
 
@@ -159,7 +152,7 @@ class InterpretedBackward:
             if grad is not None:
                 made.append(from_torch(s, grad))
             elif isinstance(output, Tensor) and materialize is not None and materialize.constant(s):
-                made.append(s.record(torch.zeros_like, [output], {}))
+                made.append(record(s, torch.zeros_like, [output], {}))
             else:
                 made.append(Constant(None))
         return made

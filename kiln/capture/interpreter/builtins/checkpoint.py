@@ -35,7 +35,8 @@ def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Valu
     recorder = s.recorder
     outer = recorder.region
     if not outer and torch.is_grad_enabled():
-        s.state["regions"] = recorder.region = s.state.get("regions", 0) + 1
+        s.counters.checkpoints += 1
+        recorder.region = s.counters.checkpoints
     try:
         return function.call(s, args, kwargs)
     finally:

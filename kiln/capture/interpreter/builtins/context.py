@@ -8,23 +8,24 @@ VAR.reset(token)
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
-from kiln.capture.interpreter.effects import CallEffect
+from kiln.capture.interpreter.effects import CallEffect, SideEffect
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
 
 
 @final
-class Token(Value):
+class ContextToken(Value):
     """What `set` returned; building it is doing the `set`."""
 
     __slots__ = ("before", "content", "variable")
 
-    def __init__(self, variable: Any, content: Value, before: Token | None) -> None:
+    def __init__(self, variable: Any, content: Value, before: ContextToken | None) -> None:
         self.variable = variable
         self.content = content
         self.before = before
@@ -48,31 +49,40 @@ class Token(Value):
 
 @final
 @dataclass(frozen=True)
-class ContextEffect:
+class ContextEffect(SideEffect):
     """The variable stays set."""
 
-    token: Token
+    token: ContextToken
+    lasting = False
+
+    @property
+    def key(self) -> Hashable:
+        return context_key(self.token.variable)
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.token)
         g.op("POP_TOP")
 
 
-def current(s: CaptureState, variable: Any) -> Token | None:
-    effect: Any = s.effects.get(("context", id(variable)))
-    return effect.token if effect is not None else None
+def context_key(variable: object) -> Hashable:
+    return "context", id(variable)
+
+
+def current(s: CaptureState, variable: object) -> ContextToken | None:
+    effect = s.effects.find(context_key(variable))
+    return effect.token if isinstance(effect, ContextEffect) else None
 
 
 def variable_of(s: CaptureState, args: Args) -> Any:
-    s.unguarded += 1
+    s.counters.unguarded += 1
     return args[0].real()
 
 
 @handles(contextvars.ContextVar.set)
 def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable = variable_of(s, args)
-    token = Token(variable, args[1], current(s, variable))
-    s.effects[("context", id(variable))] = ContextEffect(token)
+    token = ContextToken(variable, args[1], current(s, variable))
+    s.effects.replace(ContextEffect(token))
     return token
 
 
@@ -90,12 +100,12 @@ def reset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable, token = variable_of(s, args), args[1]
     if isinstance(token.real(), contextvars.Token) and current(s, variable) is None:
         # A token from before the frame (a resume function): nobody looks at the result, so it is done at the end.
-        s.effects[("context reset", id(token))] = CallEffect(Builtin(contextvars.ContextVar.reset), (args[0], token))
+        s.effects.note(CallEffect(Builtin(contextvars.ContextVar.reset), (args[0], token)))
         return Constant(None)
-    if not isinstance(token, Token) or current(s, variable) is not token:
+    if not isinstance(token, ContextToken) or current(s, variable) is not token:
         raise UnsupportedCall(function="ContextVar.reset", why="the token is not the last one made in the frame")
     if token.before is None:
-        del s.effects[("context", id(variable))]
+        s.effects.drop(context_key(variable))
     else:
-        s.effects[("context", id(variable))] = ContextEffect(token.before)
+        s.effects.replace(ContextEffect(token.before))
     return Constant(None)

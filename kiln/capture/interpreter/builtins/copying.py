@@ -55,10 +55,10 @@ class Copier:
     def _instance(self, value: Object) -> Value:
         s = self.s
         special = "__deepcopy__" if self.deep else "__copy__"
-        if s.lookup(value.cls, special) is not None:
+        if s.classes.lookup(value.cls, special) is not None:
             return s.call_special(value, special, [Dict({})] if self.deep else [], {})
         for name in PROTOCOL:
-            found = s.lookup(value.cls, name)
+            found = s.classes.lookup(value.cls, name)
             if found is not None and found[0] is not object:
                 raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
         made = self.made[id(value)] = new_object(s, value.cls)

@@ -40,7 +40,7 @@ from kiln.capture.interpreter.variables.iterators import (
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 
 
 @handles(len)
@@ -130,7 +130,7 @@ def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(callable)
 def callable_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(s.lookup(s.guard_type(args[0]), "__call__") is not None)
+    return Constant(s.classes.lookup(s.guard_type(args[0]), "__call__") is not None)
 
 
 @handles(id)
@@ -161,7 +161,7 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
             return convert(s, [value.get_attr(s, "item").call(s, [], {})], {})
         if isinstance(value, Object):
             for name in special:
-                if s.lookup(value.cls, name) is not None:
+                if s.classes.lookup(value.cls, name) is not None:
                     return s.call_special(value, name, [], {})
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(kind, **named), *(arg.constant(s) for arg in args))
@@ -219,7 +219,7 @@ def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(repr)
 def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if s.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
+    if s.classes.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
         return s.call_special(args[0], "__repr__", [], {})
     return Constant(repr(args[0].constant(s)))
 
@@ -255,7 +255,7 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
         native = getattr(arg, "native", None) or arg
         if isinstance(native, Dict):
             target.change(s).update(native.items(s))
-        elif s.lookup(arg.python_type(), "keys") is not None:
+        elif s.classes.lookup(arg.python_type(), "keys") is not None:
             for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
                 target.set_item(s, key, arg.get_item(s, key))
         else:
@@ -365,7 +365,7 @@ def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(reversed)
 def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Object) and s.lookup(args[0].cls, "__reversed__") is not None:
+    if isinstance(args[0], Object) and s.classes.lookup(args[0].cls, "__reversed__") is not None:
         return s.call_special(args[0], "__reversed__", [], {})
     return List(all_items(s, args[0])[::-1]).iterate(s)
 
@@ -447,7 +447,7 @@ def all_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(abs)
 def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
-        return s.record("abs", args, {})
+        return record(s, "abs", args, {})
     if isinstance(args[0], Symbolic) and args[0].python_type() is int:
         return s.wrap(torch.sym_max(args[0].node, -args[0].node), None)
     return (
@@ -470,7 +470,7 @@ def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(round)
 def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
-        return s.record("round", args, kwargs)
+        return record(s, "round", args, kwargs)
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
         return args[0]
     named = {name: arg.constant(s) for name, arg in kwargs.items()}

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.effects import StateEffect
+from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.support import compiling
 
 NONE = Constant(None)
@@ -25,7 +28,7 @@ INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean
 
 def recorded(function: Any) -> Any:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        return s.record(function, args, kwargs)
+        return record(s, function, args, kwargs)
 
     return handler
 
@@ -66,8 +69,8 @@ for _function, _value in ANSWERS:
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def is_compiling(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    s.state["asked_is_compiling"] = True
-    return Constant(s.is_compiling)
+    s.asked_is_compiling = True
+    return Constant(s.policy.is_compiling)
 
 
 @handles(torch.is_tensor)
@@ -100,7 +103,43 @@ for _query in QUERIES:
     handles(_query)(query(_query))
 
 
-SETTERS: dict[Any, tuple[str, Any]] = {
+Setter = Callable[..., object]
+Scope = tuple[object, ...]
+
+
+@final
+@dataclass
+class TorchModes:
+    """Modes that the program changed: setter and leading arguments -> the value at the entry of the frame."""
+
+    at_entry: dict[tuple[Setter, Scope], object] = field(default_factory=dict)
+
+
+def mode_key(function: Setter, scope: Scope) -> Hashable:
+    return "mode", function, scope
+
+
+@final
+@dataclass(frozen=True)
+class ModeEffect(SideEffect):
+    """A mode of torch has a new value: `setter(*scope, value)`."""
+
+    setter: Setter
+    arguments: tuple[object, ...]
+
+    @property
+    def key(self) -> Hashable:
+        return mode_key(self.setter, self.arguments[:-1])
+
+    def emit(self, g: Codegen) -> None:
+        g.const(self.setter)
+        for argument in self.arguments:
+            g.const(argument)
+        g.call(len(self.arguments))
+        g.op("POP_TOP")
+
+
+SETTERS: dict[Setter, tuple[str, Setter]] = {
     torch._C._set_grad_enabled: ("grad_enabled", torch.is_grad_enabled),
     torch.set_autocast_enabled: ("autocast", torch.is_autocast_enabled),
     torch.set_autocast_dtype: ("autocast_dtype", torch.get_autocast_dtype),
@@ -115,11 +154,11 @@ def setter(function: Any, name: str, getter: Any) -> Any:
         scope = tuple(plain[:-1])
         before = getter(*scope)
         # The state at the entry of the frame, for the end of the capture.
-        s.state.setdefault("modes", {}).setdefault((function, scope), before)
+        s.part(TorchModes).at_entry.setdefault((function, scope), before)
         function(*plain)
         if before != plain[-1]:
-            s.recorder.set_state(name, plain[-1] if not scope else tuple(plain), stack=s.frame.locations())
-            s.effects[("mode", name, scope)] = StateEffect(function, tuple(plain))
+            s.recorder.set_state(name, plain[-1] if not scope else tuple(plain), stack=running_frame(s).locations())
+            s.effects.replace(ModeEffect(function, tuple(plain)))
         return NONE
 
     return handler
@@ -131,15 +170,15 @@ for _setter, (_name, _getter) in SETTERS.items():
 
 def drop_unchanged_modes(s: CaptureState) -> None:
     """Modes that are as they were at the entry need no effect."""
-    for (function, scope), before in s.state.get("modes", {}).items():
-        name, getter = SETTERS[function]
+    for (function, scope), before in s.part(TorchModes).at_entry.items():
+        getter = SETTERS[function][1]
         if getter(*scope) == before:
-            s.effects.pop(("mode", name, scope), None)
+            s.effects.drop(mode_key(function, scope))
 
 
 def restore_modes(s: CaptureState) -> None:
     """Set torch's modes back to what they were when the capture began."""
-    for (function, scope), before in s.state.get("modes", {}).items():
+    for (function, scope), before in s.part(TorchModes).at_entry.items():
         function(*scope, before)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
+from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode, running_frame
 from kiln.capture.interpreter.operations import (
     all_items,
     exception_matches,
@@ -219,7 +219,7 @@ def current_exception(frame: SymbolicFrame | None) -> Value | None:
 @handles(sys.exc_info)
 def exc_info(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Of what the program handles; one that the caller of the compiled function handles is not seen."""
-    error = current_exception(s.frame)
+    error = current_exception(running_frame(s))
     if error is None:
         return Tuple([NONE, NONE, NONE])
     return Tuple([s.wrap(error.python_type(), None), error, Traceback()])
@@ -265,7 +265,7 @@ def before_with(frame: SymbolicFrame, arg: int) -> None:
 
 
 def special_method(s: CaptureState, value: Value, name: str) -> Value:
-    if s.lookup(value.python_type(), name) is None:
+    if s.classes.lookup(value.python_type(), name) is None:
         raise s.error(TypeError, f"'{value.type_name()}' object does not support the context manager protocol")
     return value.get_attr(s, name)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -22,6 +23,7 @@ from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.mapping import fresh
+from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, ImportSource, ModuleGlobalSource, Source
 
@@ -52,7 +54,7 @@ class Builtin(Value):
     def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
-            s.guard(self.source, GuardKind.IS, s.class_reference(self.callable))
+            s.guard(self.source, GuardKind.IS, s.reference(self.callable))
         return self.callable
 
     def identified(self) -> Value:
@@ -82,7 +84,7 @@ class Builtin(Value):
         if type(function) is CACHED:
             return call_cached(s, function, args, kwargs)
         if is_torch_call(function):
-            return s.record(function, args, kwargs)
+            return record(s, function, args, kwargs)
         return call_unknown(s, function, args, kwargs)
 
     def emit(self, g: Codegen) -> None:
@@ -129,7 +131,7 @@ class PythonModule(Value):
     def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
-            s.guard(self.source, GuardKind.IS, s.class_reference(self.module))
+            s.guard(self.source, GuardKind.IS, s.reference(self.module))
         return self.module
 
     def truth(self, s: CaptureState) -> bool:
@@ -170,6 +172,14 @@ class PythonModule(Value):
         g.const(self.module)
 
 
+@final
+@dataclass
+class PythonModules:
+    """The modules that were found in one capture, by `id`."""
+
+    known: dict[int, PythonModule] = field(default_factory=dict)
+
+
 BUILTIN_TYPES = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
     *(types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
@@ -189,10 +199,10 @@ for _type in BUILTIN_TYPES:
 @wraps(types.ModuleType, subclasses=True)
 def wrap_python_module(s: CaptureState, real: Any, source: Source | None) -> Value:
     """One value per module, whatever path led there; each path is guarded."""
-    known: dict[int, PythonModule] = s.state.setdefault("modules", {})
+    known = s.part(PythonModules).known
     found = known.get(id(real))
     if found is None:
         found = known[id(real)] = PythonModule(real, source)
     elif source is not None and not isinstance(source, ImportSource):
-        s.guard(source, GuardKind.IS, s.class_reference(real))
+        s.guard(source, GuardKind.IS, s.reference(real))
     return found

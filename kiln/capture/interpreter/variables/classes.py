@@ -27,6 +27,7 @@ from kiln.capture.interpreter.core import (
     handles,
     wraps,
 )
+from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.pure import is_pure_class
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
@@ -40,6 +41,7 @@ from kiln.capture.interpreter.variables.object import (
     new_object,
     unbound,
 )
+from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source
 
@@ -64,9 +66,9 @@ class Class(Value):
     def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
-            s.guard(self.source, GuardKind.IS, s.class_reference(self.cls))
+            s.guard(self.source, GuardKind.IS, s.reference(self.cls))
             if self.source is not None:
-                s.class_sources.setdefault(self.cls, self.source)
+                s.classes.sources.setdefault(self.cls, self.source)
         return self.cls
 
     def identified(self) -> Value:
@@ -81,10 +83,10 @@ class Class(Value):
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         cls = self.constant(s)
-        meta = s.lookup(type(cls), name)
+        meta = s.classes.lookup(type(cls), name)
         if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
             return self._meta_attr(s, name, meta[1], site)
-        found = s.lookup(cls, name)
+        found = s.classes.lookup(cls, name)
         if found is not None:
             return self.own_attr(s, name, found[1])
         if meta is None:
@@ -94,8 +96,8 @@ class Class(Value):
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         """`Color["RED"]` asks the metaclass, `Sequence[int]` the class."""
         cls: Any = self.constant(s)
-        own = s.lookup(cls, "__class_getitem__")
-        if s.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
+        own = s.classes.lookup(cls, "__class_getitem__")
+        if s.classes.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
             return super().get_item(s, key, site)
         if own is not None and isinstance(getattr(own[1], "__func__", None), types.FunctionType):
             return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {}, site)
@@ -115,12 +117,12 @@ class Class(Value):
         if name == "__dict__":
             return s.wrap(self.cls.__dict__, None)
         heap = bool(self.cls.__flags__ & HEAP_TYPE)
-        base = (self.source if self.source is not None else s.class_sources.get(self.cls)) if heap else None
+        base = (self.source if self.source is not None else s.classes.sources.get(self.cls)) if heap else None
         if kind in (staticmethod, classmethod):
             return unbound(s, base, self.cls, name, raw, lambda: self)
         if kind is types.ClassMethodDescriptorType or kind is types.BuiltinFunctionType:
             return s.wrap(getattr(self.cls, name), None)
-        cache: dict[Any, Value] = s.state.setdefault("class_reads", {})
+        cache = s.classes.own_attributes
         value = cache.get((self.cls, name))
         if value is None:
             base = base if name not in MADE_WITH_CLASS else None
@@ -136,7 +138,7 @@ class Class(Value):
             return handler(s, args, kwargs)
         if is_pure_class(cls):
             return call_unknown(s, cls, args, kwargs)
-        meta = s.lookup(type(cls), "__call__")
+        meta = s.classes.lookup(type(cls), "__call__")
         if meta is not None and type(meta[1]) is types.FunctionType:
             return call_metaclass(s, self, meta[1], args, kwargs)
         return construct(s, self, args, kwargs, site)
@@ -158,7 +160,7 @@ def call_metaclass(s: CaptureState, value: Class, function: Any, args: Args, kwa
 def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`type.__call__`: `__new__`, then `__init__` if that made an instance."""
     cls = value.cls
-    new = s.lookup(cls, "__new__")
+    new = s.classes.lookup(cls, "__new__")
     made: Value
     if (
         new is None
@@ -169,10 +171,10 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
             raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")
         made = new_object(s, cls)
         if issubclass(cls, BaseException):
-            made.attrs["args"] = s.hooks.make_tuple(list(args))  # type: ignore[attr-defined]
+            made.attrs["args"] = Tuple(list(args))  # type: ignore[attr-defined]
     else:
         made = value.own_attr(s, "__new__", new[1]).call(s, [value, *args], kwargs)
-    init = s.lookup(cls, "__init__")
+    init = s.classes.lookup(cls, "__init__")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
         value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
@@ -230,7 +232,7 @@ class Super(Value):
         base: Source | None
         if isinstance(self.self_, Class):
             self.self_.constant(s)
-            base = self.self_.source or s.class_sources.get(self.self_.cls)
+            base = self.self_.source or s.classes.sources.get(self.self_.cls)
         else:
             s.guard_type(self.self_)
             base = s.class_source(self.self_)
@@ -245,7 +247,7 @@ class Super(Value):
         if isinstance(raw, types.ClassMethodDescriptorType):
             return s.wrap(raw.__get__(None, self.start()), None)
         part = PARTS.get(type(raw))
-        cache: dict[Any, Value] = s.state.setdefault("super_attrs", {})
+        cache = s.classes.through_super
         key = (self.start(), place, name)
         function = cache.get(key)
         if function is None:
@@ -273,7 +275,7 @@ def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Without arguments: the class of the function that runs, and its first argument."""
     if args:
         return Super(args[0].constant(s), args[1])
-    frame = s.frame
+    frame = running_frame(s)
     first = frame.code.co_varnames[0]
     cell = frame.cells.get(first)
     self_ = cell.load(s) if cell is not None else frame.locals[first]

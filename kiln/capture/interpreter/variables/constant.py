@@ -54,7 +54,7 @@ class Constant(Value):
         if value is None:
             s.guard(self.source, GuardKind.IS_NONE)
         elif isinstance(value, (enum.Enum, *IDENTITY)) or not is_constant(value):
-            s.guard(self.source, GuardKind.IS, s.class_reference(value))
+            s.guard(self.source, GuardKind.IS, s.reference(value))
         else:
             s.guard(self.source, GuardKind.EQUALS, value)
 
@@ -70,7 +70,7 @@ class Constant(Value):
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         value = self.constant(s)
         if isinstance(value, ITERABLE):
-            return s.hooks.make_list([s.wrap(item, None) for item in value]).iterate(s)
+            return s.model.list_of([s.wrap(item, None) for item in value]).iterate(s)
         return super().iterate(s, site)
 
     def key(self, s: CaptureState) -> Any:
@@ -92,20 +92,8 @@ class Constant(Value):
         g.const(self.value)
 
 
-def make_constant(value: Any, source: Source | None) -> Constant:
-    return Constant(value, source)
-
-
 @wraps(*PLAIN, *TORCH)
 def wrap_constant(s: CaptureState, real: Any, source: Source | None) -> Value:
-    return Constant(real, source)
-
-
-@wraps(int, float)
-def wrap_number(s: CaptureState, real: Any, source: Source | None) -> Value:
-    """One that changed since the last compile is an input of the region."""
-    if s.scalars is not None and source is not None and s.scalars(real, source):
-        return s.hooks.number_input(s, real, source)
     return Constant(real, source)
 
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.variables.cached_function import CACHED, cached_method
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import DESCRIPTORS, Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 
 TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
-
-Getter = Callable[[CaptureState, Value, str, Any], "Value | None"]
 
 
 def tuple_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
@@ -47,15 +44,11 @@ def struct_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | 
     return None
 
 
-MODELLED: dict[type, Getter] = {
-    TUPLE_GETTER: tuple_field,
-    functools.cached_property: cached_property,
-    types.MemberDescriptorType: struct_field,
-    CACHED: cached_method,
-}
-
-
-def native_get(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
-    """The attribute, or None where the descriptor is not modelled here."""
-    getter = MODELLED.get(type(raw))
-    return getter(s, value, name, raw) if getter is not None else None
+DESCRIPTORS.update(
+    {
+        TUPLE_GETTER: tuple_field,
+        functools.cached_property: cached_property,
+        types.MemberDescriptorType: struct_field,
+        CACHED: cached_method,
+    }
+)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
@@ -28,8 +29,8 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
-from kiln.capture.interpreter.effects import CellEffect, GlobalEffect
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
@@ -53,6 +54,8 @@ VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
 """The mark that `torch.compiler.disable` and `kiln.disable` leave on a function."""
 MAX_DEPTH = 120
+GENERATED = "namedtuple_"
+"""`collections.namedtuple` makes constructors in namespaces of their own; the class's module stands for them."""
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
 """Module and name of functions by which torch.compile keeps notes of its own. Once it has run in a process, every
 construction of an `nn.Module` calls one; inside a region nothing is noted."""
@@ -85,7 +88,7 @@ class Cell(Value):
 
     def store(self, s: CaptureState, value: Value | None) -> None:
         if self.original is not None:
-            s.effects.setdefault(("cell", id(self.original)), CellEffect(self))
+            s.effects.note(CellEffect(self))
         self.content = value
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -98,6 +101,25 @@ class Cell(Value):
 
     def emit(self, g: Codegen) -> None:
         g.cell(self)
+
+
+@final
+@dataclass(frozen=True)
+class CellEffect(SideEffect):
+    """A cell from outside has new contents."""
+
+    cell: Cell
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "cell", id(self.cell.original)
+
+    def emit(self, g: Codegen) -> None:
+        assert self.cell.content is not None
+        g.emit(self.cell.content)
+        g.emit(self.cell)
+        g.op("STORE_ATTR", "cell_contents")
 
 
 @final
@@ -143,12 +165,50 @@ class Namespace:
 
     def store(self, s: CaptureState, name: str, value: Value) -> None:
         self.values[name] = value
-        s.effects.setdefault(("global", id(self.dictionary), name), GlobalEffect(self, name))
+        s.effects.note(GlobalEffect(self, name))
+
+
+@final
+@dataclass(frozen=True)
+class GlobalEffect(SideEffect):
+    """A global variable was set."""
+
+    namespace: Namespace
+    name: str
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "global", id(self.namespace.dictionary), self.name
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.namespace.values[self.name])
+        g.const(self.namespace.dictionary)
+        g.const(self.name)
+        g.op("STORE_SUBSCR")
+
+
+@final
+@dataclass
+class FunctionTables:
+    """What functions share in one capture; keys are `id`s of objects that the program keeps alive."""
+
+    namespaces: dict[int, Namespace] = field(default_factory=dict)
+    cells: dict[int, Cell] = field(default_factory=dict)
+    expectations: dict[int, object] = field(default_factory=dict)
+    """What a guard on the code of a function expects."""
+
+
+def interpreted_modules(s: CaptureState) -> frozenset[str]:
+    """The modules of the functions and classes that were interpreted so far."""
+    spaces = s.part(FunctionTables).namespaces.values()
+    names = {space.module or space.dictionary.get("__name__") for space in spaces} | s.classes.modules()
+    return frozenset(name for name in names if isinstance(name, str) and not name.startswith(GENERATED))
 
 
 def namespace(s: CaptureState, dictionary: dict[str, Any], function: Source | None = None) -> Namespace:
     """The namespace of a globals dict, one per capture; `function` is a path to a function that has it."""
-    known: dict[int, Namespace] = s.state.setdefault("namespaces", {})
+    known = s.part(FunctionTables).namespaces
     found = known.get(id(dictionary))
     if found is None:
         path = AttrSource(function, "__globals__") if function is not None else None
@@ -206,7 +266,7 @@ class Function(Value):
         """Guard the code, once."""
         if not self._checked:
             self._checked = True
-            cache = s.state.setdefault("function_expectations", {})
+            cache = s.part(FunctionTables).expectations
             expected = cache.get(id(self.original))
             if expected is None:
                 expected = cache[id(self.original)] = function_expectation(self.original)
@@ -228,7 +288,7 @@ class Function(Value):
     def key(self, s: CaptureState) -> Any:
         if self.original is None:
             return self
-        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
+        s.guard(self.source, GuardKind.IS, s.reference(self.original))
         return self.original
 
     def truth(self, s: CaptureState) -> bool:
@@ -396,7 +456,7 @@ class Partial(Value):
 
 def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """Execute a call of a Python function in a new frame (a generator: make it)."""
-    parent = s.frame
+    parent = running_frame(s)
     code = function.code
     if code.co_flags & ASYNC:
         raise UnsupportedCall(function=code.co_qualname, why="coroutines are not modelled")
@@ -472,7 +532,7 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
 def wrap_dispatcher(s: CaptureState, real: Any, source: Source | None) -> Value:
     """A function that is compiled already is inlined like any other."""
     if source is not None:
-        s.guard(source, GuardKind.IS, s.class_reference(real))
+        s.guard(source, GuardKind.IS, s.reference(real))
     return wrap_function(s, real.function, None)
 
 
@@ -498,12 +558,12 @@ def wrap_function(s: CaptureState, real: Any, source: Source | None) -> Value:
 
 def shared_cell(s: CaptureState, real: Any, name: str, contents: Source | None, itself: Source | None) -> Cell:
     """One value per cell, whatever function led to it; the paths to it are guarded to lead to one cell."""
-    known: dict[int, Cell] = s.state.setdefault("cells", {})
+    known = s.part(FunctionTables).cells
     found = known.get(id(real))
     if found is None:
         found = known[id(real)] = Cell(None, contents, name, real)
     if itself is not None:
-        s.cell_paths.setdefault(id(real), []).append(itself)
+        s.identities.cell_paths.setdefault(id(real), []).append(itself)
     return found
 
 
@@ -532,7 +592,7 @@ def wrap_partial(s: CaptureState, real: Any, source: Source | None) -> Value:
         k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()
     }
     if source is not None:
-        s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
+        s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
         s.guard(args_source, GuardKind.LENGTH, len(real.args))
         s.guard(keywords_source, GuardKind.DICT_KEYS, tuple(real.keywords))
     return Partial(s.wrap(real.func, part("func")), args, kwargs, source)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from kiln.capture.interpreter.breaks import BreakPlace, Raised, UnsupportedValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
@@ -60,7 +60,7 @@ class Generator(Value):
     __slots__ = ("args", "frame", "kwargs", "place", "started")
 
     def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs, caller: SymbolicFrame) -> None:
-        self.place = BreakPlace(caller.number, caller.step)
+        self.place = BreakPlace(caller.number, caller.step, caller.location())
         self.frame = frame
         self.args = args
         self.kwargs = kwargs
@@ -84,7 +84,7 @@ class Generator(Value):
             frame.push(value)
         self.started = True
         frame.running = True
-        frame.parent, frame.outer = s.frame, None
+        frame.parent, frame.outer = running_frame(s), None
         item = frame.run()
         if frame.finished:
             frame.result = item
@@ -94,9 +94,7 @@ class Generator(Value):
     def emit(self, g: Codegen) -> None:
         """One that has not started is made by calling its function again; else the program breaks where it is made."""
         if self.started:
-            stop = UnsupportedValue(type="generator", why="it has begun to run in the graph")
-            stop.frames, stop.resumable = [self.place], False
-            raise stop
+            raise UnsupportedValue(type="generator", why="it has begun to run in the graph").before(self.place)
         g.const(make_generator)
         g.emit(self.frame.function)
         g.emit(Tuple(list(self.args)))
@@ -110,7 +108,7 @@ class Generator(Value):
             frame.finished = True
             raise Raised(error)
         frame.running = True
-        frame.parent, frame.outer = s.frame, None
+        frame.parent, frame.outer = running_frame(s), None
         inner = self.delegate()
         if inner is None:
             frame.unwind(Raised(error))

@@ -35,7 +35,7 @@ class Logger(Object):
     __slots__ = ()
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        found = s.lookup(self.cls, name)
+        found = s.classes.lookup(self.cls, name)
         if found is None or name.startswith("__") or name in NO_MESSAGE or not callable(found[1]):
             return super().get_attr(s, name, site)
         s.guard_type(self)
@@ -62,7 +62,7 @@ class LogMethod(Value):
             if not is_fixed(s, arg):
                 why = f"a {arg.type_name()} may change before the message is written"
                 raise SideEffectCall(function=f"Logger.{self.name}", why=why)
-        s.effects["logging", s.frame.number, s.frame.step] = CallEffect(self, tuple(args), dict(kwargs))
+        s.effects.note(CallEffect(self, tuple(args), dict(kwargs)))
         return Constant(None)
 
     def emit(self, g: Codegen) -> None:
@@ -72,4 +72,4 @@ class LogMethod(Value):
 
 @wraps(logging.Logger, subclasses=True)
 def wrap_logger(s: CaptureState, real: Any, source: Source | None) -> Value:
-    return s.same_object(real, source, lambda: Logger(type(real), source, real))
+    return s.identities.same_object(real, source, lambda: Logger(type(real), source, real))

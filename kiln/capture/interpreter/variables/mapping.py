@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict
 from typing import Any, final
 
 from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
-from kiln.capture.interpreter.effects import mutated
+from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
@@ -21,7 +21,7 @@ from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, Sourc
 
 
 @final
-class Dict(Value):
+class Dict(Container):
     """A dict. `_items` maps key tokens to (key, value) once all is known; `_found` holds single items until then."""
 
     __slots__ = ("_found", "_items", "cls", "factory", "original")
@@ -99,7 +99,7 @@ class Dict(Value):
 
     def change(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
         items = self.items(s)
-        mutated(s, self)
+        note_change(s, self)
         return items
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -111,7 +111,7 @@ class Dict(Value):
             made = self.factory.call(s, [], {})
             self.set_item(s, key, made)
             return made
-        missing = s.lookup(self.cls, "__missing__")
+        missing = s.classes.lookup(self.cls, "__missing__")
         if missing is not None and self.cls is not defaultdict:
             return s.call_special(self, "__missing__", [key], {})
         raise s.error(KeyError, token)
@@ -209,7 +209,7 @@ def dict_get(real: Any, token: Any) -> Any:
 
 
 @final
-class Set(Value):
+class Set(Container):
     """A set or frozenset made in the frame or found outside."""
 
     __slots__ = ("_items", "cls", "original")
@@ -247,12 +247,12 @@ class Set(Value):
 
     def _guard_items(self, s: CaptureState, ordered: bool) -> None:
         if self.source is not None:
-            items = tuple([item if is_constant(item) else s.class_reference(item) for item in self.original])
+            items = tuple([item if is_constant(item) else s.reference(item) for item in self.original])
             s.guard(self.source, GuardKind.SET_ITEMS, SetExpectation(items, ordered))
 
     def change(self, s: CaptureState) -> dict[Any, Value]:
         items = self.items(s)
-        mutated(s, self)
+        note_change(s, self)
         return items
 
     def length(self, s: CaptureState) -> int:
@@ -319,7 +319,7 @@ class View(Value):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return List(self.values(s, s.hooks.make_tuple)).iterate(s)
+        return List(self.values(s, Tuple)).iterate(s)
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)
@@ -349,15 +349,15 @@ def wrap_dict(s: CaptureState, real: Any, source: Source | None) -> Value:
             value.factory = s.wrap(real.default_factory, path)
         return value
 
-    owner = s.owners.get(id(real))
+    owner = s.identities.owners.get(id(real))
     if owner is not None:
         if source is not None and owner.source is not None:
             paths = AttrSource(owner.source, "__dict__"), source
             s.guard(source, GuardKind.TENSOR_ALIASES, AliasExpectation(paths, (0, 0), "object"))
         return owner.get_attr(s, "__dict__")
-    return s.same_object(real, source, make)
+    return s.identities.same_object(real, source, make)
 
 
 @wraps(set, frozenset)
 def wrap_set(s: CaptureState, real: Any, source: Source | None) -> Value:
-    return s.same_object(real, source, lambda: Set(None, type(real), source, real))
+    return s.identities.same_object(real, source, lambda: Set(None, type(real), source, real))

@@ -9,11 +9,13 @@ With hooks torch's own `_call_impl` is interpreted as any Python function.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch.nn.modules import module as torch_module
 
+from kiln.capture.interpreter.blocks.repeat import call_repeatable
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -25,9 +27,9 @@ from kiln.capture.interpreter.core import (
     handles,
     wraps,
 )
-from kiln.capture.interpreter.effects import writes_outside
+from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.variables.mapping import Dict, holds
-from kiln.capture.interpreter.variables.object import Object, guard_protocol
+from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ModuleGlobalSource, Source
 
@@ -37,21 +39,30 @@ GLOBAL_HOOKS = (
     *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"),
 )
 CALL = torch_module.Module.__call__
-GETATTR = torch_module.Module.__getattr__
-SETATTR = torch_module.Module.__setattr__
 
 
-def module_getattr(s: CaptureState, value: Value, name: str, hook: Any) -> Value | None:
-    """`nn.Module.__getattr__`; None for any other `__getattr__`."""
-    if hook is not GETATTR or not isinstance(value, Object):
-        return None
+@final
+@dataclass
+class ModuleTables:
+    """What was guarded of modules in one capture, by `id` of their values."""
+
+    hooked: dict[int, bool] = field(default_factory=dict)
+    """Whether a module had hooks when it was first called."""
+    absent: set[tuple[int, str]] = field(default_factory=set)
+    """Members that are guarded not to be shadowed by the instance's dict."""
+    global_hooks: bool = False
+
+
+def module_getattr(s: CaptureState, value: Object, name: str) -> Value:
+    """`nn.Module.__getattr__`."""
     for member in MEMBERS:
         content = value.instance_attr(s, member)
         if isinstance(content, Dict):
             found = content.find(s, name)
             if found is not None:
-                if value.source is not None and ("absent", id(value), name) not in s.state:
-                    s.state["absent", id(value), name] = True
+                absent = s.part(ModuleTables).absent
+                if value.source is not None and (id(value), name) not in absent:
+                    absent.add((id(value), name))
                     s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
                 s.class_lacks(value, name)
                 return found
@@ -60,20 +71,21 @@ def module_getattr(s: CaptureState, value: Value, name: str, hook: Any) -> Value
     raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
 
 
-def module_setattr_is_plain(value: Value, name: str, new: Value | None) -> bool:
+def module_setattr_is_plain(value: Object, name: str, new: Value) -> bool:
     """Whether `nn.Module.__setattr__` only writes the instance dict: nothing but plain data is involved."""
-    if not isinstance(value, Object) or new is None:
+    if value.original is MISSING or issubclass(new.python_type(), torch.nn.Module):
         return False
-    cls = value.python_type()
-    if getattr(cls, "__setattr__", None) is not SETATTR or issubclass(new.python_type(), torch.nn.Module):
-        return False
-    if value.original is MISSING or isinstance(getattr(new, "original", None), torch.nn.Parameter):
+    if isinstance(getattr(new, "original", None), torch.nn.Parameter):
         return False
     content = value.original.__dict__
     if any(name in (content.get(member) or ()) for member in MEMBERS):
         return False
     known = [value.attrs.get(member) for member in MEMBERS]
     return not any(isinstance(one, Dict) and holds(one, name) for one in known)
+
+
+MODELLED_GETATTR[torch_module.Module.__getattr__] = module_getattr
+MODELLED_SETATTR[torch_module.Module.__setattr__] = module_setattr_is_plain
 
 
 @handles(CALL)
@@ -88,23 +100,24 @@ def call_forward(s: CaptureState, module: Object, args: Args, kwargs: Kwargs, si
     """What `nn.Module.__call__` does."""
     if not has_hooks(s, module):
         return module.get_attr(s, "forward").call(s, args, kwargs, site)
-    implementation = s.lookup(module.python_type(), "_call_impl")
+    implementation = s.classes.lookup(module.python_type(), "_call_impl")
     assert implementation is not None
     return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *args], kwargs, site)
 
 
 def has_hooks(s: CaptureState, module: Object) -> bool:
     """Guarded; the guards of one module are made once."""
-    key = ("hooks", id(module))
-    if key not in s.state:
-        s.state[key] = _look_for_hooks(s, module)
-    return bool(s.state[key]) or (writes_outside(s) and _changed_hooks(s, module))
+    known = s.part(ModuleTables).hooked
+    hooked = known.get(id(module))
+    if hooked is None:
+        hooked = known[id(module)] = _look_for_hooks(s, module)
+    return hooked or (s.effects.wrote_outside and _changed_hooks(s, module))
 
 
 def _changed_hooks(s: CaptureState, module: Object) -> bool:
     """Whether the program added or removed hooks of this module in the frame."""
     dicts = [module.instance_attr(s, name) for name in HOOKS]
-    return any(("contents", id(one)) in s.effects for one in dicts)
+    return any(hooks is not None and s.effects.find(contents_key(hooks)) is not None for hooks in dicts)
 
 
 def _look_for_hooks(s: CaptureState, module: Object) -> bool:
@@ -117,8 +130,8 @@ def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     if module.source is not None:
         for name in HOOKS:
             s.guard(DictAttrSource(module.source, name), GuardKind.EMPTY_DICT)
-    if "global_hooks" not in s.state:
-        s.state["global_hooks"] = True
+    if not s.part(ModuleTables).global_hooks:
+        s.part(ModuleTables).global_hooks = True
         for name in GLOBAL_HOOKS:
             s.guard(ModuleGlobalSource(torch_module.__name__, name), GuardKind.EMPTY_DICT)
     return False
@@ -131,12 +144,12 @@ class Module(Object):
     __slots__ = ()
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        return s.hooks.call_module(s, self, args, kwargs, site)
+        return call_repeatable(s, self, args, kwargs, lambda: interpret_call(s, self, args, kwargs, site))
 
 
 def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`module(*args, **kwargs)`, opcode by opcode."""
-    found = s.lookup(module.cls, "__call__")
+    found = s.classes.lookup(module.cls, "__call__")
     if found is not None and found[1] is CALL:
         guard_protocol(s, module, "__call__")
         return call_forward(s, module, args, kwargs, site)
@@ -145,4 +158,4 @@ def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, 
 
 @wraps(torch.nn.Module, subclasses=True)
 def wrap_module(s: CaptureState, real: Any, source: Source | None) -> Value:
-    return s.same_object(real, source, lambda: Module(type(real), source, real))
+    return s.identities.same_object(real, source, lambda: Module(type(real), source, real))

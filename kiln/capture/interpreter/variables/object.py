@@ -14,12 +14,23 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
-from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
-from kiln.capture.interpreter.effects import attribute_set, emit_attribute, writes_outside
+from kiln.capture.interpreter.core import (
+    MISSING,
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Value,
+    wraps,
+)
+from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -70,7 +81,7 @@ class Object(Value):
     def constant(self, s: CaptureState) -> Any:
         if self.original is MISSING or (self.source is not None and self.cls not in ALIASES):
             raise self.unsupported("use as a constant", "objects are not constants")
-        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
+        s.guard(self.source, GuardKind.IS, s.reference(self.original))
         return self.original
 
     def instance_attr(self, s: CaptureState, name: str) -> Value | None:
@@ -94,9 +105,9 @@ class Object(Value):
             content = object.__getattribute__(self.original, "__dict__")
         except AttributeError:
             return None
-        if id(content) not in s.owners:
-            s.owners[id(content)] = self
-            if id(content) in s.objects:
+        if id(content) not in s.identities.owners:
+            s.identities.owners[id(content)] = self
+            if id(content) in s.identities.objects:
                 raise self.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
         return content
 
@@ -113,8 +124,8 @@ class Object(Value):
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         special = "__setattr__" if value is not None else "__delattr__"
         guard_protocol(s, self, special)
-        found = s.lookup(self.cls, special)
-        if found is not None and writes_otherwise(found[1]) and not s.hooks.plain_setattr(self, name, value):
+        found = s.classes.lookup(self.cls, special)
+        if found is not None and writes_otherwise(found[1]) and not is_plain_write(found[1], self, name, value):
             args = [self, s.const(name), *([value] if value else [])]
             s.class_attr(self, special, found[1]).call(s, args, {}, site.discarding())
             return
@@ -123,7 +134,7 @@ class Object(Value):
     def store_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """`object.__setattr__`: data descriptors, then the instance dict."""
         s.guard_type(self)
-        found = s.lookup(self.cls, name)
+        found = s.classes.lookup(self.cls, name)
         if found is not None:
             raw = found[1]
             if isinstance(raw, property):
@@ -134,12 +145,16 @@ class Object(Value):
                 accessor_value(s, self, name, accessor, "fset").call(s, args, {}, site.discarding())
                 return
             special = "__set__" if value is not None else "__delete__"
-            setter = s.lookup(type(raw), special)
+            setter = s.classes.lookup(type(raw), special)
             if setter is not None and type(setter[1]) is types.FunctionType:
                 descriptor = s.class_attr(self, name, raw)
                 s.call_special(descriptor, special, [self, *([value] if value else [])], {}, site.discarding())
                 return
-            if name == "__dict__" and value is s.state.get("instance_dicts", {}).get(id(self), MISSING):
+            if (
+                name == "__dict__"
+                and value is not None
+                and value is s.part(AttributeTables).instance_dicts.get(id(self))
+            ):
                 return  # `self.__dict__ |= items`
             if name == "__dict__" and value is self and isinstance(self.native, Dict) and self.original is MISSING:
                 share_dict(s, self)
@@ -156,16 +171,24 @@ class Object(Value):
             del self.attrs[name]
         self.attrs[name] = value
         if not isinstance(self.attrs, OwnItems):
-            attribute_set(s, self, name, again=again)
+            self._note_write(s, name, again)
+
+    def _note_write(self, s: CaptureState, name: str, again: bool) -> None:
+        if self.source is None and self.original is not MISSING:
+            raise self.unsupported("change", "it has no path from the arguments of the frame")
+        if self.source is not None and again:
+            s.effects.move_to_end(AttributeEffect(self, name, again))
+        elif self.source is not None:
+            s.effects.note(AttributeEffect(self, name, again))
 
     def key(self, s: CaptureState) -> Any:
         """Itself: told apart by identity, so that a later object in its place must be the very same."""
-        found = s.lookup(self.cls, "__hash__")
+        found = s.classes.lookup(self.cls, "__hash__")
         if found is None or found[1] is not object.__hash__:
             raise self.unsupported("hash", "its class defines its own hash")
         if self.original is MISSING:
             return self
-        s.guard(self.source, GuardKind.IS, s.class_reference(self.original))
+        s.guard(self.source, GuardKind.IS, s.reference(self.original))
         return self.original
 
     def torch_arg(self, s: CaptureState) -> Any:
@@ -174,13 +197,10 @@ class Object(Value):
         return super().torch_arg(s)
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        found = s.lookup(self.cls, "__call__")
+        found = s.classes.lookup(self.cls, "__call__")
         if found is not None and type(found[1]) not in MODELLED_CALLS:
             raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not modelled")
         return s.call_special(self, "__call__", args, kwargs, site)
-
-    def emit_contents(self, g: Codegen) -> None:
-        self.native.emit_contents(g)
 
     def emit(self, g: Codegen) -> None:
         """Built without `__new__` and `__init__` of the class: bare object, container contents, instance dict."""
@@ -206,6 +226,31 @@ class Object(Value):
         for name, value in self.attrs.items():
             if value is not None:
                 emit_attribute(g, self.cls, name, value)
+
+
+@final
+@dataclass(frozen=True)
+class AttributeEffect(SideEffect):
+    """An attribute of an object was set or deleted; `attrs[name]` of the value says what it is now."""
+
+    value: Object
+    name: str
+    again: bool
+    """It was deleted before it was set, so it comes last in the instance's dict."""
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "attribute", id(self.value), self.name
+
+    def emit(self, g: Codegen) -> None:
+        new = self.value.attrs.get(self.name)
+        if new is None or self.again:
+            emit_deletion(g, self.value, self.name)
+        if new is not None:
+            g.emit(self.value)
+            emit_attribute(g, self.value.cls, self.name, new)
+            g.op("POP_TOP")
 
 
 def emit_native(native: Any, base: type, g: Codegen) -> None:
@@ -266,6 +311,35 @@ class Traceback(Value):
         raise UnsupportedValue(type="traceback", why=self.why)
 
 
+@final
+@dataclass
+class AttributeTables:
+    """What is known of attributes in one capture, by `id` of a value that is kept alive in it."""
+
+    reads: dict[tuple[int, str], tuple[Value, Value]] = field(default_factory=dict)
+    """Attributes that a `__getattribute__` of the program found: object and result."""
+    instance_dicts: dict[int, Dict] = field(default_factory=dict)
+
+
+MODELLED_SETATTR: dict[Callable[..., object], Callable[[Object, str, Value], bool]] = {}
+"""A `__setattr__` -> whether it does what `object.__setattr__` does for this name and value."""
+MODELLED_GETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str], Value]] = {}
+"""A `__getattr__` -> what it finds, or the AttributeError that it raises."""
+DescriptorModel = Callable[[CaptureState, Value, str, Any], "Value | None"]
+DESCRIPTORS: dict[type, DescriptorModel] = {}
+"""Type of a descriptor of CPython -> what it gives, None where the model does not apply."""
+
+
+def is_plain_write(setattr_: object, value: Object, name: str, new: Value | None) -> bool:
+    model = MODELLED_SETATTR.get(setattr_) if type(setattr_) is types.FunctionType else None
+    return model is not None and new is not None and model(value, name, new)
+
+
+def modelled_descriptor(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
+    model = DESCRIPTORS.get(type(raw))
+    return model(s, value, name, raw) if model is not None else None
+
+
 def new_object(s: CaptureState, cls: type) -> Object:
     """A bare instance, as `object.__new__(cls)` makes it."""
     value = Object(cls)
@@ -292,30 +366,30 @@ def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
     A method of the program is guarded where it is called; here it is that there is none, or one that is modelled.
     """
     key = (value.python_type(), special)
-    if key in s.protocols:
+    if key in s.classes.guarded:
         return
     base = s.class_source(value)
     if base is None:
         return
-    s.protocols.add(key)
-    found = s.lookup(key[0], special)
+    s.classes.guarded.add(key)
+    found = s.classes.lookup(key[0], special)
     if found is None:
         s.guard(AttrSource(base, special), GuardKind.ABSENT)
-    elif type(found[1]) is types.FunctionType and not s.class_reference(found[1]).path:
+    elif type(found[1]) is types.FunctionType and not s.reference(found[1]).path:
         s.class_attr(value, special, found[1]).constant(s)
     elif type(found[1]) in (SLOT_WRAPPER, types.FunctionType):
-        s.guard(AttrSource(base, special), GuardKind.IS, s.class_reference(found[1]))
+        s.guard(AttrSource(base, special), GuardKind.IS, s.reference(found[1]))
 
 
 def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
     """`value.name`."""
     cls = value.python_type()
-    if cls not in s.protocols:
+    if cls not in s.classes.guarded:
         guard_protocol(s, value, "__getattribute__")
         guard_protocol(s, value, "__getattr__")
-        if (cls, "__getattr__") in s.protocols:
-            s.protocols.add(cls)
-    custom = s.lookup(cls, "__getattribute__")
+        if (cls, "__getattr__") in s.classes.guarded:
+            s.classes.guarded.add(cls)
+    custom = s.classes.lookup(cls, "__getattribute__")
     if custom is not None and type(custom[1]) is types.FunctionType:
         function = s.class_attr(value, "__getattribute__", custom[1])
         return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
@@ -327,15 +401,17 @@ def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
 
 def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Value]) -> Value:
     """The program's own way of reading `name`, interpreted once: what it asked is guarded and was not written since."""
-    known: dict[tuple[int, str], tuple[Value, Value]] = s.state.setdefault("reads", {})
+    known = s.part(AttributeTables).reads
     key = (id(value), name)
-    if writes_outside(s) or value.source is None:
+    if s.effects.wrote_outside or value.source is None:
         return fallback(s, value, name, read)
     if key in known:
         return known[key][1]
-    before = (s.unguarded, len(s.recorder.calls), dict(s.effects))
+    before = (s.counters.unguarded, len(s.recorder.calls), s.effects.snapshot())
     found = fallback(s, value, name, read)
-    if before == (s.unguarded, len(s.recorder.calls), s.effects) and (found.source or found.is_constant):
+    if before == (s.counters.unguarded, len(s.recorder.calls), s.effects.snapshot()) and (
+        found.source or found.is_constant
+    ):
         # The value is kept with it: else another one might get its address.
         known[key] = (value, found)
     return found
@@ -347,7 +423,7 @@ def fallback(s: CaptureState, value: Value, name: str, first: Any) -> Value:
         found: Value = first()
         return found
     except Raised as raised:
-        has = s.lookup(value.python_type(), "__getattr__")
+        has = s.classes.lookup(value.python_type(), "__getattr__")
         if has is None or not issubclass(raised.value.python_type(), AttributeError):
             raise
     return missing_attr(s, value, name)
@@ -355,16 +431,16 @@ def fallback(s: CaptureState, value: Value, name: str, first: Any) -> Value:
 
 def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
     """What happens where the normal way finds nothing."""
-    hook = s.lookup(value.python_type(), "__getattr__")
+    hook = s.classes.lookup(value.python_type(), "__getattr__")
     deleted = isinstance(value, Object) and value.had_attr(name)
     if hook is None:
         s.guard_type(value)
         if not deleted:
             s.guard(value.source, GuardKind.NO_ATTR, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
-    native = s.hooks.native_getattr(s, value, name, hook[1])
-    if native is not None:
-        return native
+    model = MODELLED_GETATTR.get(hook[1]) if type(hook[1]) is types.FunctionType else None
+    if model is not None and isinstance(value, Object):
+        return model(s, value, name)
     if value.source is not None and not deleted:
         s.guard(value.source, GuardKind.NO_ATTR, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
@@ -372,7 +448,7 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
 
 def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value | None:
     """`object.__getattribute__`, None where it raises AttributeError."""
-    found = s.lookup(value.python_type(), name)
+    found = s.classes.lookup(value.python_type(), name)
     raw = found[1] if found is not None else MISSING
     if raw is not MISSING and is_data_descriptor(s, raw):
         return from_descriptor(s, value, name, raw, site)
@@ -400,18 +476,17 @@ def is_data_descriptor(s: CaptureState, raw: Any) -> bool:
     kind = type(raw)
     if kind is types.FunctionType:
         return False
-    return kind in (property, SLOT, GETSET) or s.lookup(kind, "__set__") is not None
+    return kind in (property, SLOT, GETSET) or s.classes.lookup(kind, "__set__") is not None
 
 
 def accessor_value(s: CaptureState, value: Value, name: str, accessor: Any, part: str) -> Value:
     """A property's function as a value, with its path through the class."""
-    cache = s.state.setdefault("accessors", {})
+    cache = s.classes.accessors
     key = (value.python_type(), name, part)
     if key not in cache:
         source = s.class_attr(value, name, getattr_static(value.python_type(), name)).source
         cache[key] = s.wrap(accessor, AttrSource(source, part) if source is not None else None)
-    found: Value = cache[key]
-    return found
+    return cache[key]
 
 
 def getattr_static(cls: type, name: str) -> Any:
@@ -441,7 +516,7 @@ def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: Ca
 
 def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     real = value.real()
-    modelled = s.hooks.native_get(s, value, name, raw)
+    modelled = modelled_descriptor(s, value, name, raw)
     if modelled is not None:
         return modelled
     if real is MISSING:
@@ -464,7 +539,7 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
     """`obj.__dict__`: a dict whose items are the attributes of the object."""
     if value.native is not None and isinstance(value.attrs, OwnItems):
         return value
-    known: dict[int, Value] = s.state.setdefault("instance_dicts", {})
+    known = s.part(AttributeTables).instance_dicts
     found = known.get(id(value))
     if found is None:
         if value.original is not MISSING and value.source is not None:
@@ -559,7 +634,7 @@ def from_class(s: CaptureState, value: Value, name: str, raw: Any, site: CallSit
     if kind in METHOD_DESCRIPTORS or kind is types.BuiltinFunctionType:
         function = s.class_attr(value, name, raw)
         return function if kind is types.BuiltinFunctionType else BoundMethod(function, value)
-    if s.lookup(kind, "__get__") is not None:
+    if s.classes.lookup(kind, "__get__") is not None:
         return call_get(s, value, name, raw, site)
     return s.class_attr(value, name, raw)
 
@@ -572,7 +647,7 @@ def class_of(s: CaptureState, value: Value) -> Value:
 
 def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:
     """What a static or class method of `cls` (at `base`) is, read through the class or an instance."""
-    cache: dict[Any, Value] = s.state.setdefault("unbound", {})
+    cache = s.classes.unbound
     function = cache.get((cls, name))
     static = type(raw) is staticmethod
     if function is None:
@@ -587,10 +662,10 @@ def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any
 
 def call_get(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value:
     """A descriptor with a `__get__` of its own."""
-    found = s.lookup(type(raw), "__get__")
+    found = s.classes.lookup(type(raw), "__get__")
     if found is None:
         return s.class_attr(value, name, raw)
-    modelled = s.hooks.native_get(s, value, name, raw)
+    modelled = modelled_descriptor(s, value, name, raw)
     if modelled is not None:
         return modelled
     if type(found[1]) is not types.FunctionType:
@@ -599,6 +674,7 @@ def call_get(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite)
     return s.call_special(descriptor, "__get__", [value, class_of(s, value)], {}, site)
 
 
+@wraps(object)
 def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
     """Any object that no other kind takes."""
 
@@ -610,10 +686,10 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
             if getattr(real, "__dict__", None) is real:
                 value.attrs = OwnItems(s, value.native)
                 if source is not None:
-                    s.other_paths.append((value, AttrSource(source, "__dict__")))
+                    s.identities.other_paths.append((value, AttrSource(source, "__dict__")))
         return value
 
-    return s.same_object(real, source, make)
+    return s.identities.same_object(real, source, make)
 
 
 def native_of(real: Any, base: type, source: Source | None) -> Any:

@@ -6,12 +6,14 @@ out.append(y)     a List made here: only its items change; one from outside: an 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
-from kiln.capture.interpreter.effects import appended, mutated, rewritten
+from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
@@ -138,7 +140,7 @@ class Tuple(Sequence):
 
 
 @final
-class List(Sequence):
+class List(Sequence, Container):
     """A list; `appended` are new items of one from outside into which the program has not looked."""
 
     __slots__ = ("appended",)
@@ -151,7 +153,7 @@ class List(Sequence):
         """Without asking how long the list is: a log that grows is no reason to compile again."""
         if self._items is None and self.source is not None and self.cls is list:
             s.guard_type(self)
-            appended(s, self)
+            s.effects.note(AppendEffect(self))
             self.appended.append(item)
         else:
             self.change(s).append(item)
@@ -160,7 +162,7 @@ class List(Sequence):
         items = super()._load(s)
         if self.appended:
             items += self.appended
-            rewritten(s, self)
+            s.effects.replace(ContentsEffect(self))
         return items
 
     def length(self, s: CaptureState) -> int:
@@ -169,7 +171,7 @@ class List(Sequence):
     def change(self, s: CaptureState) -> list[Value]:
         """The items, about to be changed."""
         items = self.items(s)
-        mutated(s, self)
+        note_change(s, self)
         return items
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
@@ -206,6 +208,27 @@ class List(Sequence):
         for item in self.items(g.state):
             g.emit(item)
             g.op("LIST_APPEND", 1)
+
+
+@final
+@dataclass(frozen=True)
+class AppendEffect(SideEffect):
+    """A list from outside whose items were not read got some more."""
+
+    value: List
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return contents_key(self.value)
+
+    def emit(self, g: Codegen) -> None:
+        for item in self.value.appended:
+            g.const(list.append)
+            g.emit(self.value)
+            g.emit(item)
+            g.call(2)
+            g.op("POP_TOP")
 
 
 @final
@@ -306,7 +329,7 @@ def wrap_tuple(s: CaptureState, real: Any, source: Source | None) -> Value:
 
 @wraps(list)
 def wrap_list(s: CaptureState, real: Any, source: Source | None) -> Value:
-    return s.same_object(real, source, lambda: List(None, source, real))
+    return s.identities.same_object(real, source, lambda: List(None, source, real))
 
 
 def tuple_of(values: list[Value]) -> Value:

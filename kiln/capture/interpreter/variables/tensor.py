@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
 from kiln.capture.interpreter.breaks import (
+    BreakPlace,
     DataDependentBranch,
     DataDependentValue,
     TorchCallFailed,
@@ -31,114 +33,36 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
-from kiln.capture.interpreter.effects import emit_deletion
+from kiln.capture.interpreter.effects import SideEffect, emit_deletion
+from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
 
-METADATA_ATTRIBUTES = frozenset(
-    (
-        *(
-            "shape",
-            "dtype",
-            "device",
-            "ndim",
-            "requires_grad",
-            "is_cuda",
-            "is_cpu",
-            "is_meta",
-            "is_sparse",
-        ),
-        *(
-            "is_quantized",
-            "is_nested",
-            "is_mkldnn",
-            "layout",
-            "is_leaf",
-            "itemsize",
-            "nbytes",
-            "is_xpu",
-        ),
-        *(
-            "is_mps",
-            "is_vulkan",
-            "is_sparse_csr",
-            "is_ort",
-            "is_xla",
-            "is_inference",
-            "names",
-        ),
-    )
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+METADATA_ATTRIBUTES = names(
+    "shape dtype device ndim requires_grad layout is_leaf itemsize nbytes is_inference names is_cuda is_cpu is_meta "
+    "is_xpu is_mps is_vulkan is_ort is_xla is_sparse is_sparse_csr is_quantized is_nested is_mkldnn"
 )
-METADATA_METHODS = frozenset(
-    (
-        *(
-            "size",
-            "dim",
-            "stride",
-            "numel",
-            "nelement",
-            "ndimension",
-            "is_floating_point",
-            "is_complex",
-        ),
-        *(
-            "is_contiguous",
-            "element_size",
-            "storage_offset",
-            "get_device",
-            "is_signed",
-            "is_conj",
-            "is_neg",
-        ),
-        *(
-            "is_inference",
-            "has_names",
-            "__len__",
-        ),
-    )
+METADATA_METHODS = names(
+    "size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous element_size storage_offset "
+    "get_device is_signed is_conj is_neg is_inference has_names __len__"
 )
-RECORDED_ATTRIBUTES = frozenset(
-    (
-        *(
-            "T",
-            "mT",
-            "H",
-            "mH",
-            "real",
-            "imag",
-            "grad",
-            "data",
-        ),
-    )
-)
-TRUTH_METHODS = frozenset(("item", "__bool__"))
-PLAIN_METHODS = frozenset(("item", "__int__", "__float__", "__index__", "__complex__"))
+RECORDED_ATTRIBUTES = names("T mT H mH real imag grad data")
+TRUTH_METHODS = names("item __bool__")
+PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
-VALUE_METHODS = frozenset(
-    (
-        *(
-            "item",
-            "tolist",
-            "numpy",
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__index__",
-            "__array__",
-            "data_ptr",
-        ),
-        *(
-            "__complex__",
-            "untyped_storage",
-            "storage",
-        ),
-    )
-)
-
-
+VALUE_METHODS = PLAIN_METHODS | names("tolist numpy __bool__ __array__ data_ptr untyped_storage storage")
+"""They ask for values."""
 AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
 """They make autograd store gradients on tensors."""
 IN_PLACE = frozenset(
@@ -155,11 +79,16 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 @final
 @dataclass(frozen=True)
-class TensorAttributeEffect:
-    """An attribute of a tensor, from outside or a result of the region."""
+class TensorAttributeEffect(SideEffect):
+    """An attribute of a tensor, from outside or a result of the region, was set or deleted."""
 
-    value: Any
+    value: Tensor
     name: str
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "attribute", id(self.value), self.name
 
     def emit(self, g: Codegen) -> None:
         new = self.value.attrs[self.name]
@@ -180,6 +109,7 @@ class Tensor(Value):
     is_torch = True
 
     def __init__(self, fake: torch.Tensor, source: Source | None = None, original: torch.Tensor | None = None) -> None:
+        assert isinstance(fake, FakeTensor)
         self.fake = fake
         self.source = source
         self.original = original
@@ -202,16 +132,16 @@ class Tensor(Value):
             return written
         if name in METADATA_ATTRIBUTES:
             if name == "is_leaf":
-                s.state.setdefault("asked_is_leaf", set()).add(id(self.fake))
+                s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
             return s.wrap(getattr(self.fake, name), None)
         if name == "__class__":
             return s.wrap(self.python_type(), None)
         if name == "grad" and self.source is not None and self.original is not None and self.original.is_leaf:
-            s.state.setdefault("asked_is_leaf", set()).add(id(self.fake))
+            s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
             return s.wrap(self.original.grad, GradSource(self.source))
         if name in RECORDED_ATTRIBUTES:
-            return s.record(getattr, [self, s.const(name)], {})
-        found = s.lookup(self.python_type(), name)
+            return record(s, getattr, [self, s.const(name)], {})
+        found = s.classes.lookup(self.python_type(), name)
         if self.original is not None and name in self.original.__dict__:
             return s.wrap(self.original.__dict__[name], DictAttrSource(self.source, name) if self.source else None)
         if found is None:
@@ -222,24 +152,24 @@ class Tensor(Value):
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """A name that tensors do not have is a plain attribute."""
-        if s.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
+        if s.classes.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
             raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of torch is not modelled")
-        s.unguarded += 1  # a call of an equal block would write to another tensor
+        s.counters.unguarded += 1  # a call of an equal block would write to another tensor
         if value is None and (name not in self.attrs or self.attrs[name] is None):
             self.get_attr(s, name)
         self.attrs[name] = value
-        s.effects.setdefault(("attribute", id(self), name), TensorAttributeEffect(self, name))
+        s.effects.note(TensorAttributeEffect(self, name))
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
-        return s.record(operator.getitem, [self, key], {})
+        return record(s, operator.getitem, [self, key], {})
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        s.record(operator.setitem, [self, key, value], {})
+        record(s, operator.setitem, [self, key, value], {})
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         count = self.length(s)
-        items = [s.record(operator.getitem, [self, s.const(i)], {}) for i in range(count)]
-        return s.hooks.make_list(items).iterate(s)
+        items = [record(s, operator.getitem, [self, s.const(i)], {}) for i in range(count)]
+        return List(items).iterate(s)
 
     def length(self, s: CaptureState) -> int:
         if self.fake.dim() == 0:
@@ -253,7 +183,32 @@ class Tensor(Value):
         return self
 
     def emit(self, g: Codegen) -> None:
-        g.tensor(self)
+        g.tensor(self.fake)
+
+
+@final
+@dataclass
+class RegionInputs:
+    """The tensors of one capture and what was noted of them; fakes by `id`."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    """Inputs of the region, in the order in which they were found."""
+    by_fake: dict[int, Tensor] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    """How often a name of an input was given."""
+    words: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """The words of a path (by `id` of its source) that make the name of an input."""
+    asked_is_leaf: set[int] = field(default_factory=set)
+    in_place: list[BreakPlace] = field(default_factory=list)
+    """Where calls changed tensors."""
+    leaves: list[tuple[torch.Tensor, BreakPlace]] = field(default_factory=list)
+    """Leaves that were made in the region, and where."""
+
+
+def here(s: CaptureState) -> BreakPlace:
+    """The step that runs now, to break in front of it later."""
+    assert s.frame is not None
+    return BreakPlace(s.frame.number, s.frame.step, s.frame.location())
 
 
 def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
@@ -266,7 +221,7 @@ def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
 
 def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
     """`tensor.item()` and its kin where the value is known while tracing; a truth value may be speculated on."""
-    s.unguarded += 1
+    s.counters.unguarded += 1
     if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
         truth = known_truth(s, value.fake)
         if truth is not None:
@@ -304,7 +259,7 @@ class TensorMethod(Value):
             return tensor_value(s, self.tensor, name)
         if name in AUTOGRAD_METHODS:
             refuse_outside_gradients(s, self.tensor, name)
-        return s.record(name, [self.tensor, *args], kwargs)
+        return record(s, name, [self.tensor, *args], kwargs)
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.tensor)
@@ -350,7 +305,7 @@ class Symbolic(Value):
 
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     """A number of the caller that may be another at the next call."""
-    s.guard(source, GuardKind.TYPE_IS, s.class_reference(type(real)))
+    s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
     return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
 
 
@@ -361,7 +316,7 @@ def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
     first = args[0] if args and isinstance(args[0], Tensor) else None
     before = needing_gradients(s, first) if changes_tensors(target, kwargs) else None
     try:
-        result = s.recorder.call(target, plain, named, stack=s.frame.locations())
+        result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except Exception as error:
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
             # What takes plain numbers only: their values become part of the guards.
@@ -373,9 +328,9 @@ def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
         stop.resumable = False  # the recording has the call already: begin again and break in front of it
         raise stop
     if before is not None:
-        s.state.setdefault("in_place", []).append((s.frame, s.frame.step, s.frame.location()))
+        s.part(RegionInputs).in_place.append(here(s))
     if target == "requires_grad_" or "requires_grad" in kwargs:
-        s.state.setdefault("leaves", []).append((result, s.frame, s.frame.step, s.frame.location()))
+        s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
 
 
@@ -387,9 +342,9 @@ def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
 
 def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bool]:
     """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
-    inputs = s.state.get("inputs", ())
+    inputs = s.part(RegionInputs).tensors
     found = [value.fake.requires_grad for value in inputs]
-    storage = None if changed is None else changed.fake.storage_view.storage  # type: ignore[attr-defined]
+    storage = None if changed is None else changed.fake.storage_view.storage
     if changed is not None and any(value.fake.storage_view.storage is storage for value in inputs):
         found.append(changed.fake.requires_grad)
     return found
@@ -411,12 +366,20 @@ def settled(s: CaptureState, value: Value) -> Value:
 def from_torch(s: CaptureState, result: Any) -> Value:
     """The value of something that a torch call on fakes returned."""
     if isinstance(result, torch.Tensor):
-        known: dict[int, Tensor] = s.state.setdefault("fakes", {})
+        known = s.part(RegionInputs).by_fake
         value = known.get(id(result))
         if value is None:
             value = known[id(result)] = Tensor(result)
         return value
     return s.wrap(result, None)
+
+
+@wraps(int, float)
+def wrap_number(s: CaptureState, real: int | float, source: Source | None) -> Value:
+    """A number that changed since the last compile is an input of the region."""
+    if s.policy.scalars is not None and source is not None and s.policy.scalars(real, source):
+        return number_input(s, real, source)
+    return Constant(real, source)
 
 
 @wraps(torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -429,16 +392,16 @@ def wrap_tensor(s: CaptureState, real: Any, source: Source | None) -> Value:
     """An input of the region; the same tensor on another path is the same value."""
     if s.recorder.is_fake(real):
         return from_torch(s, real)
-    return s.same_object(real, source, lambda: _input(s, real, source))
+    return s.identities.same_object(real, source, lambda: _input(s, real, source))
 
 
 def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor:
     if source is None:
         return Tensor(s.recorder.add_constant(real), None, real)
-    fake = s.recorder.add_tensor(real, input_name(s, source), source, s.dims(real, source))
+    fake = s.recorder.add_tensor(real, input_name(s, source), source, s.policy.dims(real, source))
     value = Tensor(fake, source, real)
-    s.state.setdefault("fakes", {})[id(fake)] = value
-    s.state.setdefault("inputs", []).append(value)
+    s.part(RegionInputs).by_fake[id(fake)] = value
+    s.part(RegionInputs).tensors.append(value)
     return value
 
 
@@ -447,8 +410,8 @@ def input_name(s: CaptureState, source: Source) -> str:
     if isinstance(source, LocalSource):
         base = source.name
     else:
-        base = "_".join(words_of(source, s.state.setdefault("input_words", {})))
-    taken: dict[str, int] = s.state.setdefault("input_names", {})
+        base = "_".join(words_of(source, s.part(RegionInputs).words))
+    taken = s.part(RegionInputs).names
     taken[base] = taken.get(base, -1) + 1
     return f"{base}_{taken[base]}" if taken[base] else base
 
@@ -467,13 +430,4 @@ def words_of(source: Source, known: dict[int, tuple[str, ...]]) -> tuple[str, ..
 
 
 WORDS = re.compile(r"\w+")
-NOISE = frozenset(
-    (
-        *(
-            "__dict__",
-            "_parameters",
-            "_modules",
-            "_buffers",
-        ),
-    )
-)
+NOISE = names("__dict__ _parameters _modules _buffers")

@@ -1,0 +1,56 @@
+"""What was looked up on classes, each name once per capture.
+
+self.scale * 2     lookup(Net, "scale") -> None         lookup(Net, "forward") -> (Net, <function>)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, final
+
+from kiln.runtime.guards.source import Source
+
+V = TypeVar("V")
+Found = tuple[type, Any]
+"""The class in whose dict a name stands, and what stands there."""
+
+
+@final
+class ClassLookups(Generic[V]):
+    """Lookups along method resolution orders and the values made of what they found."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[type, str], Found | None] = {}
+        self.sources: dict[type, Source] = {}
+        """Paths to classes that the program named: instances made in the frame have no other."""
+        self.guarded: set[type | tuple[type, str]] = set()
+        """Special methods whose absence or identity is guarded; a class alone: its attribute lookup."""
+        self.lacking: set[tuple[type, str]] = set()
+        """Names that are guarded to be absent from a class."""
+        self.attributes: dict[tuple[type, str], V] = {}
+        """Read through an instance."""
+        self.own_attributes: dict[tuple[type, str], V] = {}
+        """Read through the class."""
+        self.unbound: dict[tuple[type, str], V] = {}
+        """The functions of static and class methods."""
+        self.accessors: dict[tuple[type, str, str], V] = {}
+        """The functions of properties."""
+        self.through_super: dict[tuple[type, int, str], V] = {}
+        """By the class that `super()` starts from and the position in its method resolution order."""
+
+    def lookup(self, cls: type, name: str) -> Found | None:
+        """`name` on the method resolution order of `cls`."""
+        key = (cls, name)
+        try:
+            return self._found[key]
+        except KeyError:
+            found = None
+            for base in cls.__mro__:
+                if name in base.__dict__:
+                    found = (base, base.__dict__[name])
+                    break
+            self._found[key] = found
+            return found
+
+    def modules(self) -> set[str]:
+        """The modules of all classes that were looked into."""
+        return {base.__module__ for cls, _ in self._found for base in cls.__mro__}

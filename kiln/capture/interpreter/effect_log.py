@@ -1,0 +1,67 @@
+"""The side effects of one capture, in the order of the first change of each thing.
+
+    self.count += 1; cache.append(y); self.count += 1     ->     attribute `count` of self, contents of cache
+
+A thing has one effect, which writes its last contents; `key` tells things apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, Protocol, TypeVar, final
+
+
+class Keyed(Protocol):
+    """What the log asks of an effect."""
+
+    @property
+    def key(self) -> Hashable: ...
+    @property
+    def writes(self) -> bool:
+        """It changes what existed before the frame: from then on real objects differ from what the program sees."""
+
+    @property
+    def lasting(self) -> bool:
+        """It outlives a repeated call; a context variable is reset by then."""
+
+
+E = TypeVar("E", bound=Keyed)
+
+
+@final
+class EffectLog(Generic[E]):
+    """Noted effects by key."""
+
+    def __init__(self) -> None:
+        self._effects: dict[Hashable, E] = {}
+
+    def note(self, effect: E) -> None:
+        """The first effect on a thing stays."""
+        self._effects.setdefault(effect.key, effect)
+
+    def replace(self, effect: E) -> None:
+        """The same place in the order, another effect."""
+        self._effects[effect.key] = effect
+
+    def move_to_end(self, effect: E) -> None:
+        self._effects.pop(effect.key, None)
+        self._effects[effect.key] = effect
+
+    def drop(self, key: Hashable) -> None:
+        self._effects.pop(key, None)
+
+    def find(self, key: Hashable) -> E | None:
+        return self._effects.get(key)
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._effects.values())
+
+    def snapshot(self) -> dict[Hashable, E]:
+        return dict(self._effects)
+
+    def lasting(self) -> dict[Hashable, E]:
+        return {key: effect for key, effect in self._effects.items() if effect.lasting}
+
+    @property
+    def wrote_outside(self) -> bool:
+        return any(effect.writes for effect in self._effects.values())

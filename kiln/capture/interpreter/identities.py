@@ -1,0 +1,53 @@
+"""Which objects from outside are one: by which paths each was reached, and what the program told apart.
+
+f(a, a)          one value for both arguments; a guard says that the two paths lead to one object
+a is b  (False)  two values; a guard says that they stay two
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, final
+
+from kiln.runtime.guards.source import Source
+
+
+class Sourced(Protocol):
+    @property
+    def source(self) -> Source | None: ...
+
+
+V = TypeVar("V", bound=Sourced)
+
+
+@final
+class Identities(Generic[V]):
+    """Mutable objects have one value each. Keys are `id`s: the values keep the objects alive."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, V] = {}
+        """In the order in which they were first reached."""
+        self.owners: dict[int, V] = {}
+        """Instance dict -> the object whose attributes it holds."""
+        self.other_paths: list[tuple[V, Source]] = []
+        """Objects that were reached on another path than their own, with that path."""
+        self.distinct: list[tuple[V, V]] = []
+        """Values that were compared and are not the same object."""
+        self.cell_paths: dict[int, list[Source]] = {}
+        """The paths to each cell (not to its contents)."""
+
+    def same_object(self, real: object, source: Source | None, make: Callable[[], V]) -> V:
+        """The value of `real`; other paths to it are guarded to lead to the same object."""
+        known = self.objects.get(id(real))
+        if known is None:
+            known = self.objects[id(real)] = make()
+        elif source is not None and known.source is not None and source != known.source:
+            self.other_paths.append((known, source))
+        return known
+
+    def aliases(self) -> list[tuple[V, list[Source]]]:
+        """Objects that were reached on several paths, with the other paths."""
+        found: dict[int, tuple[V, list[Source]]] = {}
+        for value, source in self.other_paths:
+            found.setdefault(id(value), (value, []))[1].append(source)
+        return list(found.values())

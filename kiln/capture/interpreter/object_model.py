@@ -1,0 +1,25 @@
+"""Python's object model, as the kinds of values implement it: what `core.ObjectModel` asks for."""
+
+from __future__ import annotations
+
+from typing import final
+
+from kiln.capture.interpreter.core import CallSite, CaptureState, Value
+from kiln.capture.interpreter.variables import object as objects
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import List
+
+
+@final
+class PythonObjectModel:
+    def get_attr(self, s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
+        return objects.get_attr(s, value, name, site)
+
+    def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value:
+        return objects.new_exception(s, cls, args)
+
+    def constant(self, value: object) -> Value:
+        return Constant(value)
+
+    def list_of(self, items: list[Value]) -> Value:
+        return List(items)
