@@ -39,13 +39,22 @@ class Assembler:
             arg = (False, arg)
         self.items.append(Instr(name, lineno=self.line) if arg is None else Instr(name, arg, lineno=self.line))
 
-    def const(self, value: object) -> None:
+    def const(self, value: object) -> Assembler:
         self.items.append(Instr("LOAD_CONST", value, lineno=self.line))
+        return self
+
+    def attr(self, name: str) -> Assembler:
+        self.op("LOAD_ATTR", name)
+        return self
+
+    def item(self, key: object) -> Assembler:
+        self.const(key).op("BINARY_SUBSCR")
+        return self
 
     def global_(self, name: str) -> None:
         self.items.append(Instr("LOAD_GLOBAL", (False, name), lineno=self.line))
 
-    def call(self, count: int, names: tuple[str, ...] = ()) -> None:
+    def call(self, count: int, names: tuple[str, ...] = ()) -> Assembler:
         """The last `len(names)` of the `count` arguments are keywords."""
         if count == 0:
             self.op("PUSH_NULL")
@@ -56,6 +65,7 @@ class Assembler:
         if OLD_CALLS:
             self.op("PRECALL", count - 1)
         self.op("CALL", count - 1)
+        return self
 
     def jump_if(self, positive: bool, target: Label) -> None:
         """Pop the top and jump where its truth is `positive`."""

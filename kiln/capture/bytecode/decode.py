@@ -29,19 +29,9 @@ from kiln.support.location import Location
 TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE)}
 """The table of each CPython version that Kiln knows."""
 
-JUMPS = frozenset(
-    [
-        "JUMP",
-        "FOR_ITER",
-        "SEND",
-        "JUMP_IF_TRUE_OR_POP",
-        "JUMP_IF_FALSE_OR_POP",
-        "POP_JUMP_IF_TRUE",
-        "POP_JUMP_IF_FALSE",
-        "POP_JUMP_IF_NONE",
-        "POP_JUMP_IF_NOT_NONE",
-    ]
-)
+CONDITIONAL = frozenset(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"))
+OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
+JUMPS = CONDITIONAL | OR_POP | {"JUMP", "FOR_ITER", "SEND"}
 ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"])
 """Instructions after which the next one is not reached."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd, parsed
-from kiln.capture.bytecode.decode import Handler
+from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
 from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
@@ -28,8 +28,6 @@ from kiln.capture.interpreter.frame import OPCODES, SymbolicFrame
 
 MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
 
-CONDITIONAL = frozenset(["POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"])
-OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
 NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),

@@ -87,10 +87,7 @@ class DataDependentBranch(GraphBreak):
     code = "KILN1007"
     what = "`{statement}` asks for the value of a tensor"
     why = "while tracing, a tensor has a shape and a dtype but no values"
-    try_ = (
-        "keep both sides in the graph with `torch.where`",
-        "move the test out of the compiled function",
-    )
+    try_ = ("keep both sides in the graph with `torch.where`", "move the test out of the compiled function")
 
 
 class DataDependentValue(GraphBreak):

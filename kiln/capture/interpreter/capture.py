@@ -55,15 +55,7 @@ from kiln.capture.interpreter.speculation import (
     write_exit,
     write_prologue,
 )
-from kiln.capture.interpreter.variables import (
-    builtin,
-    classes,
-    constant,
-    descriptors,
-    logger,
-    module,
-    tensor,
-)
+from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import interpreted_modules, namespace, shared_cell
 from kiln.capture.interpreter.variables.tensor import RegionInputs
@@ -76,19 +68,9 @@ from kiln.support.events import EventSink
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(
-        autograd_function,
-        builtin,
-        checkpoint,
-        classes,
-        constant,
-        context,
-        copying,
-        dataclass_fields,
-        deques,
-        descriptors,
-    ),
-    *(functions, logger, methods, module, objects, polyfilled, tensor, build, control, match, operators, stack),
+    *(autograd_function, builtin, checkpoint, classes, constant, context, copying, dataclass_fields, deques),
+    *(descriptors, functions, logger, methods, module, objects, polyfilled, tensor),
+    *(build, control, match, operators, stack),
 )
 """Modules whose import fills the tables of handlers."""
 

@@ -255,7 +255,7 @@ def number_places(records: Iterable[Any]) -> dict[Any, Source]:
     return places
 
 
-SourceEmitter = Callable[[Assembler, Any, CodeWriter], None]
+SourceEmitter = Callable[[Assembler, Any, CodeWriter], object]
 
 
 def emit_source(a: Assembler, source: Source, writer: CodeWriter) -> None:
@@ -263,119 +263,41 @@ def emit_source(a: Assembler, source: Source, writer: CodeWriter) -> None:
     EMITTERS[type(source)](a, source, writer)
 
 
-def _local(a: Assembler, source: LocalSource, writer: CodeWriter) -> None:
-    a.op("LOAD_FAST", source.name)
+def on_base(write: Callable[[Assembler, Any], object], function: object = None) -> SourceEmitter:
+    """Push what stands at the base of a source, below it `function` if one is given, then `write`."""
 
-
-def _attribute(a: Assembler, source: Any, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", source.name)
-
-
-def _dict_attribute(a: Assembler, source: DictAttrSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", "__dict__")
-    a.const(source.name)
-    a.op("BINARY_SUBSCR")
-
-
-def _item(a: Assembler, source: ItemSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.const(source.key)
-    a.op("BINARY_SUBSCR")
-
-
-def _default(a: Assembler, source: DefaultSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", "__defaults__" if isinstance(source.key, int) else "__kwdefaults__")
-    a.const(source.key)
-    a.op("BINARY_SUBSCR")
-
-
-def _closure(a: Assembler, source: ClosureSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", "__closure__")
-    a.const(source.index)
-    a.op("BINARY_SUBSCR")
-    a.op("LOAD_ATTR", "cell_contents")
-
-
-def _type(a: Assembler, source: TypeSource, writer: CodeWriter) -> None:
-    a.const(type)
-    emit_source(a, source.base, writer)
-    a.call(1)
-
-
-def _part(name: str) -> SourceEmitter:
     def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+        if function is not None:
+            a.const(function)
         emit_source(a, source.base, writer)
-        a.op("LOAD_ATTR", name)
+        write(a, source)
 
     return emit
-
-
-def _key(a: Assembler, source: KeysSource, writer: CodeWriter) -> None:
-    a.const(list)
-    emit_source(a, source.base, writer)
-    a.call(1)
-    a.const(source.index)
-    a.op("BINARY_SUBSCR")
-
-
-def _module_global(a: Assembler, source: ModuleGlobalSource, writer: CodeWriter) -> None:
-    a.const(sys.modules[source.module].__dict__)
-    a.const(source.name)
-    a.op("BINARY_SUBSCR")
-
-
-def _cell(a: Assembler, source: CellSource, writer: CodeWriter) -> None:
-    a.op("LOAD_DEREF", FreeVar(source.name))
-
-
-def _mro(a: Assembler, source: MroSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", "__mro__")
-    a.const(source.index)
-    a.op("BINARY_SUBSCR")
-
-
-def _extent(name: str) -> SourceEmitter:
-    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
-        emit_source(a, source.base, writer)
-        a.op("LOAD_ATTR", name)
-        a.const(source.dim)
-        a.call(1)
-
-    return emit
-
-
-def _offset(a: Assembler, source: OffsetSource, writer: CodeWriter) -> None:
-    emit_source(a, source.base, writer)
-    a.op("LOAD_ATTR", "storage_offset")
-    a.call(0)
 
 
 EMITTERS: dict[type[Source], SourceEmitter] = {
-    LocalSource: _local,
+    LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
     GlobalSource: lambda a, source, writer: a.global_(source.name),
-    ModuleGlobalSource: _module_global,
-    CellSource: _cell,
+    ModuleGlobalSource: lambda a, source, writer: a.const(sys.modules[source.module].__dict__).item(source.name),
+    CellSource: lambda a, source, writer: a.op("LOAD_DEREF", FreeVar(source.name)),
+    CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
     BuiltinSource: lambda a, source, writer: a.global_(source.name),
     ImportSource: lambda a, source, writer: a.const(sys.modules[source.module]),
-    AttrSource: _attribute,
-    DictAttrSource: _dict_attribute,
-    ItemSource: _item,
-    DefaultSource: _default,
-    ClosureSource: _closure,
-    TypeSource: _type,
-    MethodFuncSource: _part("__func__"),
-    MethodSelfSource: _part("__self__"),
-    GradSource: _part("grad"),
-    KeysSource: _key,
-    MroSource: _mro,
-    SizeSource: _extent("size"),
-    StrideSource: _extent("stride"),
-    OffsetSource: _offset,
-    CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
+    AttrSource: on_base(lambda a, source: a.attr(source.name)),
+    DictAttrSource: on_base(lambda a, source: a.attr("__dict__").item(source.name)),
+    ItemSource: on_base(lambda a, source: a.item(source.key)),
+    DefaultSource: on_base(
+        lambda a, source: a.attr("__defaults__" if isinstance(source.key, int) else "__kwdefaults__").item(source.key)
+    ),
+    ClosureSource: on_base(lambda a, source: a.attr("__closure__").item(source.index).attr("cell_contents")),
+    TypeSource: on_base(lambda a, source: a.call(1), type),
+    MethodFuncSource: on_base(lambda a, source: a.attr("__func__")),
+    MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
+    GradSource: on_base(lambda a, source: a.attr("grad")),
+    KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
+    MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
+    SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
+    StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
+    OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),
 }
 """Every kind of source has a row; a test compares this with SOURCES."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Value
+from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Value
 from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -24,18 +24,6 @@ from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, a
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.symbolic.values import as_integer
-
-__all__ = [
-    "all_items",
-    "binary",
-    "compare",
-    "contains",
-    "exception_matches",
-    "format_value",
-    "same",
-    "truth_value",
-    "unary",
-]
 
 Function2 = Callable[[Any, Any], Any]
 
@@ -328,8 +316,11 @@ def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:
     return any(issubclass(error.python_type(), one.constant(s)) for one in options)
 
 
-def _row(function: Any, *kinds: type[Value]) -> Callable[[Any], Any]:
-    def register(handler: Any) -> Any:
+O = TypeVar("O", bound=Operator)
+
+
+def _row(function: object, *kinds: type[Value]) -> Callable[[O], O]:
+    def register(handler: O) -> O:
         for kind in kinds:
             OPERATORS[function, kind] = handler
         return handler
@@ -374,8 +365,7 @@ def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
 
 @_row(operator.iadd, Tuple)
 def concatenate_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
-    result: Value | None = concatenate(s, left, right)
-    return result
+    return concatenate(s, left, right)
 
 
 @_row(operator.mod, Constant)
@@ -424,8 +414,7 @@ def _set_operator(plain: Any, in_place: Any, choose: Callable[[Items, Items], It
         assert isinstance(left, Set)
         b = _keys(s, right)
         if b is None or left.cls is not set:
-            result: Value | None = handler(s, left, right)
-            return result
+            return handler(s, left, right)
         chosen = choose(dict(left.items(s)), b)
         items = left.change(s)
         items.clear()

@@ -28,21 +28,7 @@ PURE_FUNCTIONS: tuple[Any, ...] = (
     *(math.sqrt, operator.index),
 )
 WORLD_MODULES = frozenset(
-    [
-        "time",
-        "posix",
-        "_random",
-        "random",
-        "_io",
-        "sys",
-        "_thread",
-        "select",
-        "socket",
-        "_socket",
-        "builtins.open",
-        "signal",
-        "gc",
-    ]
+    ("time", "posix", "_random", "random", "_io", "sys", "_thread", "select", "socket", "_socket", "signal", "gc")
 )
 
 _PURE = frozenset(id(one) for one in PURE_FUNCTIONS)

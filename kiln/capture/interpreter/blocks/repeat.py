@@ -15,12 +15,7 @@ from typing import Any, final
 
 from kiln.capture.interpreter.blocks.pairing import Pairing
 from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects, modes
-from kiln.capture.interpreter.blocks.template import (
-    NotRepeatable,
-    Template,
-    is_counterpart,
-    make_template,
-)
+from kiln.capture.interpreter.blocks.template import NotRepeatable, Template, is_counterpart, make_template
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.object import Object

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.methods import method
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import equal
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Sequence, all_items
 
 NONE = Constant(None)
+DEQUE = (deque,)
 
 
 @final
@@ -59,117 +59,91 @@ def make_deque(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-Method = Callable[[CaptureState, Deque, Args], "Value | None"]
-
-
-def method(*names: str) -> Callable[[Method], Method]:
-    """Register a method of deque."""
-
-    def register(handler: Method) -> Method:
-        def checked(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-            target = args[0]
-            if not isinstance(target, Deque):
-                raise UnsupportedCall(function=f"deque.{names[0]}", why="a deque from outside is not modelled")
-            result = handler(s, target, args[1:])
-            return result if result is not None else NONE
-
-        for name in names:
-            handles(getattr(deque, name))(checked)
-        return handler
-
-    return register
-
-
-@method("append")
-def append(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "append")
+def append(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.extend(s, [args[0]])
 
 
-@method("appendleft")
-def append_left(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "appendleft")
+def append_left(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.extend(s, [args[0]], left=True)
 
 
-@method("extend", "__iadd__")
-def extend(s: CaptureState, target: Deque, args: Args) -> Value:
+@method(Deque, DEQUE, "extend", "__iadd__")
+def extend(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.extend(s, all_items(s, args[0]))
-    return NONE
 
 
-@method("extendleft")
-def extend_left(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "extendleft")
+def extend_left(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.extend(s, all_items(s, args[0]), left=True)
 
 
-def taken(s: CaptureState, target: Deque, index: int) -> Value:
-    items = target.items(s)
-    if not items:
-        raise s.error(IndexError, "pop from an empty deque")
-    return items.pop(index)
+def popping(name: str, index: int) -> None:
+    @method(Deque, DEQUE, name)
+    def pop(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
+        items = target.items(s)
+        if not items:
+            raise s.error(IndexError, "pop from an empty deque")
+        return items.pop(index)
 
 
-@method("pop")
-def pop(s: CaptureState, target: Deque, args: Args) -> Value:
-    return taken(s, target, -1)
+popping("pop", -1)
+popping("popleft", 0)
 
 
-@method("popleft")
-def pop_left(s: CaptureState, target: Deque, args: Args) -> Value:
-    return taken(s, target, 0)
-
-
-@method("clear")
-def clear(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "clear")
+def clear(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.items(s).clear()
 
 
-@method("reverse")
-def reverse(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "reverse")
+def reverse(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.items(s).reverse()
 
 
-@method("rotate")
-def rotate(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "rotate")
+def rotate(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     items = target.items(s)
     by = (args[0].constant(s) if args else 1) % (len(items) or 1)
     items[:] = items[len(items) - by :] + items[: len(items) - by]
 
 
-@method("copy", "__copy__")
-def copy(s: CaptureState, target: Deque, args: Args) -> Value:
+@method(Deque, DEQUE, "copy", "__copy__")
+def copy(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
     return Deque(list(target.items(s)), target.maxlen)
 
 
-@method("remove")
-def remove(s: CaptureState, target: Deque, args: Args) -> None:
+@method(Deque, DEQUE, "remove")
+def remove(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     items = target.items(s)
-    for index, one in enumerate(items):
-        if equal(s, one, args[0]):
+    for index, item in enumerate(items):
+        if equal(s, item, args[0]):
             del items[index]
             return
     raise s.error(ValueError, "deque.remove(x): x not in deque")
 
 
-@method("count")
-def count(s: CaptureState, target: Deque, args: Args) -> Value:
-    return Constant(sum(equal(s, one, args[0]) for one in target.items(s)))
+@method(Deque, DEQUE, "count")
+def count(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(sum(equal(s, item, args[0]) for item in target.items(s)))
 
 
-@method("__len__")
-def length(s: CaptureState, target: Deque, args: Args) -> Value:
+@method(Deque, DEQUE, "__len__")
+def length(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
     return Constant(target.length(s))
 
 
-@method("__iter__")
-def iterate(s: CaptureState, target: Deque, args: Args) -> Value:
+@method(Deque, DEQUE, "__iter__")
+def iterate(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
     return target.iterate(s)
 
 
-@method("__getitem__")
-def get_item(s: CaptureState, target: Deque, args: Args) -> Value:
+@method(Deque, DEQUE, "__getitem__")
+def get_item(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
     return target.get_item(s, args[0])
 
 
-@method("__contains__")
-def contains(s: CaptureState, target: Deque, args: Args) -> Value:
-    return Constant(any(equal(s, one, args[0]) for one in target.items(s)))
+@method(Deque, DEQUE, "__contains__")
+def contains(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(any(equal(s, item, args[0]) for item in target.items(s)))

@@ -16,30 +16,14 @@ import torch
 
 from kiln.capture.interpreter.breaks import FrameInspection, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import (
-    all_items,
-    binary,
-    compare,
-    equal,
-    fold,
-    format_value,
-    same,
-    truth_value,
-)
+from kiln.capture.interpreter.operations import NAMES, binary, compare, equal, fold, format_value, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
-from kiln.capture.interpreter.variables.iterators import (
-    called_until,
-    chained,
-    enumerated,
-    filtered,
-    mapped,
-    zipped,
-)
+from kiln.capture.interpreter.variables.iterators import called_until, chained, enumerated, filtered, mapped, zipped
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 
 
@@ -516,36 +500,16 @@ def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_attr(s, "__dict__")
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and_",
-    "or_",
-    "xor",
-    "lshift",
-    "rshift",
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-]:
-
-    @handles(getattr(operator, _name))
-    def _operator(s: CaptureState, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
-        return binary(s, function, args[0], args[1])
+def operator_handler(function: Callable[[Any, Any], Any], compute: Callable[..., Value]) -> None:
+    @handles(function)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        return compute(s, function, args[0], args[1])
 
 
-for _name in ["lt", "le", "eq", "ne", "gt", "ge"]:
-
-    @handles(getattr(operator, _name))
-    def _comparison(s: CaptureState, args: Args, kwargs: Kwargs, function: Any = getattr(operator, _name)) -> Value:  # noqa: B008
-        return compare(s, function, args[0], args[1])
+for _name in (*NAMES, "iadd", "isub", "imul", "itruediv"):
+    operator_handler(getattr(operator, _name + "_" if _name in ("and", "or") else _name), binary)
+for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
+    operator_handler(getattr(operator, _name), compare)
 
 
 @handles(operator.getitem)

@@ -5,164 +5,160 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import all_items, contains, equal
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
+from kiln.capture.interpreter.operations import contains, equal
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, Set, View
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 
 NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
+SETS = (set, frozenset)
+SEQUENCES = (list, tuple)
+K = TypeVar("K", bound=Value)
+Method = Callable[[CaptureState, K, Args, Kwargs], "Value | None"]
 
 
-def native(value: Value) -> Any:
+def native(value: Value) -> Value:
     """The container inside an object of a derived class, else the value."""
-    inner = getattr(value, "native", None)
+    inner: Value | None = getattr(value, "native", None)
     return inner if inner is not None else value
 
 
-def method(types_: tuple[type, ...], *names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for a method of several types; `args[0]` is the container itself."""
+def method(kind: type[K], types_: tuple[type, ...], *names: str) -> Callable[[Method[K]], Method[K]]:
+    """Register a handler for a method of several types; it gets the container itself, and None stands for `None`."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: Method[K]) -> Method[K]:
         def on_native(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-            return handler(s, [native(args[0]), *args[1:]], kwargs)
+            target = native(args[0])
+            if not isinstance(target, kind):
+                raise UnsupportedCall(function=names[0], why=f"a {target.type_name()} from outside is not modelled")
+            result = handler(s, target, args[1:], kwargs)
+            return NONE if result is None else result
 
-        for one in types_:
+        for owner in types_:
             for name in names:
-                if hasattr(one, name):
-                    handles(getattr(one, name))(on_native)
+                if hasattr(owner, name):
+                    handles(getattr(owner, name))(on_native)
         return handler
 
     return register
 
 
-@method((list,), "append")
-def list_append(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].append(s, args[1])  # type: ignore[attr-defined]
-    return NONE
+def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:
+    """The items of an iterable by their tokens."""
+    return {item.key(s): item for item in all_items(s, value)}
 
 
-@method((list,), "extend", "__iadd__")
-def list_extend(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = all_items(s, args[1])
-    args[0].change(s).extend(items)  # type: ignore[attr-defined]
-    return NONE
+@method(List, (list,), "append")
+def list_append(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    target.append(s, args[0])
 
 
-@method((list,), "insert")
-def list_insert(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).insert(args[1].constant(s), args[2])  # type: ignore[attr-defined]
-    return NONE
+@method(List, (list,), "extend", "__iadd__")
+def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    items = all_items(s, args[0])
+    target.change(s).extend(items)
 
 
-@method((list,), "pop")
-def list_pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    index = args[1].constant(s) if len(args) > 1 else -1
+@method(List, (list,), "insert")
+def list_insert(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    target.change(s).insert(args[0].constant(s), args[1])
+
+
+@method(List, (list,), "pop")
+def list_pop(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value:
+    index = args[0].constant(s) if args else -1
     try:
-        popped: Value = args[0].change(s).pop(index)  # type: ignore[attr-defined]
-        return popped
+        return target.change(s).pop(index)
     except IndexError as error:
         raise s.error(IndexError, *error.args) from None
 
 
-@method((list,), "remove")
-def list_remove(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    index = position(s, args[0], args[1])
-    del args[0].change(s)[index]  # type: ignore[attr-defined]
-    return NONE
+@method(List, (list,), "remove")
+def list_remove(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    index = position(s, target, args[0])
+    del target.change(s)[index]
 
 
-@method((list,), "clear")
-def list_clear(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).clear()  # type: ignore[attr-defined]
-    return NONE
+@method(List, (list,), "reverse")
+def list_reverse(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    target.change(s).reverse()
 
 
-@method((list,), "reverse")
-def list_reverse(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).reverse()  # type: ignore[attr-defined]
-    return NONE
-
-
-@method((list,), "sort")
-def list_sort(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = args[0].change(s)  # type: ignore[attr-defined]
+@method(List, (list,), "sort")
+def list_sort(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
+    items = target.change(s)
     items[:] = sort(s, list(items), kwargs)
-    return NONE
 
 
-@method((list,), "copy")
-def list_copy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return List(all_items(s, args[0]))
+@method(List, (list,), "copy")
+def list_copy(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value:
+    return List(all_items(s, target))
 
 
-@method((list, tuple), "index")
-def sequence_index(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    bounds = slice(*(arg.constant(s) for arg in args[2:])) if len(args) > 3 else None
-    if len(args) == 3:
-        bounds = slice(args[2].constant(s), None)
-    if bounds is None:
-        return Constant(position(s, args[0], args[1]))
-    items = all_items(s, args[0])
-    return Constant(position(s, List(items[bounds]), args[1]) + bounds.indices(len(items))[0])
+@method(Value, SEQUENCES, "index")
+def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1:
+        return Constant(position(s, target, args[0]))
+    start, stop = args[1].constant(s), args[2].constant(s) if len(args) > 2 else None
+    bounds, items = slice(start, stop), all_items(s, target)
+    return Constant(position(s, List(items[bounds]), args[0]) + bounds.indices(len(items))[0])
 
 
-def position(s: CaptureState, container: Value, item: Value) -> int:
-    for index, one in enumerate(all_items(s, container)):
-        if equal(s, one, item):
+def position(s: CaptureState, container: Value, wanted: Value) -> int:
+    for index, item in enumerate(all_items(s, container)):
+        if equal(s, item, wanted):
             return index
     raise s.error(ValueError, "x is not in the sequence")
 
 
-@method((list, tuple), "count")
-def sequence_count(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(sum(equal(s, one, args[1]) for one in all_items(s, args[0])))
+@method(Value, SEQUENCES, "count")
+def sequence_count(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(sum(equal(s, item, args[0]) for item in all_items(s, target)))
 
 
-@method((list, tuple, *DICTS), "__getitem__")
-def get_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].get_item(s, args[1])
+@method(Value, (*SEQUENCES, *DICTS), "__getitem__")
+def get_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return target.get_item(s, args[0])
 
 
-@method((list, *DICTS), "__setitem__")
-def set_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].set_item(s, args[1], args[2])
-    return NONE
+@method(Value, (list, *DICTS), "__setitem__")
+def set_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
+    target.set_item(s, args[0], args[1])
 
 
-@method((list, *DICTS), "__delitem__")
-def del_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].del_item(s, args[1])
-    return NONE
+@method(Value, (list, *DICTS), "__delitem__")
+def del_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
+    target.del_item(s, args[0])
 
 
-@method((list, tuple, set, frozenset, range, *DICTS), "__len__")
-def length(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(args[0].length(s))
+@method(Value, (*SEQUENCES, *SETS, range, *DICTS), "__len__")
+def length(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(target.length(s))
 
 
-@method((list, tuple, set, frozenset, *DICTS), "__iter__")
-def iterate(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].iterate(s)
+@method(Value, (*SEQUENCES, *SETS, *DICTS), "__iter__")
+def iterate(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return target.iterate(s)
 
 
-@method((list, tuple, set, frozenset, *DICTS), "__contains__")
-def contains_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(contains(s, args[0], args[1]))
+@method(Value, (*SEQUENCES, *SETS, *DICTS), "__contains__")
+def contains_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(contains(s, target, args[0]))
 
 
-@method((list, tuple, set, frozenset, *DICTS), "__eq__")
-def equal_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(equal(s, args[0], native(args[1])))
+@method(Value, (*SEQUENCES, *SETS, *DICTS), "__eq__")
+def equal_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(equal(s, target, native(args[0])))
 
 
 @handles(range.__iter__, str.__iter__, bytes.__iter__)
@@ -170,62 +166,64 @@ def iterate_constant(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return List([s.wrap(item, None) for item in args[0].constant(s)]).iterate(s)
 
 
-@method(DICTS, "get")
-def dict_get(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    found = args[0].find(s, args[1].key(s))  # type: ignore[attr-defined]
+def clear(s: CaptureState, target: List | Dict | Set, args: Args, kwargs: Kwargs) -> None:
+    target.change(s).clear()
+
+
+method(List, (list,), "clear")(clear)
+method(Dict, DICTS, "clear")(clear)
+method(Set, (set,), "clear")(clear)
+
+
+@method(Dict, DICTS, "get")
+def dict_get(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value | None:
+    found = target.find(s, args[0].key(s))
     if found is not None:
-        return found  # type: ignore[no-any-return]
-    return args[2] if len(args) > 2 else kwargs.get("default", NONE)
+        return found
+    return args[1] if len(args) > 1 else kwargs.get("default")
 
 
-@method(DICTS, "keys")
-def dict_keys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return View(native(args[0]), "keys")
+def dict_view(what: str) -> None:
+    @method(Dict, DICTS, what)
+    def view(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+        return View(target, what)
 
 
-@method(DICTS, "values")
-def dict_values(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return View(native(args[0]), "values")
+for _view in ("keys", "values", "items"):
+    dict_view(_view)
 
 
-@method(DICTS, "items")
-def dict_items(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return View(native(args[0]), "items")
+@method(Dict, DICTS, "update", "__init__", "__ior__")
+def dict_update(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
+    fill(s, target, args, kwargs)
 
 
-@method(DICTS, "update", "__init__", "__ior__")
-def dict_update(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    fill(s, native(args[0]), list(args[1:]), kwargs)
-    return NONE
-
-
-@method(DICTS, "copy")
-def dict_copy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    source = native(args[0])
-    made = Dict(dict(source.items(s)), source.cls if source.cls in DICTS[:3] else dict)
-    made.factory = source.factory
+@method(Dict, DICTS, "copy")
+def dict_copy(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    made = Dict(dict(target.items(s)), target.cls if target.cls in DICTS[:3] else dict)
+    made.factory = target.factory
     return made
 
 
-@method(DICTS, "pop")
-def dict_pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    token = args[1].key(s)
-    found = args[0].find(s, token)  # type: ignore[attr-defined]
+@method(Dict, DICTS, "pop")
+def dict_pop(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    token = args[0].key(s)
+    found = target.find(s, token)
     if found is not None:
-        del args[0].change(s)[token]  # type: ignore[attr-defined]
-        return found  # type: ignore[no-any-return]
-    default = args[2] if len(args) > 2 else kwargs.get("default")
+        del target.change(s)[token]
+        return found
+    default = args[1] if len(args) > 1 else kwargs.get("default")
     if default is None:
         raise s.error(KeyError, token)
     return default
 
 
-@method(DICTS, "popitem")
-def dict_popitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = args[0].change(s)  # type: ignore[attr-defined]
+@method(Dict, DICTS, "popitem")
+def dict_popitem(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    items = target.change(s)
     if not items:
         raise s.error(KeyError, "popitem(): dictionary is empty")
-    if is_last(s, args[1:], kwargs):
+    if is_last(s, args, kwargs):
         return Tuple(list(items.popitem()[1]))
     return Tuple(list(items.pop(next(iter(items)))))
 
@@ -236,36 +234,29 @@ def is_last(s: CaptureState, args: Args, kwargs: Kwargs) -> bool:
     return found is None or found.truth(s)
 
 
-@method(DICTS, "setdefault")
-def dict_setdefault(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    found = args[0].find(s, args[1].key(s))  # type: ignore[attr-defined]
+@method(Dict, DICTS, "setdefault")
+def dict_setdefault(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    found = target.find(s, args[0].key(s))
     if found is not None:
-        return found  # type: ignore[no-any-return]
-    value = args[2] if len(args) > 2 else NONE
-    args[0].set_item(s, args[1], value)
+        return found
+    value = args[1] if len(args) > 1 else NONE
+    target.set_item(s, args[0], value)
     return value
 
 
-@method(DICTS, "clear")
-def dict_clear(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).clear()  # type: ignore[attr-defined]
-    return NONE
-
-
-@method((OrderedDict,), "move_to_end")
-def move_to_end(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = args[0].change(s)  # type: ignore[attr-defined]
-    token = args[1].key(s)
+@method(Dict, (OrderedDict,), "move_to_end")
+def move_to_end(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
+    items = target.change(s)
+    token = args[0].key(s)
     if token not in items:
         raise s.error(KeyError, token)
     moved = items.pop(token)
-    if is_last(s, args[2:], kwargs):
+    if is_last(s, args[1:], kwargs):
         items[token] = moved
     else:
         rest = dict(items)
         items.clear()
         items.update({token: moved, **rest})
-    return NONE
 
 
 @handles(dict.fromkeys)
@@ -274,132 +265,103 @@ def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Dict({key.key(s): (key, value) for key in all_items(s, args[0])})
 
 
-@method((set,), "add")
-def set_add(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).setdefault(args[1].key(s), args[1])  # type: ignore[attr-defined]
-    return NONE
+@method(Set, (set,), "add")
+def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+    target.change(s).setdefault(args[0].key(s), args[0])
 
 
-@method((set,), "discard")
-def set_discard(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).pop(args[1].key(s), None)  # type: ignore[attr-defined]
-    return NONE
+@method(Set, (set,), "discard")
+def set_discard(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+    target.change(s).pop(args[0].key(s), None)
 
 
-@method((set,), "remove")
-def set_remove(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if args[0].change(s).pop(args[1].key(s), None) is None:  # type: ignore[attr-defined]
-        raise s.error(KeyError, args[1])
-    return NONE
+@method(Set, (set,), "remove")
+def set_remove(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+    if target.change(s).pop(args[0].key(s), None) is None:
+        raise s.error(KeyError, args[0])
 
 
-@method((set,), "clear")
-def set_clear(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].change(s).clear()  # type: ignore[attr-defined]
-    return NONE
-
-
-@method((set, frozenset), "isdisjoint")
-def set_is_disjoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    other = {item.key(s) for item in all_items(s, args[1])}
-    return Constant(not other & native(args[0]).items(s).keys())
-
-
-@method((set, frozenset), "issuperset")
-def set_is_superset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant({item.key(s) for item in all_items(s, args[1])} <= native(args[0]).items(s).keys())
-
-
-def symmetric(s: CaptureState, left: Value, right: Value) -> dict[Any, Value]:
-    """What is in one of two only."""
-    mine = native(left).items(s)
-    other = {item.key(s): item for item in all_items(s, right)}
-    both = mine.keys() & other.keys()
-    return {token: item for token, item in {**mine, **other}.items() if token not in both}
-
-
-@method((set, frozenset), "symmetric_difference")
-def set_symmetric_difference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Set(symmetric(s, args[0], args[1]), native(args[0]).cls)
-
-
-@method((set,), "symmetric_difference_update")
-def set_symmetric_difference_update(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    replace_items(s, args[0], symmetric(s, args[0], args[1]))
-    return NONE
-
-
-@method((set,), "difference_update")
-def set_difference_update(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    replace_items(s, args[0], set_difference(s, args, {}).items(s))  # type: ignore[attr-defined]
-    return NONE
-
-
-@method((set,), "intersection_update")
-def set_intersection_update(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    replace_items(s, args[0], set_intersection(s, args, {}).items(s))  # type: ignore[attr-defined]
-    return NONE
-
-
-def replace_items(s: CaptureState, value: Value, items: dict[Any, Value]) -> None:
-    mine = value.change(s)  # type: ignore[attr-defined]
-    kept = dict(items)
-    mine.clear()
-    mine.update(kept)
-
-
-@method((set,), "pop")
-def set_pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = args[0].change(s)  # type: ignore[attr-defined]
+@method(Set, (set,), "pop")
+def set_pop(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+    items = target.change(s)
     if not items:
         raise s.error(KeyError, "pop from an empty set")
     if len(items) > 1:
         raise UnsupportedCall(function="set.pop", why="which item it takes is not known while tracing")
-    popped: Value = items.popitem()[1]
-    return popped
+    return items.popitem()[1]
 
 
-@method((set,), "update")
-def set_update(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    for arg in args[1:]:
-        args[0].change(s).update({item.key(s): item for item in all_items(s, arg)})  # type: ignore[attr-defined]
-    return NONE
+@method(Set, (set,), "update")
+def set_update(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+    for arg in args:
+        target.change(s).update(tokens_of(s, arg))
 
 
-@method((set, frozenset), "union", "copy")
-def set_union(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = {item.key(s): item for arg in args for item in all_items(s, arg)}
-    return Set(items, native(args[0]).cls)
+@method(Set, SETS, "isdisjoint")
+def set_is_disjoint(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(not tokens_of(s, args[0]).keys() & target.items(s).keys())
 
 
-@method((set, frozenset), "intersection")
-def set_intersection(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    keys = [{item.key(s) for item in all_items(s, arg)} for arg in args[1:]]
-    kept = {k: v for k, v in native(args[0]).items(s).items() if all(k in one for one in keys)}
-    return Set(kept, native(args[0]).cls)
+@method(Set, SETS, "issuperset")
+def set_is_superset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(tokens_of(s, args[0]).keys() <= target.items(s).keys())
 
 
-@method((set, frozenset), "difference")
-def set_difference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    keys = {item.key(s) for arg in args[1:] for item in all_items(s, arg)}
-    return Set({k: v for k, v in native(args[0]).items(s).items() if k not in keys}, native(args[0]).cls)
+@method(Set, SETS, "issubset")
+def set_issubset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(target.items(s).keys() <= tokens_of(s, args[0]).keys())
 
 
-@method((set, frozenset), "issubset")
-def set_issubset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(native(args[0]).items(s).keys() <= {item.key(s) for item in all_items(s, args[1])})
+Items = dict[Token, Value]
 
 
-@method((list, set), "__init__")
-def container_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) > 1:
-        items = all_items(s, args[1])
-        container = args[0]
-        if isinstance(container, Set):
-            container.change(s).update({item.key(s): item for item in items})
-        else:
-            container.change(s).extend(items)  # type: ignore[attr-defined]
-    return NONE
+def union(s: CaptureState, mine: Items, args: Args) -> Items:
+    return {token: item for items in (mine, *(tokens_of(s, arg) for arg in args)) for token, item in items.items()}
+
+
+def intersection(s: CaptureState, mine: Items, args: Args) -> Items:
+    others = [tokens_of(s, arg) for arg in args]
+    return {token: item for token, item in mine.items() if all(token in other for other in others)}
+
+
+def difference(s: CaptureState, mine: Items, args: Args) -> Items:
+    others = [tokens_of(s, arg) for arg in args]
+    return {token: item for token, item in mine.items() if not any(token in other for other in others)}
+
+
+def symmetric_difference(s: CaptureState, mine: Items, args: Args) -> Items:
+    other = tokens_of(s, args[0])
+    return {token: item for token, item in {**mine, **other}.items() if not (token in mine and token in other)}
+
+
+def set_operation(choose: Callable[[CaptureState, Items, Args], Items], *names: str, update: str = "") -> None:
+    """A method that makes a new set, and the one that changes the set itself."""
+
+    @method(Set, SETS, *names)
+    def make(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+        return Set(choose(s, target.items(s), args), target.cls)
+
+    @method(Set, (set,), update)
+    def change(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+        chosen = choose(s, dict(target.items(s)), args)
+        items = target.change(s)
+        items.clear()
+        items.update(chosen)
+
+
+set_operation(union, "union", "copy")
+set_operation(intersection, "intersection", update="intersection_update")
+set_operation(difference, "difference", update="difference_update")
+set_operation(symmetric_difference, "symmetric_difference", update="symmetric_difference_update")
+
+
+@method(Value, (list, set), "__init__")
+def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
+    if args and isinstance(target, Set):
+        target.change(s).update(tokens_of(s, args[0]))
+    elif args and isinstance(target, List):
+        items = all_items(s, args[0])
+        target.change(s).extend(items)
 
 
 @handles(tuple.__new__)
@@ -464,7 +426,7 @@ def str_join(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(type.mro)
 def class_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     assert isinstance(args[0], Class)
-    return List([s.wrap(one, None) for one in args[0].constant(s).__mro__])
+    return List([s.wrap(cls, None) for cls in args[0].constant(s).__mro__])
 
 
 def own_generator(value: Value) -> Generator:

@@ -7,10 +7,10 @@ import operator
 from kiln.capture.interpreter.breaks import UnsupportedOpcode
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
-from kiln.capture.interpreter.operations import all_items, format_value, unary
+from kiln.capture.interpreter.operations import format_value, unary
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 
 
 @opcode("BUILD_TUPLE")

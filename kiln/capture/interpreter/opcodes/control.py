@@ -8,18 +8,13 @@ from typing import Any
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode, running_frame
-from kiln.capture.interpreter.operations import (
-    all_items,
-    exception_matches,
-    same,
-    truth_value,
-)
+from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Traceback
-from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 
 NONE = Constant(None)
 

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from kiln.capture.interpreter.breaks import UnsupportedCall, UnsupportedOpcode
+from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
 from kiln.capture.interpreter.core import MISSING, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
@@ -59,8 +59,11 @@ def load_fast(frame: SymbolicFrame, name: str) -> None:
     try:
         frame.stack.append(frame.locals[name])
     except KeyError:
-        message = f"cannot access local variable '{name}' where it is not associated with a value"
-        raise frame.state.error(UnboundLocalError, message) from None
+        raise unbound(frame, UnboundLocalError, f"local variable '{name}'") from None
+
+
+def unbound(frame: SymbolicFrame, kind: type, what: str) -> Raised:
+    return frame.state.error(kind, f"cannot access {what} where it is not associated with a value")
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
@@ -81,8 +84,7 @@ def store_fast(frame: SymbolicFrame, name: str) -> None:
 @opcode("DELETE_FAST")
 def delete_fast(frame: SymbolicFrame, name: str) -> None:
     if frame.locals.pop(name, None) is None:
-        message = f"cannot access local variable '{name}' where it is not associated with a value"
-        raise frame.state.error(UnboundLocalError, message)
+        raise unbound(frame, UnboundLocalError, f"local variable '{name}'")
 
 
 @opcode("POP_TOP")
@@ -128,7 +130,7 @@ def load_deref(frame: SymbolicFrame, name: str) -> None:
     value = frame.cells[name].load(frame.state)
     if value is None:
         kind = NameError if name in frame.code.co_freevars else UnboundLocalError
-        raise frame.state.error(kind, f"cannot access variable '{name}' where it is not associated with a value")
+        raise unbound(frame, kind, f"variable '{name}'")
     frame.stack.append(value)
 
 

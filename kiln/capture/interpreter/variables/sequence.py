@@ -14,7 +14,6 @@ import torch
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
 from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
-from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
 
@@ -86,13 +85,12 @@ class Sequence(Value):
         return self.length(s) != 0
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
-        index: Any = index_of(s, key)
-        items: Any = self.items(s)
+        index = key.constant(s)
+        items = self.items(s)
         if isinstance(index, slice):
             return self.sibling(items[index])
         try:
-            found: Value = items[index]
-            return found
+            return items[index]
         except IndexError:
             raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
         except TypeError as error:
@@ -104,11 +102,6 @@ class Sequence(Value):
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return SequenceIterator(self)
-
-
-def index_of(s: CaptureState, key: Value) -> Any:
-    """An int or a slice of ints."""
-    return key.constant(s)
 
 
 @final
@@ -175,7 +168,7 @@ class List(Sequence, Container):
         return items
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        index = index_of(s, key)
+        index = key.constant(s)
         items = self.change(s)
         try:
             items[index] = all_items(s, value) if isinstance(index, slice) else value  # type: ignore[assignment]
@@ -184,7 +177,7 @@ class List(Sequence, Container):
 
     def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         try:
-            del self.change(s)[index_of(s, key)]
+            del self.change(s)[key.constant(s)]
         except (IndexError, TypeError) as error:
             raise s.error(type(error), *error.args) from None
 
@@ -318,10 +311,6 @@ def is_fixed(s: CaptureState, value: Value) -> bool:
     return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, one) for one in value.items(s)))
 
 
-def make_list(items: list[Value]) -> Value:
-    return List(items)
-
-
 @wraps(tuple, torch.Size, subclasses=True)
 def wrap_tuple(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Tuple(None, type(real), source, real)
@@ -330,12 +319,3 @@ def wrap_tuple(s: CaptureState, real: Any, source: Source | None) -> Value:
 @wraps(list)
 def wrap_list(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: List(None, source, real))
-
-
-def tuple_of(values: list[Value]) -> Value:
-    return Tuple(values)
-
-
-def constants(values: Any) -> list[Value]:
-    """Values of plain Python constants."""
-    return [Constant(value) for value in values]

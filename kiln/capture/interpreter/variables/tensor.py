@@ -23,16 +23,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedAttribute,
     UnsupportedCall,
 )
-from kiln.capture.interpreter.core import (
-    NOT_RESUMABLE,
-    Args,
-    CallSite,
-    CaptureState,
-    Codegen,
-    Kwargs,
-    Value,
-    wraps,
-)
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
