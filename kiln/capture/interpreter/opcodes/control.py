@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
@@ -24,47 +25,34 @@ def jump(frame: SymbolicFrame, target: int) -> None:
     frame.ip = target
 
 
-@opcode("POP_JUMP_IF_TRUE", pops=1, pushes=0)
-def pop_jump_if_true(frame: SymbolicFrame, target: int) -> None:
-    if truth_value(frame.state, frame.pop(), "if"):
-        frame.ip = target
+def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], bool]) -> None:
+    """Register a jump that pops the value that it tests."""
+
+    @opcode(name, pops=1, pushes=0)
+    def handler(frame: SymbolicFrame, target: int) -> None:
+        if test(frame.state, frame.pop()) is when:
+            frame.ip = target
 
 
-@opcode("POP_JUMP_IF_FALSE", pops=1, pushes=0)
-def pop_jump_if_false(frame: SymbolicFrame, target: int) -> None:
-    if not truth_value(frame.state, frame.pop(), "if"):
-        frame.ip = target
+def jump_or_pop(name: str, when: bool) -> None:
+    """Register a jump of `and` and `or`, which pops the value where it does not jump."""
+
+    @opcode(name, pops=1, pushes=0)
+    def handler(frame: SymbolicFrame, target: int) -> None:
+        value = frame.stack[-1]
+        assert value is not None
+        if truth_value(frame.state, value, "and/or") is when:
+            frame.ip = target
+        else:
+            frame.stack.pop()
 
 
-@opcode("POP_JUMP_IF_NONE", pops=1, pushes=0)
-def pop_jump_if_none(frame: SymbolicFrame, target: int) -> None:
-    if same(frame.state, frame.pop(), NONE):
-        frame.ip = target
-
-
-@opcode("POP_JUMP_IF_NOT_NONE", pops=1, pushes=0)
-def pop_jump_if_not_none(frame: SymbolicFrame, target: int) -> None:
-    if not same(frame.state, frame.pop(), NONE):
-        frame.ip = target
-
-
-@opcode("JUMP_IF_TRUE_OR_POP", pops=1, pushes=0)
-def jump_if_true_or_pop(frame: SymbolicFrame, target: int) -> None:
-    jump_or_pop(frame, target, True)
-
-
-@opcode("JUMP_IF_FALSE_OR_POP", pops=1, pushes=0)
-def jump_if_false_or_pop(frame: SymbolicFrame, target: int) -> None:
-    jump_or_pop(frame, target, False)
-
-
-def jump_or_pop(frame: SymbolicFrame, target: int, when: bool) -> None:
-    value = frame.stack[-1]
-    assert value is not None
-    if truth_value(frame.state, value, "and/or") is when:
-        frame.ip = target
-    else:
-        frame.stack.pop()
+pop_jump_if("POP_JUMP_IF_TRUE", True, lambda s, value: truth_value(s, value, "if"))
+pop_jump_if("POP_JUMP_IF_FALSE", False, lambda s, value: truth_value(s, value, "if"))
+pop_jump_if("POP_JUMP_IF_NONE", True, lambda s, value: same(s, value, NONE))
+pop_jump_if("POP_JUMP_IF_NOT_NONE", False, lambda s, value: same(s, value, NONE))
+jump_or_pop("JUMP_IF_TRUE_OR_POP", True)
+jump_or_pop("JUMP_IF_FALSE_OR_POP", False)
 
 
 @opcode("GET_ITER", pops=1)

@@ -34,18 +34,16 @@ def type_flags(s: CaptureState, value: Value) -> int:
     return known
 
 
-@opcode("MATCH_SEQUENCE", pops=1, pushes=2)
-def match_sequence(frame: SymbolicFrame, arg: int) -> None:
-    value = frame.stack[-1]
-    assert value is not None
-    frame.push(Constant(bool(type_flags(frame.state, value) & SEQUENCE)))
+def match_flag(name: str, flag: int) -> None:
+    @opcode(name, pops=1, pushes=2)
+    def handler(frame: SymbolicFrame, arg: int) -> None:
+        value = frame.stack[-1]
+        assert value is not None
+        frame.push(Constant(bool(type_flags(frame.state, value) & flag)))
 
 
-@opcode("MATCH_MAPPING", pops=1, pushes=2)
-def match_mapping(frame: SymbolicFrame, arg: int) -> None:
-    value = frame.stack[-1]
-    assert value is not None
-    frame.push(Constant(bool(type_flags(frame.state, value) & MAPPING)))
+match_flag("MATCH_SEQUENCE", SEQUENCE)
+match_flag("MATCH_MAPPING", MAPPING)
 
 
 @opcode("GET_LEN", pops=1, pushes=2)

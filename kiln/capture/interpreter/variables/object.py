@@ -44,8 +44,6 @@ SLOT = types.MemberDescriptorType
 GETSET = types.GetSetDescriptorType
 SLOT_WRAPPER = types.WrapperDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-
-
 ALIASES = (types.UnionType, types.GenericAlias)
 """Types of what stands for a type in `isinstance` and in annotations."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
@@ -56,8 +54,7 @@ MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 
 def writes_otherwise(special: Any) -> bool:
     """Whether a `__setattr__` or `__delattr__` is one of the program, or another method of a container."""
-    plain = type(special) is SLOT_WRAPPER and special.__name__ in ("__setattr__", "__delattr__")
-    return not plain
+    return type(special) is not SLOT_WRAPPER or special.__name__ not in ("__setattr__", "__delattr__")
 
 
 class Object(Value):
@@ -484,16 +481,11 @@ def accessor_value(s: CaptureState, value: Value, name: str, accessor: Any, part
     cache = s.classes.accessors
     key = (value.python_type(), name, part)
     if key not in cache:
-        source = s.class_attr(value, name, getattr_static(value.python_type(), name)).source
+        found = s.classes.lookup(value.python_type(), name)
+        assert found is not None
+        source = s.class_attr(value, name, found[1]).source
         cache[key] = s.wrap(accessor, AttrSource(source, part) if source is not None else None)
     return cache[key]
-
-
-def getattr_static(cls: type, name: str) -> Any:
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    raise AttributeError(name)
 
 
 def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value | None:
@@ -524,9 +516,7 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
             return Traceback()
         if name == "__context__" and issubclass(value.python_type(), BaseException):
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not kept while tracing")
-        if type(raw) is GETSET or issubclass(value.python_type(), BaseException):
-            return s.const(None) if name == "__cause__" else None
-        return None
+        return s.const(None) if name == "__cause__" and issubclass(value.python_type(), BaseException) else None
     s.guard_type(value)
     try:
         content = raw.__get__(real, type(real))

@@ -90,7 +90,8 @@ class Sequence(Value):
         if isinstance(index, slice):
             return self.sibling(items[index])
         try:
-            return items[index]
+            found: Value = items[index]
+            return found
         except IndexError:
             raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
         except TypeError as error:
