@@ -58,7 +58,10 @@ class GuardTree:
     """The guards of one variant; made by `kiln.runtime.guards.build_tree`."""
 
     def __new__(
-        cls, nodes: list[tuple[Any, ...]], checks: list[tuple[Any, ...]], collect: tuple[int, ...]
+        cls,
+        nodes: list[tuple[int, int, int, int, int, object, int]],
+        checks: list[tuple[int, int, int, object]],
+        collect: tuple[int, ...],
     ) -> GuardTree: ...
     def check(
         self, locals: Sequence[object], globals: dict[str, Any] | None = None, closure: tuple[Any, ...] | None = None

@@ -18,7 +18,7 @@ import torch
 from kiln.capture.interpreter.speculation import SpeculationPlan
 from kiln.graph.ir.build import to_template
 from kiln.graph.ir.graph import Graph, Output
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.single_call import single_call
 from kiln.graph.passes import run_passes
 from kiln.graph.prims.rows import PRIMS
@@ -72,7 +72,7 @@ def as_call(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 def with_host_reads(graph: Graph) -> Graph:
     """`graph` with its outputs read on the host."""
-    attrs = {"kind": "bool", "checks": ()}
+    attrs: dict[str, Attr] = {"kind": "bool", "checks": ()}
     reads = [
         Node(PRIMS["local_scalar"], (output.value,), attrs, ScalarSpec(bool, symbol(f"truth_{number}")))
         for number, output in enumerate(graph.outputs)

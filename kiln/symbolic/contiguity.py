@@ -1,10 +1,10 @@
-"""Questions on the layout of a tensor, as truths over symbolic sizes and strides.
+"""Questions about the layout of a tensor, as truths over symbolic sizes and strides.
 
     sizes (s0, s1), strides (s1, 1)      is_contiguous: True, by the form alone
-    sizes (s0, s1), strides (s2, 1)      any(s0*s1 == 0, s0 == 1, s2 == s1), written as its parts
+    sizes (s0, s1), strides (s2, 1)      any(s0*s1 == 0, s0 == 1, s2 == s1)
 
-Semantics are those of `c10::TensorImpl`; a dimension of size 1 may have any stride. Each returns a truth that is
-not yet decided, so a caller who never asks pays no guard.
+Semantics are those of `c10::TensorImpl`; a dimension of size 1 may have any stride. The truth is not decided yet, so
+that an unused answer costs no guard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
 
 
 def dense_in_order(sizes: Sizes, strides: Sizes, order: Sequence[int]) -> Truth:
-    """Are the dimensions packed without gaps, `order[0]` fastest?"""
+    """Are the dimensions packed without gaps, `order[0]` varying fastest?"""
     parts: list[Truth] = []
     expected: Int = 1
     for dim in order:
@@ -64,7 +64,7 @@ def _channels_last_strides(rank: int) -> Question:
 
 
 def is_non_overlapping_and_dense(env: ShapeEnv, sizes: Sizes, strides: Sizes) -> Truth:
-    """Is there an order in which it is packed? Decided at once: the order is part of the answer."""
+    """Is it packed in some order of dimensions? Decided at once, because the order is part of the answer."""
     contiguous = is_contiguous(env, sizes, strides)
     if contiguous is True:
         return True

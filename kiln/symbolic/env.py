@@ -4,11 +4,11 @@
     s0 = env.create_symbol(32)                     # a size that was 32 in this call
     env.decide(rel_eq(s0, 1), where)               # False; the guard `s0 != 1` remembers the user's line
     env.known(rel_eq(s0, 1))                       # False, no further guard
-    u0 = env.create_unbacked()                     # a size that only the data decide
+    u0 = env.create_unbacked()                     # a size that depends on data
     env.decide(rel_eq(u0, 1), where)               # raises KILN2101
 
-A question is answered in this order: the canonical form, ranges and facts (`known`), the hint, which makes a
-guard. A guard is made only for what does not follow from earlier ones, and `guards` leaves out what later ones imply.
+A question is answered by the canonical form, by ranges and facts (`known`), or by the hint, which makes a guard. A
+guard is made only for what does not follow from earlier ones, and `guards` leaves out those that later ones imply.
 """
 
 from __future__ import annotations
@@ -28,20 +28,16 @@ Prover = Callable[[Relation, "ShapeEnv"], bool | None]
 
 
 class DataDependentSize(KilnError):
-    """A question about a size that only the data of a tensor decide."""
-
     code = "KILN2101"
-    what = "`{relation}` asks for a size that depends on data"
+    what = "`{relation}` asks about a size that depends on data"
     why = "the sizes {symbols} come from the values of a tensor, which do not exist while tracing"
     try_ = (
         "state it with `torch._check({relation})`",
-        "make the size independent of data, for example with a mask instead of a selection",
+        "make the size independent of data, for example with a mask instead of indexing",
     )
 
 
 class NoHint(KilnError):
-    """The number behind a size that depends on data."""
-
     code = "KILN2102"
     what = "`{value}` has no number while tracing"
     why = "the sizes {symbols} come from the values of a tensor"
@@ -49,8 +45,6 @@ class NoHint(KilnError):
 
 
 class FalseAssertion(KilnError):
-    """A size assertion that cannot hold."""
-
     code = "KILN2103"
     what = "the assertion `{relation}` on sizes does not hold"
     why = "{reason}"
@@ -60,7 +54,7 @@ class FalseAssertion(KilnError):
 @final
 @dataclass(frozen=True, slots=True)
 class ShapeGuard:
-    """A relation the compiled code depends on, and the user's line that asked."""
+    """A relation that compiled code depends on, and the user's line that asked for it."""
 
     relation: Relation
     location: Location | None = None
@@ -72,7 +66,7 @@ class ShapeGuard:
 class ShapeEnv:
     """Symbols of one compile, with the guards (checked before the call) and checks (inside it) collected so far.
 
-    `prover` is asked before a data-dependent question fails; see `reference.py`.
+    `prover` is called before a data-dependent question fails; see `reference.py`.
     """
 
     def __init__(self, *, prefix: str = "s", prover: Prover | None = None) -> None:
@@ -105,7 +99,7 @@ class ShapeEnv:
         self._facts.declare(made, within)
         self._minimal = None
         declared = (rel_le(lo, made) if lo > 0 else True, True if hi is None else rel_le(made, hi))
-        self._guards += [ShapeGuard(one) for one in declared if isinstance(one, Relation)]
+        self._guards += [ShapeGuard(bound) for bound in declared if isinstance(bound, Relation)]
         return made
 
     def create_unbacked(self, *, lo: int = 0, hi: int | None = None) -> Symbol:
@@ -121,25 +115,25 @@ class ShapeEnv:
         return list(self._declared)
 
     def range_of(self, value: Int) -> Interval:
-        """Between which numbers `value` lies."""
+        """The interval of `value`."""
         return self._facts.interval(value)
 
     # Numbers.
 
     def has_hint(self, value: Int | Relation) -> bool:
         """Is its number known in this call?"""
-        return not isinstance(value, Expr | Relation) or all(one in self._hints for one in self._inputs(value))
+        return not isinstance(value, Expr | Relation) or all(symbol in self._hints for symbol in self._inputs(value))
 
     def _inputs(self, value: Expr | Relation) -> Iterable[Symbol]:
-        """The symbols `value` stands on once replacements are made."""
-        unbacked = [one for one in value.free_symbols() if one not in self._hints]
+        """The symbols that `value` depends on after replacement."""
+        unbacked = [symbol for symbol in value.free_symbols() if symbol not in self._hints]
         if not unbacked:
             return value.free_symbols()
-        parts = [self._facts.simplify(one) for one in value.free_symbols()]
-        return [one for part in parts if isinstance(part, Expr) for one in part.free_symbols()]
+        parts = [self._facts.simplify(symbol) for symbol in value.free_symbols()]
+        return [symbol for part in parts if isinstance(part, Expr) for symbol in part.free_symbols()]
 
     def hint(self, value: Int) -> int:
-        """Its number in this call. Raises KILN2102 where it depends on data."""
+        """Its number in this call. Raises KILN2102 if it depends on data."""
         if not isinstance(value, Expr):
             return value
         found = self._values.get(value)
@@ -147,26 +141,26 @@ class ShapeEnv:
             if not self.has_hint(value):
                 raise NoHint(value=value, symbols=self._data_symbols(value))
             simpler = value
-            if any(one not in self._hints for one in value.free_symbols()):
+            if any(symbol not in self._hints for symbol in value.free_symbols()):
                 simpler = self._facts.simplify(value)  # type: ignore[assignment]
             found = self._values[value] = evaluate(simpler, self._hints)
         return found
 
     def _data_symbols(self, value: Expr | Relation) -> str:
-        return ", ".join(sorted(str(one) for one in self._inputs(value) if one not in self._hints))
+        return ", ".join(sorted(str(symbol) for symbol in self._inputs(value) if symbol not in self._hints))
 
     def simplify(self, value: Int) -> Int:
-        """The shortest form under all that has been decided."""
+        """The shortest form under all decisions so far."""
         return self._facts.simplify(value)
 
     # Questions.
 
     def known(self, relation: Relation | bool) -> bool | None:
-        """Whether it holds in every call that passes the guards; None where that is open. Makes no guard."""
+        """Whether it holds in every call that passes the guards; None if that is open. Makes no guard."""
         return relation if isinstance(relation, bool) else self._facts.known(relation)
 
     def decide(self, relation: Relation | bool, where: Location | None = None) -> bool:
-        """Whether it holds in this call, guarded where other calls may differ. Raises KILN2101 where data decide."""
+        """Whether it holds in this call, guarded if other calls may differ. Raises KILN2101 if data decide."""
         answer = self.known(relation)
         if answer is not None:
             return answer
@@ -187,7 +181,7 @@ class ShapeEnv:
         return self.decide(relation, where)
 
     def specialise(self, value: Int, where: Location | None = None) -> int:
-        """The number of `value`, which from now on is part of the guards."""
+        """The number of `value`, to which a guard fixes it."""
         number = self.hint(value)
         self.decide(rel_eq(value, number), where)
         return number
@@ -210,7 +204,7 @@ class ShapeEnv:
 
     def _record(self, into: list[ShapeGuard], relation: Relation, where: Location | None) -> None:
         stated: Relation | bool = relation
-        if into is self._guards and any(one not in self._hints for one in relation.free_symbols()):
+        if into is self._guards and any(symbol not in self._hints for symbol in relation.free_symbols()):
             stated = relate(relation.kind, self.simplify(relation.difference))
         into.append(ShapeGuard(stated if isinstance(stated, Relation) else relation, where))
         self._facts.learn(relation)
@@ -220,7 +214,7 @@ class ShapeEnv:
 
     @property
     def guards(self) -> list[ShapeGuard]:
-        """The relations inputs must fulfil, in the order of asking, without those that others imply."""
+        """The relations that inputs must satisfy, in the order of asking, without implied ones."""
         if self._minimal is None:
             self._minimal = without_implied(self._guards, self._declared)
         return list(self._minimal)
@@ -232,7 +226,7 @@ class ShapeEnv:
 
     @property
     def replacements(self) -> dict[Symbol, Int]:
-        """Symbols that equalities have given in terms of others."""
+        """Symbols that equalities define in terms of others."""
         return dict(self._facts.replacements)
 
 

@@ -7,8 +7,8 @@
     s0 - s0                 is  0                (a plain int)
 
 An expression is a polynomial with integer coefficients over atoms: symbols, floor divisions, remainders,
-minima and maxima. `//` and `%` are Python's (floor; the sign of the divisor) and presuppose a divisor that
-is not zero: `s0*s1 // s1` is `s0`. Every rule holds for all integers; what needs a range is in `simplify.py`.
+minima and maxima. `//` and `%` are Python's (floor; the sign of the divisor) and assume a divisor other than
+zero: `s0*s1 // s1` is `s0`. Rules here hold for all integers; those that need ranges are in `simplify_in_ranges.py`.
 Objects are interned and immutable, operators memoised: a repeated operation costs one dictionary look-up.
 """
 
@@ -17,11 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd
-from typing import Any, TypeGuard, cast, final
+from typing import TypeAlias, TypeGuard, cast, final
 
 import kiln.symbolic.terms as poly
 from kiln.symbolic.tables import InternTable, Memo
-from kiln.symbolic.terms import Terms
 
 
 class Expr:
@@ -34,7 +33,7 @@ class Expr:
     @property
     def terms(self) -> Terms:
         """The polynomial: (monomial, coefficient) pairs, the constant last."""
-        return (((self,), 1),)
+        raise NotImplementedError
 
     def free_symbols(self) -> frozenset[Symbol]:
         return self._symbols
@@ -83,7 +82,7 @@ class Expr:
         return product([self] * exponent) if exponent >= 0 else _FOREIGN
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of `{self}` depends on a size: ask ShapeEnv.known or ShapeEnv.decide")
+        raise TypeError(f"the truth of `{self}` depends on a size: use ShapeEnv.known or ShapeEnv.decide")
 
     def __str__(self) -> str:
         text = self._text
@@ -100,6 +99,7 @@ class Expr:
 
 Int = int | Expr
 """A size, stride, offset or index: a plain int where it is static."""
+Terms: TypeAlias = "poly.Terms[Atom]"
 
 
 @final
@@ -116,20 +116,24 @@ class Polynomial(Expr):
     def _write(self) -> str:
         return write_terms(self._terms)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return from_terms, (self._terms,)
 
 
 class Atom(Expr):
-    """What a polynomial is made of. `sort_key` depends on the text only, so every process orders alike."""
+    """A factor of a monomial. `sort_key` depends on the text only, so that every process orders alike."""
 
     __slots__ = ("sort_key",)
-    sort_key: tuple[int, str, int, str]
+    sort_key: poly.SortKey
+
+    @property
+    def terms(self) -> Terms:
+        return (((self,), 1),)
 
 
 @final
 class Symbol(Atom):
-    """An unknown integer, known by its name."""
+    """An unknown integer, identified by its name."""
 
     __slots__ = ("name",)
     name: str
@@ -137,7 +141,7 @@ class Symbol(Atom):
     def _write(self) -> str:
         return self.name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return symbol, (self.name,)
 
 
@@ -160,7 +164,7 @@ class FloorDiv(Quotient):
     __slots__ = ()
     sign = "//"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return floor_div, (self.dividend, self.divisor)
 
 
@@ -171,7 +175,7 @@ class Mod(Quotient):
     __slots__ = ()
     sign = "%"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return modulo, (self.dividend, self.divisor)
 
 
@@ -191,7 +195,7 @@ class Min(Extremum):
     __slots__ = ()
     function = "min"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _fold_min, self.args
 
 
@@ -200,7 +204,7 @@ class Max(Extremum):
     __slots__ = ()
     function = "max"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _fold_max, self.args
 
 
@@ -234,7 +238,7 @@ def write_terms(terms: Terms) -> str:
         else:
             body = _write_monomial(monomial)
         if not pieces:
-            # A minus would bind to the dividend alone.
+            # Otherwise the minus would apply to the dividend alone.
             quotient = coefficient == -1 and len(monomial) == 1 and isinstance(monomial[0], Quotient)
             pieces.append((f"-({body})" if quotient else f"-{body}") if coefficient < 0 else body)
         else:
@@ -246,7 +250,8 @@ def write_terms(terms: Terms) -> str:
 
 _POLYNOMIALS: InternTable[Terms, Polynomial] = InternTable("polynomial")
 _SYMBOLS: InternTable[str, Symbol] = InternTable("symbol")
-_ATOMS: InternTable[tuple[Any, ...], Any] = InternTable("atom")
+_QUOTIENTS: InternTable[tuple[type[Quotient], Int, Int], Quotient] = InternTable("quotient")
+_EXTREMA: InternTable[tuple[type[Extremum], tuple[Int, ...]], Extremum] = InternTable("extremum")
 
 
 def _symbols_of(values: Iterable[Int]) -> frozenset[Symbol]:
@@ -294,8 +299,7 @@ def _make_extremum(key: tuple[type[Extremum], tuple[Int, ...]]) -> Extremum:
 
 
 def _quotient(kind: type[Quotient], dividend: Int, divisor: Int) -> Int:
-    made: Quotient = _ATOMS.get_or_make((kind, dividend, divisor), _make_quotient)
-    return made
+    return _QUOTIENTS.get_or_make((kind, dividend, divisor), _make_quotient)
 
 
 def symbol(name: str) -> Symbol:
@@ -312,8 +316,7 @@ def from_terms(terms: Terms) -> Int:
         if not monomial:
             return coefficient
         if coefficient == 1 and len(monomial) == 1:
-            atom: Expr = monomial[0]
-            return atom
+            return monomial[0]
     return _POLYNOMIALS.get_or_make(terms, _make_polynomial)
 
 
@@ -327,7 +330,7 @@ def _are_ints(*values: object) -> bool:
 
 # Operations, each behind a memo.
 
-_FOREIGN: Int = cast(Any, NotImplemented)
+_FOREIGN = cast(Int, NotImplemented)
 """Tells Python to ask the other operand."""
 
 
@@ -467,19 +470,18 @@ def _extremum(kind: type[Extremum], a: Int, b: Int) -> Int:
     """The smallest or largest of all arguments, flattened; of two that differ by a constant one is kept."""
     kept: list[Int] = []
     for value in _flat(kind, a) + _flat(kind, b):
-        for place, other in enumerate(kept):
+        for position, other in enumerate(kept):
             difference = value - other
             if isinstance(difference, int):
                 if (difference < 0) == (kind is Min):
-                    kept[place] = value
+                    kept[position] = value
                 break
         else:
             kept.append(value)
     if len(kept) == 1:
         return kept[0]
     kept.sort(key=lambda value: (isinstance(value, int), str(value)))
-    made: Int = _ATOMS.get_or_make((kind, tuple(kept)), _make_extremum)
-    return made
+    return _EXTREMA.get_or_make((kind, tuple(kept)), _make_extremum)
 
 
 def _flat(kind: type[Extremum], value: Int) -> list[Int]:
@@ -593,8 +595,8 @@ def evaluate(value: Int, values: Mapping[Symbol, int] | Mapping[str, int]) -> in
     if not isinstance(value, Expr):
         return value
     if isinstance(value, Symbol):
-        lookup: Mapping[Any, int] = values
-        return lookup[value] if value in lookup else lookup[value.name]
+        by_symbol, by_name = cast(Mapping[Symbol, int], values), cast(Mapping[str, int], values)
+        return by_symbol[value] if value in by_symbol else by_name[value.name]
     if isinstance(value, Quotient):
         dividend, divisor = evaluate(value.dividend, values), evaluate(value.divisor, values)
         return dividend // divisor if isinstance(value, FloorDiv) else dividend % divisor

@@ -1,13 +1,13 @@
-"""What is known of sizes, and what follows from it without a guard.
+"""Facts about sizes, and what follows from them without a guard.
 
     s0 in 1.., fact s0 <= s1         known(s1 >= 1)   True
     fact s0 % 8 == 0                 known(8*(s0//8) == s0)   True
     fact s1 == s0                    simplify(s1 + 1) is s0 + 1
 
-A fact is a relation that holds for the rest of the compile. An equality that gives a symbol becomes a
-replacement; a bound of one symbol tightens its range; all others stay as linear inequalities `f <= 0`, and
-`d <= 0` follows when `k*d - c*f <= 0` does, for k and c above zero. Minima and maxima are proved case by case.
-The search is small on purpose: what it misses costs a guard, never a wrong answer.
+A fact is a relation that holds for the rest of the compile. An equality that can be solved for a symbol becomes a
+replacement; a bound of one symbol tightens its range; others stay linear inequalities `f <= 0`, and `d <= 0` follows
+if `k*d - c*f <= 0` does, for positive k and c. Minima and maxima are proved case by case. The search is small on
+purpose: what it misses costs a guard, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SizeFacts:
         self._forget()
 
     def simplify(self, value: Int) -> Int:
-        """The shortest form under all that is known."""
+        """The shortest form under all facts."""
         if not isinstance(value, Expr):
             return value
         found = self._simplified.get(value)
@@ -53,11 +53,11 @@ class SizeFacts:
         return found
 
     def interval(self, value: Int) -> Interval:
-        """Between which numbers `value` lies."""
+        """The interval of `value`."""
         return self._bounds.of(self.simplify(value))
 
     def known(self, relation: Relation | bool) -> bool | None:
-        """Whether it holds, or None where that does not follow."""
+        """Whether it holds; None if neither follows."""
         if isinstance(relation, bool):
             return relation
         answer = self._decided.get(relation)
@@ -71,7 +71,7 @@ class SizeFacts:
         return answer
 
     def learn(self, relation: Relation | bool) -> None:
-        """From now on `relation` holds. Raises `ValueError` when it contradicts what is known."""
+        """From now on `relation` holds. Raises `ValueError` if it contradicts the facts."""
         known = self.known(relation)
         if known is False:
             raise ValueError(f"`{relation}` contradicts what is known")
@@ -158,7 +158,7 @@ class SizeFacts:
             self._unequal[difference] = None
 
     def _tighten(self) -> None:
-        """An inequality at an end of the range of its difference moves the end, which may make others do so."""
+        """A `d != 0` at an end of the range of `d` moves that end, which may move others."""
         moved = bool(self._unequal)
         while moved:
             moved = False
@@ -218,7 +218,7 @@ class SizeFacts:
     def _is_below_by_cases(self, difference: Expr, split: Extremum, steps: int) -> bool:
         coefficient = dict(difference.terms).get((split,), 0)
         if coefficient * (1 if isinstance(split, Min) else -1) > 0:
-            # c*min(a, b) is at most c*a and at most c*b: one of them is enough.
+            # c*min(a, b) <= c*a and <= c*b: proving one of them is enough.
             for arg in split.args:
                 if self._is_below(difference + coefficient * (arg - split), steps - 1):
                     return True
@@ -249,7 +249,7 @@ class SizeFacts:
 
 
 def _solve(difference: Expr) -> tuple[Symbol, Int] | None:
-    """The last symbol that `difference == 0` gives in terms of the others."""
+    """The last symbol for which `difference == 0` can be solved, and its value."""
     best: tuple[Symbol, Int] | None = None
     for monomial, coefficient in difference.terms:
         if abs(coefficient) != 1 or len(monomial) != 1 or not isinstance(monomial[0], Symbol):

@@ -3,15 +3,16 @@
     torch.empty(to_sym(s0 * 2, env), 4)       C++ sees a SymInt; its arithmetic calls the methods below
     from_sym(tensor.size(0))                  2*s0 again
 
-The names and meanings of the methods are prescribed by torch (`c10/core/SymNodeImpl.h`). Whatever asks for a truth
-or a number goes through `ShapeEnv.decide`, with the user's line from the callable that was handed in.
+Torch prescribes names and meanings of the methods (`c10/core/SymNodeImpl.h`). Questions for a truth or a number go
+through `ShapeEnv.decide` with the user's line, which the callable `where` gives.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 
@@ -48,7 +49,7 @@ Binary = Callable[["SymNode", "SymNode"], "SymNode"]
 
 
 def nowhere() -> Location | None:
-    """No line is known."""
+    """The line is unknown."""
     return None
 
 
@@ -56,16 +57,16 @@ def _is_truth(value: Value) -> bool:
     return isinstance(value, bool | Relation | AllOf | AnyOf)
 
 
-def _number(value: Any) -> Any:
-    """A truth that stands where a number is expected is 0 or 1 only when it is settled."""
+def _number(value: Value) -> Int | float | Real:
+    """A decided truth counts as 0 or 1."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, Relation | AllOf | AnyOf):
-        raise TypeError(f"arithmetic on a truth: {value}")
+        raise TypeError(f"arithmetic on an undecided truth: {value}")
     return value
 
 
-def _arithmetic(op: str, on_ints: Callable[[Any, Any], Int]) -> Binary:
+def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
     def method(self: SymNode, other: SymNode) -> SymNode:
         a, b = _number(self.value), _number(other.value)
         if isinstance(a, int | Expr) and isinstance(b, int | Expr):
@@ -95,15 +96,13 @@ def _connective(join: Callable[..., Truth]) -> Binary:
 
 
 def _rounding(rounding: Callable[[float], int]) -> Unary:
-    return lambda self: self.make(round_to_integer(self.env, self.value, rounding, self.where()))
+    return lambda self: self.make(round_to_integer(self.env, _number(self.value), rounding, self.where()))
 
 
-def _layout(name: str) -> Callable[[SymNode, Sequence[Any], Sequence[Any]], SymNode]:
-    def method(self: SymNode, sizes: Sequence[Any], strides: Sequence[Any]) -> SymNode:
+def _layout(name: str) -> Callable[[SymNode, Sequence[IntNode], Sequence[IntNode]], SymNode]:
+    def method(self: SymNode, sizes: Sequence[IntNode], strides: Sequence[IntNode]) -> SymNode:
         question = LAYOUT_QUESTIONS[name]
-        return self.make(
-            question(self.env, [_int_of_node(one) for one in sizes], [_int_of_node(one) for one in strides])
-        )
+        return self.make(question(self.env, list(map(_int_of_node, sizes)), list(map(_int_of_node, strides))))
 
     return method
 
@@ -112,6 +111,12 @@ def _power(a: Int, b: Int) -> Int:
     if not isinstance(b, int):
         raise TypeError(f"an exponent that is not a number: {b}")
     return a**b
+
+
+class IntNode(Protocol):
+    """A node of ours, or of torch's own for a constant."""
+
+    def maybe_as_int(self) -> int | None: ...
 
 
 class SymNode:
@@ -155,7 +160,7 @@ class SymNode:
 
     @property
     def hint(self) -> int | float | bool | None:
-        """Its number in this call, None where that depends on data."""
+        """Its number in this call; None where it depends on data."""
         if not has_hints(self.env, self.value):
             return None
         if isinstance(self.value, Real):
@@ -198,23 +203,23 @@ class SymNode:
     __repr__ = str
     _graph_repr = str
 
-    # Questions that may guard.
+    # Questions that may add guards.
 
-    def guard_int(self, file: Any = "", line: int = 0) -> int:
-        value = round_to_integer(self.env, self.value, int, self.where())
+    def guard_int(self, file: object = "", line: int = 0) -> int:
+        value = round_to_integer(self.env, _number(self.value), int, self.where())
         return self.env.specialise(value, self.where())
 
-    def guard_float(self, file: Any = "", line: int = 0) -> float:
+    def guard_float(self, file: object = "", line: int = 0) -> float:
         value = self.value
         return float(specialise_real(self.env, value, self.where()))  # type: ignore[arg-type]
 
-    def guard_bool(self, file: Any = "", line: int = 0) -> bool:
+    def guard_bool(self, file: object = "", line: int = 0) -> bool:
         return decide_truth(self.env, self._truth(), self.where())
 
-    def guard_or_false(self, file: Any = "", line: int = 0) -> bool:
+    def guard_or_false(self, file: object = "", line: int = 0) -> bool:
         return self._guard_or(False)
 
-    def guard_or_true(self, file: Any = "", line: int = 0) -> bool:
+    def guard_or_true(self, file: object = "", line: int = 0) -> bool:
         return self._guard_or(True)
 
     guard_size_oblivious = guard_or_false
@@ -222,17 +227,17 @@ class SymNode:
     bool_ = guard_bool
 
     def _guard_or(self, default: bool) -> bool:
-        """The answer where the inputs decide it, `default` where only data would."""
+        """The answer where the inputs decide it, `default` where data do."""
         truth = self._truth()
         known = known_truth(self.env, truth)
         if known is None:
             return decide_truth(self.env, truth, self.where()) if has_hints(self.env, truth) else default
         return known
 
-    def statically_known_true(self, file: Any = "", line: int = 0) -> bool:
+    def statically_known_true(self, file: object = "", line: int = 0) -> bool:
         return known_truth(self.env, self._truth()) is True
 
-    def expect_true(self, file: Any = "", line: int = 0) -> bool:
+    def expect_true(self, file: object = "", line: int = 0) -> bool:
         assume_truth(self.env, self._truth(), self.where())
         return True
 
@@ -278,7 +283,7 @@ class SymNode:
 
     def round(self, ndigits: int | None = None) -> SymNode:
         if ndigits is None:
-            return self.make(round_to_integer(self.env, self.value, round, self.where()))
+            return self.make(round_to_integer(self.env, _number(self.value), round, self.where()))
         return self if self.is_int() else self.make(round(self.guard_float(), ndigits))
 
     def is_integer(self) -> SymNode:
@@ -286,10 +291,7 @@ class SymNode:
         return self.make(known or self.guard_float().is_integer())
 
     def sym_sum(self, nodes: Iterable[SymNode]) -> SymNode:
-        total: Int = 0
-        for node in nodes:
-            total = total + _number(node.value)
-        return self.make(total)
+        return reduce(SymNode.add, nodes, self.make(0))
 
     # Truths.
 
@@ -320,8 +322,8 @@ class SymNode:
     is_non_overlapping_and_dense = _layout("is_non_overlapping_and_dense")
 
 
-def _int_of_node(node: Any) -> Int:
-    """The integer of a node of ours, or of one of torch's own for a constant."""
+def _int_of_node(node: IntNode) -> Int:
+    """The integer that a node holds."""
     value = node.value if isinstance(node, SymNode) else node.maybe_as_int()
     if not isinstance(value, int | Expr):
         raise TypeError(f"not an integer of a shape environment: {node}")
@@ -329,7 +331,7 @@ def _int_of_node(node: Any) -> Int:
 
 
 def to_sym(value: Value, env: ShapeEnv, where: Where = nowhere) -> Any:
-    """What torch takes for `value`: a plain number, or a SymInt, SymBool or SymFloat around a node."""
+    """`value` as torch takes it: a plain number, or a SymInt, SymBool or SymFloat around a node."""
     if isinstance(value, Expr):
         return torch.SymInt(SymNode(value, env, where))
     if isinstance(value, int | float):

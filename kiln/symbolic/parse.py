@@ -11,11 +11,10 @@ import ast
 import operator
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 from kiln.symbolic.expr import Int, sym_max, sym_min, symbol
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Int]] = {
+_BINARY: dict[type[ast.operator], Callable[[Int, Int], Int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

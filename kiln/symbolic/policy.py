@@ -1,11 +1,11 @@
-"""Which sizes of inputs become symbols; data in, data out.
+"""The policy which sizes and numbers of inputs become symbols.
 
-    seen (8, 128), now (16, 128)          plan: dim 0 SYMBOL, dim 1 STATIC
-    dynamic="always", size 1              SYMBOL: one graph serves every size, 1 included, until it asks
+    seen (8, 128), now (16, 128)          dim 0 SYMBOL, dim 1 STATIC
+    dynamic="always", size 1              SYMBOL: one graph serves every size, 1 included, until it asks for it
 
-A size that changed once becomes a symbol and stays one. Nothing is special about 0 and 1 here; the code that asks
-`size == 1` gets the guard, so that a symbol has at most one variant for size 1. DimMarks that user libraries put
-on tensors (`mark_dynamic` and its kin) are read from the tensor's attributes and win over the rest.
+A size that changed once becomes a symbol and stays one. 0 and 1 are not special here: code that asks `size == 1` adds
+a guard, so a symbol has at most one variant for size 1. Marks that users put on tensors (torch's `mark_dynamic` and the
+like) take precedence.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DimChoice:
 @final
 @dataclass(frozen=True, slots=True)
 class DimMarks:
-    """What the user said of a tensor's dimensions."""
+    """The marks that a user put on the dimensions of a tensor."""
 
     dynamic: frozenset[int] = frozenset()
     maybe_dynamic: frozenset[int] = frozenset()
@@ -57,19 +57,17 @@ NO_MARKS = DimMarks()
 
 
 class FixedMarkedDim(KilnError):
-    """A dimension marked dynamic that the program fixes."""
-
     code = "KILN2104"
     what = "dimension {dim} of `{source}` is marked dynamic, but the program fixes it to {size}"
-    why = "the guard `{guard}` leaves one size"
-    try_ = ("use `maybe_mark_dynamic`", "remove what compares the size with a constant")
+    why = "the guard `{guard}` allows one size only"
+    try_ = ("use `maybe_mark_dynamic`", "remove the comparison of the size with a constant")
 
 
 def require_open(env: ShapeEnv, size: Symbol, *, dim: int, source: str) -> None:
-    """Raise KILN2104 when the guards of `env` leave one value of a dimension that is marked dynamic."""
+    """Raise KILN2104 if the guards of `env` allow a single size of a dimension that is marked dynamic."""
     fixed = env.simplify(size)
     if isinstance(fixed, int):
-        guard = next((one for one in env.guards if size in one.relation.free_symbols()), None)
+        guard = next((guard for guard in env.guards if size in guard.relation.free_symbols()), None)
         at = guard.location if guard else None
         raise FixedMarkedDim(at=at, dim=dim, source=source, size=fixed, guard=guard.relation if guard else "")
 
@@ -79,7 +77,7 @@ def read_marks(tensor: object) -> DimMarks:
     found = vars(tensor) if hasattr(tensor, "__dict__") else {}
     if not any(name.startswith("_dynamo_") for name in found):
         return NO_MARKS
-    ranges = {one.dim: (one.min, one.max) for one in found.get("_dynamo_dynamic_range", ())}
+    ranges = {mark.dim: (mark.min, mark.max) for mark in found.get("_dynamo_dynamic_range", ())}
     return DimMarks(
         dynamic=frozenset(found.get("_dynamo_dynamic_indices", ())),
         maybe_dynamic=frozenset(found.get("_dynamo_weak_dynamic_indices", ())),
@@ -99,7 +97,7 @@ class DimPolicy:
     def choose(
         self, sizes: Sequence[int], seen: Sequence[Sequence[int]] = (), marks: DimMarks = NO_MARKS
     ) -> tuple[DimChoice, ...]:
-        """One choice per dimension of `sizes`; `seen` are the sizes of earlier calls at the same place."""
+        """A choice per dimension of `sizes`; `seen` are the sizes of earlier calls at the same source."""
         alike = [other for other in seen if len(other) == len(sizes)]
         return tuple(
             _marked(dim, marks) or self._unmarked(size, [other[dim] for other in alike])
@@ -139,18 +137,18 @@ def _by_history(dynamic: Dynamic, now: float, before: Sequence[float]) -> DimCho
 class ScalarPolicy:
     """Chooses for a number that the caller passes or the program reads. Bools are never symbols.
 
-    A number that is a configuration (an attribute of a module, a default) stays static until it changes, also
-    under "always", because it is used where only a number will do.
+    Configuration (an attribute of a module, a default) stays static until it changes, under "always" too: it is
+    often used where only a plain number works.
     """
 
     dynamic: Dynamic = "auto"
 
     def choose(self, value: int | float, seen: Sequence[int | float] = (), *, is_argument: bool = True) -> DimChoice:
-        """`seen` are the values of earlier calls at the same place."""
+        """`seen` are the values of earlier calls at the same source."""
         if isinstance(value, bool):
             return DimChoice(DimKind.STATIC, "a truth")
         how: Dynamic = "auto" if self.dynamic == "always" and not is_argument else self.dynamic
-        choice = _by_history(how, value, [one for one in seen if not isinstance(one, bool)])
+        choice = _by_history(how, value, [number for number in seen if not isinstance(number, bool)])
         if choice.kind is DimKind.STATIC:
             return choice
         return DimChoice(choice.kind, choice.reason, lo=-(1 << 63))

@@ -1,9 +1,9 @@
-"""Between which numbers an expression lies, when its symbols lie in known ranges.
+"""The interval of an expression whose symbols have known ranges.
 
     s0 in 1..64, s1 in 0..     s0*s1 + 3  in  3..      s0 % 8  in  0..7      s0*(s1 + 1)  in  1..
 
-Interval arithmetic, made tighter in one place: a polynomial is also written in `t = s - lo`, where a
-symbol's distance from its lower bound is never negative, so that `s0*s1 - s0` with `s1 >= 1` is seen to be >= 0.
+Interval arithmetic with one refinement: a polynomial is also written in `t = s - lo`, the distances of its symbols
+from their lower bounds, which are never negative: so `s0*s1 - s0` with `s1 >= 1` is found to be >= 0.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from kiln.symbolic.expr import Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol
-from kiln.symbolic.terms import Monomial
+from kiln.symbolic.expr import Atom, Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol
 
 INT64_MIN = -(1 << 63)
-"""The lower bound of a value of which nothing is known."""
+"""The lower bound of an unknown value."""
 
 
 @final
@@ -97,16 +96,16 @@ class BoundAnalysis:
             total = Interval(total.lo, -lo)
         return total
 
-    def _monomial(self, monomial: Monomial) -> Interval:
+    def _monomial(self, monomial: tuple[Atom, ...]) -> Interval:
         total = Interval(1, 1)
         for atom in dict.fromkeys(monomial):
-            power, one = monomial.count(atom), self.of(atom)
-            whole = one
-            for _ in range(power - 1):
-                whole = _multiply(whole, one)
-            if power % 2 == 0 and (whole.lo is None or whole.lo < 0):
-                whole = Interval(0, whole.hi)
-            total = _multiply(total, whole)
+            exponent, interval = monomial.count(atom), self.of(atom)
+            power = interval
+            for _ in range(exponent - 1):
+                power = _multiply(power, interval)
+            if exponent % 2 == 0 and (power.lo is None or power.lo < 0):
+                power = Interval(0, power.hi)
+            total = _multiply(total, power)
         return total
 
     def _lowest_by_shift(self, value: Int) -> int | None:
@@ -148,9 +147,9 @@ def _multiply(a: Interval, b: Interval) -> Interval:
         return Interval(min(corners), max(corners))
     if a == (0, 0) or b == (0, 0):
         return Interval(0, 0)
-    for one, other in ((a, b), (b, a)):
-        if one.hi is not None and one.hi <= 0:
-            positive = _multiply(_scale(one, -1), other)
+    for left, right in ((a, b), (b, a)):
+        if left.hi is not None and left.hi <= 0:
+            positive = _multiply(_scale(left, -1), right)
             return _scale(positive, -1)
     if a.lo is None or b.lo is None or a.lo < 0 or b.lo < 0:
         return UNKNOWN
@@ -158,7 +157,7 @@ def _multiply(a: Interval, b: Interval) -> Interval:
 
 
 def floor_div_interval(a: Interval, b: Interval) -> Interval:
-    """`a // b`; nothing is known where the divisor may be negative or zero."""
+    """`a // b`; unknown if the divisor may be negative or zero."""
     if b.lo is None or b.lo <= 0:
         return Interval(0, a.hi) if b.lo == 0 and a.lo is not None and a.lo >= 0 else UNKNOWN
     lo = hi = None
@@ -170,7 +169,7 @@ def floor_div_interval(a: Interval, b: Interval) -> Interval:
 
 
 def mod_interval(a: Interval, b: Interval) -> Interval:
-    """`a % b`; a divisor of zero is excluded by the operation itself."""
+    """`a % b`; the divisor is never zero."""
     if b.lo is None or b.lo < 0:
         return UNKNOWN
     hi = None if b.hi is None else b.hi - 1

@@ -6,23 +6,23 @@
     rel_le(s0 + 1, s1)          s0 < s1
 
 All six comparisons become `d == 0`, `d != 0` or `d <= 0` for a difference `d` without a common factor (orders
-are tightened to integers), so two relations that say the same linear thing are one object. `lhs`, `op` and `rhs`
-are the readable form, without minus signs where possible.
+are tightened to integers), so equivalent linear relations are one object. `lhs`, `op` and `rhs` are the readable form,
+without minus signs where possible.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import kiln.symbolic.terms as poly
-from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, from_terms
+from kiln.symbolic.expr import Expr, Int, Symbol, Terms, evaluate, from_terms
 from kiln.symbolic.parse import read_int
 from kiln.symbolic.tables import InternTable, Memo
-from kiln.symbolic.terms import Term
 
 RelationOp = Literal["eq", "ne", "lt", "le"]
+RelationKind = Literal["eq", "ne", "le"]
 SIGNS: Mapping[RelationOp, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
 _HOLDS: Mapping[str, Callable[[int], bool]] = {
     "eq": lambda difference: difference == 0,
@@ -41,17 +41,17 @@ class Readable(NamedTuple):
 
 @final
 class Relation:
-    """`lhs op rhs`, not decided by its form. `kind` and `difference` are the canonical form: `difference kind 0`."""
+    """An undecided `lhs op rhs`. `kind` and `difference` are the canonical form: `difference kind 0`."""
 
     __slots__ = ("__weakref__", "_readable", "_text", "difference", "kind")
-    kind: Literal["eq", "ne", "le"]
+    kind: RelationKind
     difference: Expr
     _readable: Readable | None
     _text: str | None
 
     @property
     def readable(self) -> Readable:
-        """The two sides, computed when somebody looks."""
+        """The two sides, computed on demand."""
         if self._readable is None:
             self._readable = _sides(self.kind, self.difference)
         return self._readable
@@ -85,7 +85,7 @@ class Relation:
         return relate(self.kind, self.difference.substitute(values))
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of `{self}` depends on a size: ask ShapeEnv.known or ShapeEnv.decide")
+        raise TypeError(f"the truth of `{self}` depends on a size: use ShapeEnv.known or ShapeEnv.decide")
 
     def __str__(self) -> str:
         if self._text is None:
@@ -94,21 +94,21 @@ class Relation:
 
     __repr__ = __str__
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return relate, (self.kind, self.difference)
 
 
-_RELATIONS: InternTable[tuple[Any, Expr], Relation] = InternTable("relation")
+_RELATIONS: InternTable[tuple[RelationKind, Expr], Relation] = InternTable("relation")
 
 
-def _make_relation(key: tuple[Literal["eq", "ne", "le"], Expr]) -> Relation:
+def _make_relation(key: tuple[RelationKind, Expr]) -> Relation:
     made = Relation()
     made.kind, made.difference = key
     made._readable = made._text = None
     return made
 
 
-def _sides(kind: Literal["eq", "ne", "le"], difference: Expr) -> Readable:
+def _sides(kind: RelationKind, difference: Expr) -> Readable:
     """The readable form: positive terms to the left, negative ones to the right."""
     body, constant = _parts(difference)
     left = from_terms(tuple(term for term in body if term[1] > 0))
@@ -122,18 +122,18 @@ def _sides(kind: Literal["eq", "ne", "le"], difference: Expr) -> Readable:
     return Readable(kind, left + constant, right) if constant > 0 else Readable(kind, left, right - constant)
 
 
-def _parts(difference: Expr) -> tuple[tuple[Term, ...], int]:
+def _parts(difference: Expr) -> tuple[Terms, int]:
     terms = difference.terms
     return (terms[:-1], terms[-1][1]) if not terms[-1][0] else (terms, 0)
 
 
-def _relation(kind: Literal["eq", "ne", "le"], difference: Int) -> Relation:
+def _relation(kind: RelationKind, difference: Int) -> Relation:
     result = relate(kind, difference)
     assert isinstance(result, Relation), "the negation of an open relation is open"
     return result
 
 
-def _relate(kind: Literal["eq", "ne", "le"], difference: Int) -> Relation | bool:
+def _relate(kind: RelationKind, difference: Int) -> Relation | bool:
     if not isinstance(difference, Expr):
         return _HOLDS[kind](difference)
     body, constant = _parts(difference)
@@ -150,10 +150,10 @@ def _relate(kind: Literal["eq", "ne", "le"], difference: Int) -> Relation | bool
     return _RELATIONS.get_or_make((kind, canonical), _make_relation)
 
 
-_RELATE: Memo[tuple[Any, Int], Relation | bool] = Memo("relate", _relate)
+_RELATE: Memo[tuple[RelationKind, Int], Relation | bool] = Memo("relate", _relate)
 
 
-def relate(kind: Literal["eq", "ne", "le"], difference: Int) -> Relation | bool:
+def relate(kind: RelationKind, difference: Int) -> Relation | bool:
     """`difference kind 0`, or its truth where the form decides it."""
     return _RELATE[kind, difference]
 

@@ -1,11 +1,10 @@
-"""Simplification that needs ranges; for sizes and for the indices of loops.
+"""Simplification that needs ranges, for sizes and for loop indices.
 
-    i in 0..7,  j in 0..63        (8*j + i)//8      =>  j
-                                  i % 8             =>  i
-                                  (64*j + i) % 128  =>  64*(j%2) + i
-    any x                         8*(x//8) + x%8    =>  x
+i in 0..7,  j in 0..63        (8*j + i)//8      =>  j
+                              i % 8             =>  i
+                              (64*j + i) % 128  =>  64*(j%2) + i
+any x                         8*(x//8) + x%8    =>  x
 
-Each rule is `floor`, `modulo` or `extremum` below; the last line above is `fold_remainders`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kiln.symbolic.ranges import BoundAnalysis
 
 
 def simplify_in_ranges(value: Int, bounds: BoundAnalysis) -> Int:
-    """`value` with every division, minimum and maximum that the ranges decide resolved."""
+    """`value` without the divisions, minima and maxima that the ranges decide."""
     if not isinstance(value, Expr) or is_polynomial_in_symbols(value):
         return value
     return fold_remainders(map_atoms(value, lambda atom: _simplify_atom(atom, bounds)))
@@ -73,11 +72,11 @@ def _drop_small_part(atom: FloorDiv | Mod, a: Int, b: int, bounds: BoundAnalysis
 
 
 def _decide_extremum(atom: Extremum, bounds: BoundAnalysis) -> Int:
-    """Arguments that another one always beats are dropped."""
+    """Drops arguments that another one always beats."""
     kept: list[Int] = []
     sign = 1 if isinstance(atom, Min) else -1
-    for place, arg in enumerate(atom.args):
-        others = kept + list(atom.args[place + 1 :])
+    for position, arg in enumerate(atom.args):
+        others = kept + list(atom.args[position + 1 :])
         if not any(bounds.is_nonnegative(sign * (arg - other)) for other in others):
             kept.append(arg)
     result = kept[0]
@@ -87,7 +86,7 @@ def _decide_extremum(atom: Extremum, bounds: BoundAnalysis) -> Int:
 
 
 def fold_remainders(value: Int) -> Int:
-    """`8*(x//8) + x%8` is `x`: remainders written as divisions where that cancels something."""
+    """`8*(x//8) + x%8` is `x`: writes remainders as divisions where that cancels terms."""
     if not isinstance(value, Expr):
         return value
     for monomial, _ in value.terms:
@@ -101,7 +100,7 @@ def fold_remainders(value: Int) -> Int:
 
 
 def expand_remainder(value: Expr, remainder: Mod) -> Int:
-    """`value` with the factor `a % b` of its terms written `a - b*(a//b)`."""
+    """`value` with `a % b` in its terms written as `a - b*(a//b)`."""
     a, b = remainder.dividend, remainder.divisor
     written = a - b * (a // b)
     result: Int = 0
@@ -114,7 +113,7 @@ def expand_remainder(value: Expr, remainder: Mod) -> Int:
 
 
 def without_remainders(value: Int) -> Int:
-    """`value` with every `%`, at any depth, written with `//`: equal values are more often one object."""
+    """`value` with every `%`, at any depth, written with `//`, so that equal values are more often one object."""
     if not isinstance(value, Expr) or is_polynomial_in_symbols(value):
         return value
 

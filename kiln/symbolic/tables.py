@@ -1,31 +1,37 @@
-"""The two kinds of table that this folder keeps at module level, and the list of them.
+"""The two kinds of table that this folder keeps at module level.
 
     ADD = Memo("add", add_terms)        ADD[s0, 3]  ->  the sum, computed once
     POLYNOMIALS = InternTable("poly")   one object per value, kept alive by its users only
 
-A memo is bounded: it forgets everything when it is full. Forgetting is unobservable, because equal
-expressions are one object through the intern tables, which hold weak references.
+A full memo is cleared. That is unobservable: equal expressions are one object through the intern tables, which hold
+weak references.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MEMO_LIMIT = 1 << 16
-TABLES: dict[str, Memo[Any, Any] | InternTable[Any, Any]] = {}
-"""Every table of this folder by its name: tests empty them, the report counts them."""
+
+
+class Table(Protocol):
+    def __len__(self) -> int: ...
+
+
+TABLES: dict[str, Table] = {}
+"""Every table of this folder by its name."""
 
 
 class Memo(dict[K, V], Generic[K, V]):
     """Results of a pure function of the key's items; `table[a, b]` is `compute(a, b)`, computed once.
 
-    `NotImplemented` (an operand of a foreign type) is handed on and not kept.
+    `NotImplemented` (an operand of a foreign type) is returned and not kept.
     """
 
     __slots__ = ("compute",)
@@ -45,13 +51,13 @@ class Memo(dict[K, V], Generic[K, V]):
 
 
 class InternTable(Generic[K, V]):
-    """One object per key for as long as somebody holds it; safe with many threads."""
+    """One object per key while anything refers to it; thread-safe."""
 
     __slots__ = ("_lock", "_objects")
 
     def __init__(self, name: str) -> None:
         self._objects: WeakValueDictionary[K, V] = WeakValueDictionary()
-        # Reentrant: a collection that starts inside may run code that builds an expression.
+        # Reentrant: garbage collection inside may run code that builds an expression.
         self._lock = threading.RLock()
         TABLES[name] = self
 

@@ -2,39 +2,49 @@
 
     2*s0*s1 + 3   is   (((s0, s1), 2), ((), 3))
 
-A polynomial is a tuple of (monomial, coefficient), a monomial a sorted tuple of atoms, the constant's
-monomial is `()`. Terms stand in graded lexicographic order, highest degree first, constant last; the order
-is compatible with multiplication, which makes the exact division below the textbook one.
-Needs of an atom: identity as equality, and `sort_key`, which depends on nothing but its text.
+A polynomial is a tuple of (monomial, coefficient), a monomial a sorted tuple of atoms; the monomial of the constant is
+`()`. Terms are in graded lexicographic order, highest degree first, constant last. The order is compatible with
+multiplication, as the exact division below requires. Atoms are compared by identity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import gcd
-from typing import Any
+from typing import Protocol, TypeVar
 
-Monomial = tuple[Any, ...]
-Term = tuple[Monomial, int]
-Terms = tuple[Term, ...]
+SortKey = tuple[int, str, int, str]
+
+
+class Sortable(Protocol):
+    """What is required of an atom: a key that depends on its text only."""
+
+    @property
+    def sort_key(self) -> SortKey: ...
+
+
+A = TypeVar("A", bound=Sortable)
+Monomial = tuple[A, ...]
+Term = tuple[Monomial[A], int]
+Terms = tuple[Term[A], ...]
 
 MAX_QUOTIENT_TERMS = 64
 
 
-def _atom_key(atom: Any) -> Any:
+def _atom_key(atom: Sortable) -> SortKey:
     return atom.sort_key
 
 
-def _term_key(term: Term) -> tuple[int, tuple[Any, ...]]:
+def _term_key(term: Term[A]) -> tuple[int, tuple[SortKey, ...]]:
     monomial = term[0]
     return -len(monomial), tuple([atom.sort_key for atom in monomial])
 
 
-def constant_terms(value: int) -> Terms:
+def constant_terms(value: int) -> Terms[A]:
     return (((), value),) if value else ()
 
 
-def collect(counts: dict[Monomial, int]) -> Terms:
+def collect(counts: dict[Monomial[A], int]) -> Terms[A]:
     """The canonical tuple of the terms `counts`."""
     kept = [term for term in counts.items() if term[1]]
     if len(kept) > 1:
@@ -42,7 +52,7 @@ def collect(counts: dict[Monomial, int]) -> Terms:
     return tuple(kept)
 
 
-def add(a: Terms, b: Terms, scale: int = 1) -> Terms:
+def add(a: Terms[A], b: Terms[A], scale: int = 1) -> Terms[A]:
     """`a + scale * b`."""
     counts = dict(a)
     for monomial, coefficient in b:
@@ -50,19 +60,19 @@ def add(a: Terms, b: Terms, scale: int = 1) -> Terms:
     return collect(counts)
 
 
-def scaled(a: Terms, factor: int) -> Terms:
+def scaled(a: Terms[A], factor: int) -> Terms[A]:
     return tuple([(monomial, coefficient * factor) for monomial, coefficient in a]) if factor else ()
 
 
-def join(a: Monomial, b: Monomial) -> Monomial:
+def join(a: Monomial[A], b: Monomial[A]) -> Monomial[A]:
     """The product of two monomials."""
     if not a or not b:
         return a or b
     return tuple(sorted(a + b, key=_atom_key))
 
 
-def multiply(a: Terms, b: Terms) -> Terms:
-    counts: dict[Monomial, int] = {}
+def multiply(a: Terms[A], b: Terms[A]) -> Terms[A]:
+    counts: dict[Monomial[A], int] = {}
     for left, k in a:
         for right, n in b:
             monomial = join(left, right)
@@ -70,7 +80,7 @@ def multiply(a: Terms, b: Terms) -> Terms:
     return collect(counts)
 
 
-def cofactor(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+def cofactor(monomial: Monomial[A], divisor: Monomial[A]) -> Monomial[A] | None:
     """`monomial / divisor`, or None where it does not divide."""
     rest = list(monomial)
     for atom in divisor:
@@ -80,9 +90,9 @@ def cofactor(monomial: Monomial, divisor: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def common_monomial(terms: Iterable[Term]) -> Monomial:
+def common_monomial(terms: Iterable[Term[A]]) -> Monomial[A]:
     """The largest monomial that divides every term."""
-    common: list[Any] | None = None
+    common: list[A] | None = None
     for monomial, _ in terms:
         if common is None:
             common = list(monomial)
@@ -96,14 +106,14 @@ def common_monomial(terms: Iterable[Term]) -> Monomial:
     return tuple(common or ())
 
 
-def content(terms: Iterable[Term]) -> int:
+def content(terms: Iterable[Term[A]]) -> int:
     """The greatest common divisor of the coefficients."""
     return gcd(*(coefficient for _, coefficient in terms))
 
 
-def divide_all(terms: Terms, monomial: Monomial, factor: int) -> Terms:
+def divide_all(terms: Terms[A], monomial: Monomial[A], factor: int) -> Terms[A]:
     """`terms / (factor * monomial)`, which must divide every term."""
-    counts: dict[Monomial, int] = {}
+    counts: dict[Monomial[A], int] = {}
     for left, coefficient in terms:
         rest = cofactor(left, monomial)
         if rest is None or coefficient % factor:
@@ -112,15 +122,15 @@ def divide_all(terms: Terms, monomial: Monomial, factor: int) -> Terms:
     return collect(counts)
 
 
-def split_multiples(terms: Terms, divisor: Term) -> tuple[Terms, Terms]:
+def split_multiples(terms: Terms[A], divisor: Term[A]) -> tuple[Terms[A], Terms[A]]:
     """`(quotient, rest)` with `terms = quotient * divisor + rest`, term by term.
 
     For a constant divisor c each coefficient keeps the rest of the division towards zero, the constant the
     one in `0 .. |c|-1`, so that `(s0 + 9)//8` and `1 + (s0 + 1)//8` meet.
     """
     by, factor = divisor
-    whole: dict[Monomial, int] = {}
-    rest: dict[Monomial, int] = {}
+    whole: dict[Monomial[A], int] = {}
+    rest: dict[Monomial[A], int] = {}
     for monomial, coefficient in terms:
         left = cofactor(monomial, by)
         if left is None:
@@ -137,10 +147,10 @@ def split_multiples(terms: Terms, divisor: Term) -> tuple[Terms, Terms]:
     return collect(whole), collect(rest)
 
 
-def exact_quotient(terms: Terms, divisor: Terms) -> Terms | None:
+def exact_quotient(terms: Terms[A], divisor: Terms[A]) -> Terms[A] | None:
     """`terms / divisor` when the division of polynomials leaves nothing, else None."""
     lead, factor = divisor[0]
-    quotient: Terms = ()
+    quotient: Terms[A] = ()
     for _ in range(MAX_QUOTIENT_TERMS):
         if not terms:
             return quotient
@@ -148,7 +158,7 @@ def exact_quotient(terms: Terms, divisor: Terms) -> Terms | None:
         rest = cofactor(monomial, lead)
         if rest is None or coefficient % factor:
             return None
-        step: Terms = ((rest, coefficient // factor),)
+        step: Terms[A] = ((rest, coefficient // factor),)
         quotient = add(quotient, step)
         terms = add(terms, multiply(step, divisor), -1)
     return None

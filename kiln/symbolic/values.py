@@ -1,10 +1,10 @@
-"""What a `SymNode` can hold beside integers: truths and real numbers that depend on sizes.
+"""What a `SymNode` holds besides integers: truths and real numbers that depend on sizes.
 
     s0 == s1 or s0 == 1       AnyOf((s0 == s1, s0 == 1))
     float(s0) / 2             Real("truediv", (Real("float", (s0,)), 2.0))
 
-Truths are decided part by part, the parts that cost no guard first. Real numbers stay symbolic while they are
-only computed with; a comparison that integers cannot express specialises the sizes in it.
+Truths are decided part by part, parts that cost no guard first. Real numbers stay symbolic through arithmetic; a
+comparison that integers cannot express specialises the sizes in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from kiln.support.location import Location
 from kiln.symbolic.env import ShapeEnv
@@ -49,7 +49,7 @@ Truth = bool | Relation | AllOf | AnyOf
 @final
 @dataclass(eq=False, slots=True)
 class Given:
-    """A real number that the caller passes. `asked`: the program depends on its value, so that it is guarded."""
+    """A float argument of the caller. `asked`: the program depends on its value, so it is guarded."""
 
     name: str
     number: float
@@ -71,7 +71,7 @@ class Real:
         return f"{self.op}({', '.join(map(str, self.args))})"
 
     def givens(self) -> Iterator[Given]:
-        """The numbers of the caller in it."""
+        """The floats of the caller in it."""
         for arg in self.args:
             if isinstance(arg, Given):
                 yield arg
@@ -103,7 +103,7 @@ REAL_OPS: Mapping[str, Callable[..., float]] = {
 
 
 def all_of(*parts: Truth) -> Truth:
-    """The conjunction; a bool where that is settled."""
+    """The conjunction; a bool where the parts decide it."""
     if any(part is False for part in parts):
         return False
     kept = tuple(dict.fromkeys(part for part in parts if part is not True))
@@ -111,7 +111,7 @@ def all_of(*parts: Truth) -> Truth:
 
 
 def any_of(*parts: Truth) -> Truth:
-    """The disjunction; a bool where that is settled."""
+    """The disjunction; a bool where the parts decide it."""
     if any(part is True for part in parts):
         return True
     kept = tuple(dict.fromkeys(part for part in parts if part is not False))
@@ -154,7 +154,7 @@ def hinted_truth(env: ShapeEnv, truth: Truth) -> bool:
     if isinstance(truth, AnyOf):
         return any(hinted_truth(env, part) for part in truth.parts)
     if isinstance(truth, Relation):
-        return truth.evaluate({one: env.hint(one) for one in truth.free_symbols()})
+        return truth.evaluate({symbol: env.hint(symbol) for symbol in truth.free_symbols()})
     return truth
 
 
@@ -177,7 +177,7 @@ def decide_truth(env: ShapeEnv, truth: Truth, where: Location | None) -> bool:
 
 
 def assume_truth(env: ShapeEnv, truth: Truth, where: Location | None) -> None:
-    """A truth checked when the compiled code runs; a disjunction is decided, for want of a check of that form."""
+    """A truth that the compiled code checks; a disjunction is decided instead, since no check has that form."""
     if isinstance(truth, AllOf):
         for part in truth.parts:
             assume_truth(env, part, where)
@@ -198,7 +198,7 @@ def real(op: str, *args: Int | float | Real) -> float | Real:
 
 
 def as_integer(value: Value | Given) -> Int | None:
-    """The integer that `value` is for certain, as a float or not; None for any other."""
+    """The integer that `value` certainly is, as an int or a float; else None."""
     if isinstance(value, Real):
         only = value.args[0]
         return only if value.op == "float" and isinstance(only, int | Expr) else None
@@ -208,7 +208,7 @@ def as_integer(value: Value | Given) -> Int | None:
 
 
 def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Location | None) -> float:
-    """The number of `value`; the sizes in it become part of the guards."""
+    """The number of `value`; guards fix the sizes in it."""
     if isinstance(value, Expr):
         return env.specialise(value, where)
     if isinstance(value, Real):
@@ -229,7 +229,9 @@ def hinted_real(env: ShapeEnv, value: Int | float | Real | Given) -> float:
     return env.hint(value) if isinstance(value, Expr) else value
 
 
-def round_to_integer(env: ShapeEnv, value: Any, rounding: Callable[[float], int], where: Location | None) -> Int:
+def round_to_integer(
+    env: ShapeEnv, value: Int | float | Real, rounding: Callable[[float], int], where: Location | None
+) -> Int:
     """`rounding(value)`; quotients of integers stay symbolic under `math.floor` and `math.ceil`."""
     if (integer := as_integer(value)) is not None:
         return integer
@@ -243,7 +245,7 @@ def round_to_integer(env: ShapeEnv, value: Any, rounding: Callable[[float], int]
     return rounding(specialise_real(env, value, where))
 
 
-COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[Any, Any], bool]]] = {
+COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[float, float], bool]]] = {
     "eq": (rel_eq, operator.eq),
     "ne": (rel_ne, operator.ne),
     "lt": (rel_lt, operator.lt),
@@ -261,5 +263,5 @@ def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) 
     if left is not None and right is not None:
         return relation(left, right)
     if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
-        raise TypeError(f"a truth and a number are compared: {a} {op} {b}")
+        raise TypeError(f"cannot compare a truth with a number: {a} {op} {b}")
     return plain(specialise_real(env, a, where), specialise_real(env, b, where))

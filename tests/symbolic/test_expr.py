@@ -88,7 +88,7 @@ def test_copies_are_the_object_itself() -> None:
 
 
 def test_truth_is_refused() -> None:
-    with pytest.raises(TypeError, match="ask ShapeEnv"):
+    with pytest.raises(TypeError, match="use ShapeEnv"):
         bool(symbol("s0"))
 
 

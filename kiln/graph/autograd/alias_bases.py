@@ -10,8 +10,8 @@ Needs: a recorder whose trace was finished a moment ago.
 
 from __future__ import annotations
 
+from kiln.graph.prims.meta import has_repeated_elements
 from kiln.graph.trace import FakeTensor, Recorder, Trace
-from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.storage_view import root_of
 
 
@@ -35,4 +35,4 @@ def with_alias_bases(recorder: Recorder, trace: Trace) -> tuple[Trace, int]:
 def holds_all(fake: FakeTensor) -> bool:
     """Does this tensor reach every element of its memory?"""
     view = fake.storage_view
-    return view.spec.numel() == root_of(view.storage).spec.numel() and not repeats(view.spec)
+    return view.spec.numel() == root_of(view.storage).spec.numel() and not has_repeated_elements(view.spec)

@@ -108,8 +108,7 @@ def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor
     known = tuple([recorder.env.simplify(size) for size in spec.sizes])
     if spec.with_view(known, spec.strides, 0).is_contiguous():
         spec = spec.with_sizes(spec.sizes)
-    number = {"index": index, "name": f"tangent_{index}"}
-    return recorder.fake_of(Node(PRIMS["input"], (), number, spec))
+    return recorder.fake_of(Node(PRIMS["input"], (), {"index": index, "name": f"tangent_{index}"}, spec))
 
 
 def _assemble(

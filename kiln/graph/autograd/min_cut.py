@@ -23,7 +23,7 @@ from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import has_effect
+from kiln.graph.ir.rewrite import computed_from, has_effect, needed_by
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -48,12 +48,12 @@ class Sides:
         graph = joint.graph
         self.primals = graph.inputs[: joint.num_forward_inputs]
         self.tangents = graph.inputs[joint.num_forward_inputs :]
-        self.backward = _closure_down(graph.nodes, self.tangents)
+        self.backward = computed_from(graph.nodes, self.tangents)
         self.gradients = [output.value for output in graph.outputs[joint.num_forward_outputs :]]
         roots = [output.value for output in joint.forward_outputs] + [write.value for write in graph.writes]
         self.effects = [node for node in graph.nodes if has_effect(node) and node not in self.backward]
         self.forward_roots = roots
-        self.forward = _closure_up(graph.nodes, [*roots, *self.effects])
+        self.forward = needed_by(graph.nodes, [*roots, *self.effects])
         self.needed = self._crossing(graph.nodes)
         self.nodes = graph.nodes
         self.recomputed = self._recomputed()
@@ -107,24 +107,6 @@ def is_derivative(node: Node) -> bool:
 def region_of(node: Node) -> int:
     """The checkpoint region it was recorded in."""
     return node.origin.region if node.origin is not None else 0
-
-
-def _closure_down(nodes: Iterable[Node], start: Iterable[Node]) -> set[Node]:
-    """`start` and everything computed from it."""
-    found = set(start)
-    for node in nodes:
-        if not found.isdisjoint(node.inputs):
-            found.add(node)
-    return found
-
-
-def _closure_up(nodes: list[Node], start: Iterable[Node]) -> set[Node]:
-    """`start` and everything it is computed from."""
-    found = set(start)
-    for node in reversed(nodes):
-        if node in found:
-            found.update(node.inputs)
-    return found
 
 
 def values_to_save(sides: Sides, env: ShapeEnv | None) -> set[Node]:

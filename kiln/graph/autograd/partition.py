@@ -13,20 +13,20 @@ that the forward writes to is saved as a copy. Symbols that no tensor of the bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import cut_out, with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import nodes_between, symbols_of, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
-from kiln.symbolic import Expr, ShapeEnv, Symbol
+from kiln.symbolic import ShapeEnv, Symbol
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 SavedValue = SavedTensor | SymbolBinding
@@ -137,7 +137,7 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
             outputs.append(Output(node))
         places.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
-    nodes = cut_out(joint.graph.nodes, inputs, needed)
+    nodes = nodes_between(joint.graph.nodes, inputs, needed)
     graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward")
     return graph, places
 
@@ -153,7 +153,7 @@ def copy_of(node: Node) -> Node:
 def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
     """The backward on the kept values, and the symbols that it needs as numbers."""
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
-    nodes = late_recomputation(cut_out(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
+    nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
     names = _InputList()
     place: dict[Node, Node] = {}
     for number, node in enumerate(kept):
@@ -256,28 +256,13 @@ def may_have_symbols(env: ShapeEnv | None) -> bool:
     return env is None or bool(env.symbols())
 
 
-def _missing_symbols(nodes: Iterable[Node], inputs: Iterable[Node]) -> list[Symbol]:
+def _missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
     """Symbols in `nodes` that are not themselves a size or a stride of an input."""
-    told: set[Symbol] = set()
-    used: dict[Symbol, None] = {}
-    for node in inputs:
-        if isinstance(spec := node.spec, TensorSpec):
-            told.update(one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol))
-        used.update(dict.fromkeys(_symbols_of(node.spec)))
-    for node in nodes:
-        used.update(dict.fromkeys(_symbols_of(node.spec)))
-        for value in node.attrs.values():
-            used.update(dict.fromkeys(_symbols_of(value)))
-    return sorted((symbol for symbol in used if symbol not in told), key=lambda symbol: symbol.sort_key)
-
-
-def _symbols_of(value: Any) -> Iterator[Symbol]:
-    if isinstance(value, Expr):
-        yield from value.free_symbols()
-    elif isinstance(value, tuple):
-        for one in value:
-            yield from _symbols_of(one)
-    elif isinstance(value, TensorSpec):
-        yield from _symbols_of((value.sizes, value.strides, value.offset))
-    elif isinstance(value, ScalarSpec):
-        yield from _symbols_of(value.value)
+    bound = {
+        size
+        for node in inputs
+        if isinstance(spec := node.spec, TensorSpec)
+        for size in (*spec.sizes, *spec.strides)
+        if isinstance(size, Symbol)
+    }
+    return sorted(symbols_of([*inputs, *nodes]) - bound, key=lambda symbol: symbol.sort_key)

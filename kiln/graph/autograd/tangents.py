@@ -20,7 +20,7 @@ from kiln.graph.autograd.partition import gradient_outputs
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import computed_from, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -32,19 +32,11 @@ def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozen
     if all(given):
         return graph, frozenset()
     tangents = graph.inputs[len(graph.inputs) - len(given) :]
-    missing = [one for one, there in zip(tangents, given, strict=True) if not there]
-    zero = depending_on(graph, tangents) - depending_on(graph, [one for one in tangents if one not in missing])
+    present = [tangent for tangent, here in zip(tangents, given, strict=True) if here]
+    missing = [tangent for tangent in tangents if tangent not in present]
+    zero = computed_from(graph.nodes, tangents) - computed_from(graph.nodes, present)
     absent = frozenset(number for number, output in enumerate(graph.outputs) if output.value in zero)
     return _Cut(graph, missing, zero).graph(len(graph.inputs) - len(given)), absent
-
-
-def depending_on(graph: Graph, roots: Sequence[Node]) -> set[Node]:
-    """`roots` and everything computed from them."""
-    found = set(roots)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.add(node)
-    return found
 
 
 @final

@@ -3,50 +3,55 @@
     fma(x, y, z)   =>   _to_copy(add(mul(_to_copy(x, f64), _to_copy(y, f64)), _to_copy(z, f64)), f32)
 
 A rule is `rule(call, *inputs, **attrs)`; `call(name, *args, **kwargs)` runs the overload on real tensors
-(`interpret.py`) or makes an fx node (`fx_view.py`), so that one table serves both. `call.spec` is the
-predicted result. A rule that is only an overload with the inputs in order is its name.
-Ops without a cell are handled where graphs are walked: inputs, items, library ops, nested graphs.
+(`interpret.py`) or makes an fx node (`fx_view.py`), so both share this table. `call.spec` is the predicted result.
+Ops without a rule are handled where graphs are walked: inputs, items, library ops, nested graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind
+from kiln.graph.prims.table import Column, Kind
 from kiln.tensor.dtypes import extremes
 from kiln.tensor.spec import TensorSpec
 
+V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
+"""What stands for a tensor: a real one, an fx node."""
+Sizes = Sequence[object]
 
-class AtenCaller(Protocol):
-    """Runs (or records) one ATen overload, named without `aten.`."""
+
+class AtenCaller(Protocol[V_co]):
+    """Runs (or records) an ATen overload, named without `aten.`."""
 
     @property
     def spec(self) -> TensorSpec: ...
 
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, name: str, *args: object, **kwargs: object) -> V_co: ...
 
 
-AtenRule = Callable[..., Any]
+AtenRule = Callable[..., object]
 
-ATEN_RULES = PRIMS.column(
-    "aten", required=frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER})
+ATEN_RULES: Column[AtenRule] = PRIMS.column(
+    "aten",
+    required=frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER}),
 )
 rule = ATEN_RULES
 
 WALKED = frozenset(
     {"input", "constant_tensor", "item", "aten", "opaque", "cond", "while_loop", "region", "scalar_tensor"}
 )
-"""Ops that a walker handles itself."""
+"""Ops that each walker handles itself."""
 
 
 def overload(name: str) -> AtenRule:
-    """The rule that calls one overload with the inputs in order."""
+    """The rule that calls this overload with the inputs in order."""
 
-    def run(call: AtenCaller, *inputs: Any) -> Any:
+    def run(call: AtenCaller[V], *inputs: V) -> V:
         return call(name, *inputs)
 
     return run
@@ -77,27 +82,27 @@ for _name, _target in {
 
 
 @rule("trunc_div")
-def trunc_div(call: AtenCaller, x: Any, y: Any) -> Any:
+def trunc_div(call: AtenCaller[V], x: V, y: V) -> V:
     return call("div.Tensor_mode", x, y, rounding_mode="trunc")
 
 
 @rule("fma")
-def fma(call: AtenCaller, x: Any, y: Any, z: Any) -> Any:
+def fma(call: AtenCaller[V], x: V, y: V, z: V) -> V:
     dtype = call.spec.dtype
     if dtype.itemsize > 4:
         return call("addcmul.default", z, x, y)
     # The product of two numbers of up to 32 bits is exact in 64.
-    x, y, z = (call("_to_copy.default", one, dtype=torch.float64) for one in (x, y, z))
+    x, y, z = (call("_to_copy.default", operand, dtype=torch.float64) for operand in (x, y, z))
     return call("_to_copy.default", call("add.Tensor", call("mul.Tensor", x, y), z), dtype=dtype)
 
 
 @rule("convert")
-def convert(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
+def convert(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
     return call("_to_copy.default", x, dtype=dtype)
 
 
 @rule("bitcast")
-def bitcast(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
+def bitcast(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
     return call("clone.default", call("view.dtype", x, dtype))
 
 
@@ -105,22 +110,22 @@ def bitcast(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
 
 
 @rule("sum")
-def sum_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def sum_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("sum.dim_IntList", x, axes, dtype=call.spec.dtype) if axes else x
 
 
 @rule("amax")
-def amax(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def amax(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return extreme(call, "amax.default", x, axes)
 
 
 @rule("amin")
-def amin(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def amin(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return extreme(call, "amin.default", x, axes)
 
 
-def extreme(call: AtenCaller, name: str, x: Any, axes: tuple[int, ...]) -> Any:
-    """Of rows without elements, which ATen refuses, it is where the search for one begins."""
+def extreme(call: AtenCaller[V], name: str, x: V, axes: tuple[int, ...]) -> V:
+    """For rows without elements, which ATen refuses: the neutral element."""
     if not axes:
         return x
     if not isinstance(x, torch.Tensor) or all(x.shape[axis] for axis in axes):
@@ -131,49 +136,49 @@ def extreme(call: AtenCaller, name: str, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 @rule("any")
-def any_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def any_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("any.dims", x, axes) if axes else x
 
 
 @rule("all")
-def all_(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def all_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("all.dims", x, axes) if axes else x
 
 
 @rule("prod")
-def prod(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def prod(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     for axis in reversed(axes):
         x = call("prod.dim_int", x, axis, dtype=call.spec.dtype)
     return x
 
 
 @rule("argmax")
-def argmax(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def argmax(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("argmax.default", x, axes[0])
 
 
 @rule("argmin")
-def argmin(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def argmin(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("argmin.default", x, axes[0])
 
 
 @rule("cumsum")
-def cumsum(call: AtenCaller, x: Any, *, axis: int) -> Any:
+def cumsum(call: AtenCaller[V], x: V, *, axis: int) -> V:
     return call("cumsum.default", x, axis, dtype=call.spec.dtype)
 
 
 @rule("cumprod")
-def cumprod(call: AtenCaller, x: Any, *, axis: int) -> Any:
+def cumprod(call: AtenCaller[V], x: V, *, axis: int) -> V:
     return call("cumprod.default", x, axis, dtype=call.spec.dtype)
 
 
 @rule("cummax")
-def cummax(call: AtenCaller, x: Any, *, axis: int) -> Any:
+def cummax(call: AtenCaller[V], x: V, *, axis: int) -> V:
     return call("getitem", call("cummax.default", x, axis), 0)
 
 
 @rule("cummin")
-def cummin(call: AtenCaller, x: Any, *, axis: int) -> Any:
+def cummin(call: AtenCaller[V], x: V, *, axis: int) -> V:
     return call("getitem", call("cummin.default", x, axis), 0)
 
 
@@ -181,65 +186,65 @@ def cummin(call: AtenCaller, x: Any, *, axis: int) -> Any:
 
 
 @rule("expand")
-def expand(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
+def expand(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
     return call("expand.default", x, sizes)
 
 
 @rule("permute")
-def permute(call: AtenCaller, x: Any, *, dims: tuple[int, ...]) -> Any:
+def permute(call: AtenCaller[V], x: V, *, dims: tuple[int, ...]) -> V:
     return call("permute.default", x, dims)
 
 
 @rule("view")
-def view(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
+def view(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
     return call("view.default", x, sizes)
 
 
 @rule("unsqueeze")
-def unsqueeze(call: AtenCaller, x: Any, *, axis: int) -> Any:
+def unsqueeze(call: AtenCaller[V], x: V, *, axis: int) -> V:
     return call("unsqueeze.default", x, axis)
 
 
 @rule("squeeze")
-def squeeze(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def squeeze(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("squeeze.dims", x, axes)
 
 
 @rule("slice")
-def slice_(call: AtenCaller, x: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
+def slice_(call: AtenCaller[V], x: V, *, axis: int, start: object, stop: object, step: object) -> V:
     return call("slice.Tensor", x, axis, start, stop, step)
 
 
 @rule("select")
-def select(call: AtenCaller, x: Any, *, axis: int, index: Any) -> Any:
+def select(call: AtenCaller[V], x: V, *, axis: int, index: V) -> V:
     return call("select.int", x, axis, index)
 
 
 @rule("diagonal")
-def diagonal(call: AtenCaller, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+def diagonal(call: AtenCaller[V], x: V, *, offset: int, axis1: int, axis2: int) -> V:
     return call("diagonal.default", x, offset, axis1, axis2)
 
 
 @rule("unfold")
-def unfold(call: AtenCaller, x: Any, *, axis: int, size: Any, step: Any) -> Any:
+def unfold(call: AtenCaller[V], x: V, *, axis: int, size: object, step: object) -> V:
     return call("unfold.default", x, axis, size, step)
 
 
 @rule("as_strided")
-def as_strided(call: AtenCaller, x: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
+def as_strided(call: AtenCaller[V], x: V, *, sizes: Sizes, strides: object, offset: object) -> V:
     return call("as_strided.default", x, sizes, strides, offset)
 
 
 @rule("view_dtype")
-def view_dtype(call: AtenCaller, x: Any, *, dtype: torch.dtype) -> Any:
+def view_dtype(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
     return call("view.dtype", x, dtype)
 
 
-# Moves and scatters.
+# Data movement and scatters.
 
 
 @rule("clone")
-def clone(call: AtenCaller, x: Any, *, strides: Any) -> Any:
+def clone(call: AtenCaller[V], x: V, *, strides: object) -> V:
     if strides is None:
         return call("clone.default", x, memory_format=torch.contiguous_format)
     spec = call.spec
@@ -248,73 +253,71 @@ def clone(call: AtenCaller, x: Any, *, strides: Any) -> Any:
 
 
 @rule("reshape")
-def reshape(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
+def reshape(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
     return call("_unsafe_view.default", call("clone.default", x, memory_format=torch.contiguous_format), sizes)
 
 
 @rule("cat")
-def cat(call: AtenCaller, *inputs: Any, axis: int) -> Any:
+def cat(call: AtenCaller[V], *inputs: V, axis: int) -> V:
     return call("cat.default", list(inputs), axis)
 
 
 @rule("flip")
-def flip(call: AtenCaller, x: Any, *, axes: tuple[int, ...]) -> Any:
+def flip(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("flip.default", x, axes)
 
 
 @rule("pad")
-def pad(call: AtenCaller, x: Any, value: Any, *, low: Any, high: Any) -> Any:
-    """Pads with 0, then puts the value, which is a tensor, where a padded mask of ones is 0."""
+def pad(call: AtenCaller[V], x: V, value: V, *, low: Sizes, high: Sizes) -> V:
+    """Pads with 0, then selects the value, a tensor, where a mask of ones padded with 0 is 0."""
     amounts = [amount for pair in zip(reversed(low), reversed(high), strict=True) for amount in pair]
     inside = call("constant_pad_nd.default", call("ones_like.default", x, dtype=torch.bool), amounts, 0)
     return call("where.self", inside, call("constant_pad_nd.default", x, amounts, 0), value)
 
 
 @rule("gather")
-def gather(call: AtenCaller, x: Any, index: Any, *, axis: int) -> Any:
+def gather(call: AtenCaller[V], x: V, index: V, *, axis: int) -> V:
     return call("gather.default", x, axis, index)
 
 
-def index_list(axes: tuple[int, ...], indices: tuple[Any, ...]) -> list[Any]:
+def index_list(axes: tuple[int, ...], indices: tuple[V, ...]) -> list[V | None]:
     """Indices at their axes, None between."""
-    places: list[Any] = [None] * (axes[-1] + 1)
-    for axis, one in zip(axes, indices, strict=True):
-        places[axis] = one
-    return places
+    found = dict(zip(axes, indices, strict=True))
+    return [found.get(axis) for axis in range(axes[-1] + 1)]
 
 
 @rule("index")
-def index(call: AtenCaller, x: Any, *indices: Any, axes: tuple[int, ...]) -> Any:
+def index(call: AtenCaller[V], x: V, *indices: V, axes: tuple[int, ...]) -> V:
     return call("index.Tensor", x, index_list(axes, indices))
 
 
 @rule("index_put")
-def index_put(call: AtenCaller, x: Any, *others: Any, axes: tuple[int, ...], accumulate: bool) -> Any:
+def index_put(call: AtenCaller[V], x: V, *others: V, axes: tuple[int, ...], accumulate: bool) -> V:
     return call("index_put.default", x, index_list(axes, others[:-1]), others[-1], accumulate)
 
 
 @rule("select_scatter")
-def select_scatter(call: AtenCaller, x: Any, y: Any, *, axis: int, index: Any) -> Any:
+def select_scatter(call: AtenCaller[V], x: V, y: V, *, axis: int, index: V) -> V:
     return call("select_scatter.default", x, y, axis, index)
 
 
 @rule("slice_scatter")
-def slice_scatter(call: AtenCaller, x: Any, y: Any, *, axis: int, start: Any, stop: Any, step: Any) -> Any:
+def slice_scatter(call: AtenCaller[V], x: V, y: V, *, axis: int, start: object, stop: object, step: object) -> V:
     return call("slice_scatter.default", x, y, axis, start, stop, step)
 
 
 @rule("diagonal_scatter")
-def diagonal_scatter(call: AtenCaller, x: Any, y: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+def diagonal_scatter(call: AtenCaller[V], x: V, y: V, *, offset: int, axis1: int, axis2: int) -> V:
     return call("diagonal_scatter.default", x, y, offset, axis1, axis2)
 
 
 @rule("as_strided_scatter")
-def as_strided_scatter(call: AtenCaller, x: Any, y: Any, *, sizes: Any, strides: Any, offset: Any) -> Any:
+def as_strided_scatter(call: AtenCaller[V], x: V, y: V, *, sizes: Sizes, strides: object, offset: object) -> V:
     return call("as_strided_scatter.default", x, y, sizes, strides, offset)
 
 
 @rule("scatter")
-def scatter(call: AtenCaller, x: Any, index: Any, src: Any, *, axis: int, reduce: str | None) -> Any:
+def scatter(call: AtenCaller[V], x: V, index: V, src: V, *, axis: int, reduce: str | None) -> V:
     if reduce is None:
         return call("scatter.src", x, axis, index, src)
     if reduce == "sum":
@@ -326,55 +329,63 @@ def scatter(call: AtenCaller, x: Any, index: Any, src: Any, *, axis: int, reduce
 
 
 @rule("constant")
-def constant(call: AtenCaller, *, value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def constant(call: AtenCaller[V], *, value: V, dtype: torch.dtype, device: torch.device) -> V:
     return call("full.default", [], value, dtype=dtype, device=device)
 
 
 @rule("full")
-def full(call: AtenCaller, x: Any, *, sizes: Any) -> Any:
+def full(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
     return call("clone.default", call("expand.default", x, sizes), memory_format=torch.contiguous_format)
 
 
 @rule("iota")
-def iota(call: AtenCaller, *, length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    whole = torch.int64 if not dtype.is_floating_point else torch.float64
-    counted = call("arange.default", length, dtype=whole, device=device)
+def iota(
+    call: AtenCaller[V], *, length: object, start: object, step: object, dtype: torch.dtype, device: torch.device
+) -> V:
+    counter = torch.int64 if not dtype.is_floating_point else torch.float64
+    counted = call("arange.default", length, dtype=counter, device=device)
     scaled = call("add.Scalar", call("mul.Scalar", counted, step), start)
     return call("_to_copy.default", scaled, dtype=dtype)
 
 
 @rule("empty")
-def empty(call: AtenCaller, *, sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def empty(call: AtenCaller[V], *, sizes: Sizes, strides: object, dtype: torch.dtype, device: torch.device) -> V:
     return call("zeros.default", sizes, dtype=dtype, device=device)
 
 
 # fmt: off
-DISTRIBUTIONS: dict[str, AtenRule] = {
-    "uniform":     lambda call, x, low, high: call("uniform.default", x, low, high),
-    "normal":      lambda call, x, mean, std: call("normal_functional.default", x, mean, std),
-    "bernoulli":   lambda call, x, p: call("bernoulli.p", x, p),
-    "randint":     lambda call, x, low, high: call("random.from", x, low, high),
-    "exponential": lambda call, x, rate: call("exponential.default", x, rate),
+DISTRIBUTIONS = {
+    "uniform":     "uniform.default",
+    "normal":      "normal_functional.default",
+    "bernoulli":   "bernoulli.p",
+    "randint":     "random.from",
+    "exponential": "exponential.default",
 }
 # fmt: on
 
 
 @rule("random")
 def random(
-    call: AtenCaller, *inputs: Any, distribution: str, params: Any, sizes: Any, dtype: torch.dtype, device: torch.device
-) -> Any:
-    """Draws from torch's default generator; a Bernoulli probability may be a tensor."""
+    call: AtenCaller[V],
+    *inputs: V,
+    distribution: str,
+    params: tuple[object, ...],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> V:
+    """From torch's default generator; Bernoulli probabilities may be a tensor."""
     if inputs:
         return call("_to_copy.default", call("bernoulli.default", inputs[0]), dtype=dtype)
-    return DISTRIBUTIONS[distribution](call, call("empty.memory_format", sizes, dtype=dtype, device=device), *params)
+    return call(DISTRIBUTIONS[distribution], call("empty.memory_format", sizes, dtype=dtype, device=device), *params)
 
 
 @rule("assert")
-def assert_(call: AtenCaller, x: Any, *, message: str) -> Any:
+def assert_(call: AtenCaller[V], x: V, *, message: str) -> tuple[()]:
     call("_assert_async.msg", x, message)
     return ()
 
 
 @rule("local_scalar")
-def local_scalar(call: AtenCaller, x: Any, *, kind: object, checks: object) -> Any:
+def local_scalar(call: AtenCaller[V], x: V, *, kind: object, checks: object) -> V:
     return call("_local_scalar_dense.default", x)

@@ -1,6 +1,6 @@
 """Errors of the graph IR.
 
-A malformed text    =>  KILN2301: line 3 of the graph text: no value is called %7
+A malformed text    =>  KILN2301: line 3 of the graph text cannot be read: there is no value %7
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kiln.support.errors import KilnError
 
 
 class GraphSyntaxError(KilnError):
-    """A graph text that cannot be read."""
+    """Malformed graph text."""
 
     code = "KILN2301"
     what = "line {line} of the graph text cannot be read"
@@ -18,27 +18,27 @@ class GraphSyntaxError(KilnError):
 
 
 class InvalidGraph(KilnError):
-    """A graph that breaks a rule of the verifier."""
+    """A graph that violates a rule of the verifier."""
 
     code = "KILN2302"
-    what = "the graph is not valid after `{after}`"
+    what = "the graph is invalid after `{after}`"
     why = "{rule}: {problem}\n{excerpt}"
     try_ = ("set KILN_DUMP to a folder and compare the texts before and after the pass",)
 
 
 class WrongPrediction(KilnError):
-    """An op gave another result than its spec says."""
+    """The result of an op differs from its spec."""
 
     code = "KILN2303"
-    what = "`{op}` gave {actual} where {expected} was predicted"
+    what = "`{op}` returned {actual}, predicted was {expected}"
     why = "its shape rule and its kernel disagree"
     try_ = ("report the op with its inputs",)
 
 
 class NoFxForm(KilnError):
-    """An op that `torch.fx` has no node for."""
+    """An op without a counterpart in `torch.fx`."""
 
     code = "KILN2304"
-    what = "`{op}` has no form as a torch.fx node"
-    why = "torch.fx has no branches and loops of graphs"
-    try_ = ("use a backend that takes Kiln's graphs",)
+    what = "`{op}` cannot be expressed as a torch.fx node"
+    why = "torch.fx graphs have no branches or loops"
+    try_ = ("use a backend that accepts Kiln's graphs",)

@@ -1,16 +1,15 @@
-"""A hash of what a graph computes, independent of names and of where it came from.
+"""A hash of what a graph computes, independent of names and origins.
 
     fingerprint(graph)      equal for graphs of equal text up to names of inputs and origins
-    block_key(nodes)        equal for runs of nodes that compute the same from their own outside values
+    block_key(nodes)        equal for runs of nodes that compute the same from their own external values
 
-Values are numbered by first use, so equal blocks of a model (layers) have equal keys wherever they stand.
+Values are numbered by first use, so equal blocks (layers) of a model have equal keys.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
@@ -31,26 +30,22 @@ def fingerprint(graph: Graph) -> str:
 
 
 def block_key(nodes: Sequence[Node]) -> str:
-    """The hash of a run of nodes; values from outside are numbered by first use, with their specs."""
+    """The hash of a run of nodes; external values are numbered by first use, with their specs."""
     return _digest(_node_parts(nodes, {}))
 
 
 def _node_parts(nodes: Sequence[Node], numbers: dict[Node, str]) -> list[str]:
     parts: list[str] = []
     for node in nodes:
-        for one in node.inputs:
-            if one not in numbers:
-                numbers[one] = f"{len(numbers)}:{spec_text(one.spec)}"
+        for value in node.inputs:
+            if value not in numbers:
+                numbers[value] = f"{len(numbers)}:{spec_text(value.spec)}"
         nested: list[Graph] = []
-        inputs = [numbers[one] for one in node.inputs]
-        attrs = value_text(_as_tuple(node.attrs.items()), inputs, nested) if node.attrs else ""
+        inputs = [numbers[value] for value in node.inputs]
+        attrs = value_text(tuple(node.attrs.items()), inputs, nested) if node.attrs else ""
         parts += [node.op.name, spec_text(node.spec), *inputs, attrs, *map(fingerprint, nested)]
         numbers[node] = str(len(numbers))
     return parts
-
-
-def _as_tuple(items: Any) -> tuple[Any, ...]:
-    return tuple([(key, value) for key, value in items])
 
 
 def _digest(parts: list[str]) -> str:

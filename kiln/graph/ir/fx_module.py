@@ -1,21 +1,20 @@
-"""A `torch.fx.GraphModule` that leaves nothing behind when it dies.
+"""A `torch.fx.GraphModule` whose generated source is freed with it.
 
-torch.fx keeps the source text of every module it generated, in its loader and in `linecache`, as long as the process
-runs: about a kilobyte per graph. The text goes with the module here.
+torch.fx keeps the source text of each generated module in its loader and in `linecache` for the life of the process:
+about a kilobyte per graph.
 """
 
 from __future__ import annotations
 
 import linecache
 import weakref
-from typing import Any
 
 import torch.fx
 from torch.fx import graph_module as fx_graph_module
 
 
-def graph_module(root: Any, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """The module of `graph`; `root` has its attributes."""
+def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """The module of `graph`, with the attributes of `root`."""
     module = torch.fx.GraphModule(root, graph)
     code = getattr(type(module).forward, "__code__", None)
     if code is not None:

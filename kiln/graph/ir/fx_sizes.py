@@ -4,16 +4,17 @@
     sizes.learn(s0, size_node)            %sym_size = torch.ops.aten.sym_size.int(x, 0)
     sizes.number(s0 * 2 + 1)              %mul = operator.mul(%sym_size, 2);  %add = operator.add(%mul, 1)
 
-Each expression is computed once, where it is first needed.
+Each expression is computed once, at its first use.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import torch.fx
+from torch.fx.node import Argument as FxArgument
 
 from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.values import REAL_OPS, Real
@@ -21,53 +22,53 @@ from kiln.symbolic.values import REAL_OPS, Real
 
 @final
 class FxSizes:
-    """The numbers of one fx graph."""
+    """The symbolic numbers of an fx graph."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
-        self._known: dict[Expr | Real, Any] = {}
+        self._known: dict[Expr | Real, torch.fx.Node] = {}
 
     def __contains__(self, value: Expr) -> bool:
         return value in self._known
 
-    def learn(self, value: Expr | Real, node: Any) -> None:
+    def learn(self, value: Expr | Real, node: torch.fx.Node) -> None:
         """`node` holds the number of `value`."""
         self._known.setdefault(value, node)
 
-    def concrete(self, value: Any) -> Any:
+    def concrete(self, value: object) -> FxArgument:
         """`value` with the expressions in it replaced by nodes."""
         if isinstance(value, tuple):
-            return tuple([self.concrete(one) for one in value])
+            return tuple([self.concrete(part) for part in value])
         return self.number(value)
 
-    def number(self, value: Any) -> Any:
-        """The node of an expression; other values stay."""
+    def number(self, value: object) -> FxArgument:
+        """The node of an expression; other values are unchanged."""
         if not isinstance(value, Expr | Real):
-            return value
+            return value  # type: ignore[return-value]
         found = self._known.get(value)
         if found is None:
             found = self._known[value] = self._computed(value)
         return found
 
-    def _computed(self, value: Expr | Real) -> Any:
+    def _computed(self, value: Expr | Real) -> torch.fx.Node:
         match value:
             case Real():
-                return self.graph.call_function(REAL_OPS[value.op], tuple([self.number(one) for one in value.args]))
+                return self.graph.call_function(REAL_OPS[value.op], tuple([self.number(arg) for arg in value.args]))
             case FloorDiv() | Mod():
-                target: Callable[..., Any] = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
+                target: Callable[..., object] = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
                 return self._fold(target, [value.dividend, value.divisor])
             case Min() | Max():
                 return self._fold(min if isinstance(value, Min) else max, value.args)
             case Symbol():
-                raise ValueError(f"the symbol {value} is not given by an input")
+                raise ValueError(f"no input has the symbol {value}")
         terms = []
         for monomial, coefficient in value.terms:
             factors = [*monomial] if coefficient == 1 and monomial else [*monomial, coefficient]
             terms.append(self._fold(operator.mul, factors))
         return self._fold(operator.add, terms)
 
-    def _fold(self, target: Callable[..., Any], values: Sequence[Any]) -> Any:
+    def _fold(self, target: Callable[..., object], values: Sequence[object]) -> torch.fx.Node:
         result, *rest = [self.number(value) for value in values]
-        for one in rest:
-            result = self.graph.call_function(target, (result, one))
-        return result
+        for operand in rest:
+            result = self.graph.call_function(target, (result, operand))
+        return result  # type: ignore[return-value]

@@ -4,7 +4,7 @@
     sizes=(s0*2, 8)                 =>      sym_size = torch.ops.aten.sym_size.int(x, 0)
                                             mul = operator.mul(sym_size, 2)
 
-New contents of written inputs are extra results after the outputs, in the order of `writes`.
+The new contents of written inputs follow the outputs, in the order of `writes`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.node import Argument as FxArgument
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import NoFxForm
@@ -26,11 +26,11 @@ from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Node
 from kiln.plan.overloads import find_overload
 from kiln.symbolic import Symbol
-from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 
 def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -> torch.fx.GraphModule:
-    """A new GraphModule that computes what `graph` computes; nested graphs become submodules."""
+    """A GraphModule that computes `graph`; nested graphs become submodules."""
     view = _FxView(graph, constants or {})
     view.build()
     return graph_module(view.root, view.fx)
@@ -41,10 +41,10 @@ class _FxCall:
 
     __slots__ = ("spec", "view")
 
-    def __init__(self, view: _FxView, spec: Any) -> None:
+    def __init__(self, view: _FxView, spec: Spec) -> None:
         self.view, self.spec = view, spec
 
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, name: str, *args: FxArgument, **kwargs: FxArgument) -> torch.fx.Node:
         target = operator.getitem if name == "getitem" else find_overload("aten." + name)
         return self.view.fx.call_function(target, args, kwargs)
 
@@ -54,14 +54,13 @@ class _FxView:
         self.graph, self.constants = graph, constants
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
-        self.values: dict[Node, Any] = {}
+        self.values: dict[Node, FxArgument] = {}
         self.sizes = FxSizes(self.fx)
 
     def build(self) -> None:
         for node in self.graph.inputs:
             name = re.sub(r"\W+", "_", str(node.attrs["name"])).strip("_") or "arg"
-            value = self.fx.placeholder(name if not name[0].isdigit() else f"arg_{name}")
-            self.values[node] = value
+            self.values[node] = self.fx.placeholder(name if not name[0].isdigit() else f"arg_{name}")
         for node in self.graph.inputs:
             self.bind(node)
         for node in self.graph.nodes:
@@ -71,23 +70,26 @@ class _FxView:
         self.fx.output(tuple(results))
 
     def bind(self, node: Node) -> None:
-        """Where the symbols of an input's spec can be read."""
+        """Learn where the symbols of an input's spec can be read."""
         spec, value = node.spec, self.values[node]
+        assert isinstance(value, torch.fx.Node)
         if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
             self.sizes.learn(spec.value, value)
         elif isinstance(spec, TensorSpec):
             for overload, numbers in (("sym_size.int", spec.sizes), ("sym_stride.int", spec.strides)):
-                for axis, one in enumerate(numbers):
-                    if isinstance(one, Symbol) and one not in self.sizes:
-                        self.sizes.learn(one, self.fx.call_function(find_overload(f"aten.{overload}"), (value, axis)))
+                for axis, number in enumerate(numbers):
+                    if isinstance(number, Symbol) and number not in self.sizes:
+                        self.sizes.learn(
+                            number, self.fx.call_function(find_overload(f"aten.{overload}"), (value, axis))
+                        )
 
-    def made(self, node: Node) -> Any:
-        inputs = [self.values[one] for one in node.inputs]
+    def made(self, node: Node) -> FxArgument:
+        inputs = [self.values[value] for value in node.inputs]
         attrs = node.attrs
         match node.op.name:
             case "aten" | "opaque":
-                args = tuple([fill_template(one, inputs, self.sizes.concrete) for one in attrs["args"]])
-                kwargs = {key: fill_template(one, inputs, self.sizes.concrete) for key, one in attrs["kwargs"]}
+                args = tuple([fill_template(part, inputs, self.sizes.concrete) for part in attrs["args"]])
+                kwargs = {key: fill_template(part, inputs, self.sizes.concrete) for key, part in attrs["kwargs"]}
                 return self.fx.call_function(find_overload(attrs["target"]), args, kwargs)
             case "item":
                 return self.fx.call_function(operator.getitem, (inputs[0], attrs["index"]))
@@ -101,9 +103,9 @@ class _FxView:
             case "cond" | "while_loop":
                 raise NoFxForm(op=node.op.name)
         concrete = {key: self.sizes.concrete(value) for key, value in attrs.items()}
-        return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)
+        return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)  # type: ignore[return-value]
 
-    def attribute(self, prefix: str, value: torch.Tensor) -> Any:
+    def attribute(self, prefix: str, value: torch.Tensor) -> torch.fx.Node:
         name = f"_{prefix}_{len(list(self.root.buffers()))}"
         self.root.register_buffer(name, value)
         return self.fx.get_attr(name)

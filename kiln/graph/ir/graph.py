@@ -1,4 +1,4 @@
-"""The graph IR: nodes in order, functional, with the effects on the outside as data.
+"""The graph IR: functional nodes in order, with effects as data.
 
     graph(%0: f32[4, 8] "x", %1: f32[8] "self.bias"):
         %2: f32[4, 8] = add(%0, %1)
@@ -6,8 +6,8 @@
         write %0 <- %3
         return %3 is input 0, %2
 
-What the region does besides computing is in `writes` (new contents of inputs, applied in order at
-the end) and in `Output.alias` (outputs that share memory with an input or an earlier output).
+Effects of the region are data: `writes` (new contents of inputs, applied in order at the end) and `Output.alias`
+(outputs that share memory with an input or an earlier output).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An output is a view of an input or of an earlier output: rebuilt outside the compiled code.
+    """An output that is a view of an input or of an earlier output: rebuilt outside the compiled code.
 
-    `view` gives sizes, strides and offset over that tensor's storage; None: the very same object.
+    `view` has sizes, strides and offset over that tensor's storage; None: the output is that tensor itself.
     """
 
     of: Literal["input", "output"]
@@ -36,17 +36,14 @@ class Alias:
 @final
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One result of a graph. `value` is kept for aliases too (an interpreter needs it).
-
-    `requires_grad` is eager's answer for this output.
-    """
+    """A result of a graph. Aliases have a `value` too, for the interpreter. `requires_grad` is that of eager."""
 
     value: Node
     alias: Alias | None = None
     requires_grad: bool = False
 
     def renumbered(self, inputs: Mapping[int, int]) -> Output:
-        """The same result of a graph whose inputs have these new numbers."""
+        """The output for new numbers of the graph's inputs."""
         if self.alias is None or self.alias.of == "output":
             return self
         return replace(self, alias=replace(self.alias, index=inputs[self.alias.index]))
@@ -64,7 +61,7 @@ class Write:
 @final
 @dataclass(slots=True)
 class Graph:
-    """A functional graph; `nodes` are in an order in which each input stands before its use.
+    """A functional graph; `nodes` are in topological order.
 
     `inputs` are the `input` nodes in the order of the arguments; they are not in `nodes`.
     """
@@ -79,7 +76,7 @@ class Graph:
         return iter(self.nodes)
 
     def roots(self) -> Iterator[Node]:
-        """The nodes that must be kept: outputs and written values."""
+        """The values of outputs and writes."""
         for output in self.outputs:
             yield output.value
         for write in self.writes:

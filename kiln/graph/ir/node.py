@@ -6,19 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Union, final
 
+import torch
+
+from kiln.graph.prims.meta import HasOutputs
 from kiln.graph.prims.table import Kind, Prim
 from kiln.support.location import Location
+from kiln.symbolic import Expr
 from kiln.tensor.spec import Spec, TensorSpec
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """Stands for input number `index` of a node inside the argument template of an `aten` or `opaque` op."""
+    """Input `index` of a node, in the argument template of an `aten` or `opaque` op."""
 
     index: int
 
@@ -26,9 +30,9 @@ class Arg:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which torch call made a node: its name, its number in the call log, the user's line, and the direction.
+    """The torch call that made a node: its name, its number in the call log, the user's line, and the direction.
 
-    `region`: the number of the checkpoint region it was made in (its values are not saved for backward); 0: none.
+    `region`: its checkpoint region (whose values are not saved for the backward), 0 outside of any.
     """
 
     call: str
@@ -38,11 +42,16 @@ class Origin:
     region: int = 0
 
 
+Scalar = int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format
+Attr = Union[Scalar, Expr, Arg, HasOutputs, tuple["Attr", ...]]  # noqa: UP007
+"""The value of an attribute; `HasOutputs` is a nested graph."""
+
+
 @final
 class Node:
-    """Immutable once made (passes build new graphs); compared by identity.
+    """Immutable (passes build new graphs); compared by identity.
 
-    `attrs` holds int, Expr, float, bool, str, dtype, device, None, `Arg`, `Graph` and tuples of these.
+    `attrs` are made of `Attr`; which type an attribute has depends on the op, so it is read without a check.
     `spec` is a tuple for ops with several results; `item` nodes take them apart.
     """
 
@@ -52,13 +61,13 @@ class Node:
         self,
         op: Prim,
         inputs: tuple[Node, ...],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, Attr],
         spec: Spec,
         origin: Origin | None = None,
     ) -> None:
         self.op = op
         self.inputs = inputs
-        self.attrs = attrs
+        self.attrs: Mapping[str, Any] = attrs
         self.spec = spec
         self.origin = origin
 
@@ -67,15 +76,19 @@ class Node:
         """The spec of a node with one tensor result."""
         spec = self.spec
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"`{self.op.name}` has no single tensor result but {spec}")
+            raise TypeError(f"the result of `{self.op.name}` is {spec}, not a tensor")
         return spec
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.spec}>"
 
 
+Argument = Union[Attr, Node, Sequence["Argument"]]  # noqa: UP007
+"""An argument of an ATen call, with nodes for tensors."""
+
+
 def base_of(node: Node) -> Node:
-    """The value whose memory, or elements, a view looks at; a value that is no view is its own."""
+    """The value that a chain of views starts from; the node itself if it is not a view."""
     while node.op.kind is Kind.VIEW:
         node = node.inputs[0]
     return node

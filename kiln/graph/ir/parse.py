@@ -1,9 +1,9 @@
-"""Reads the text of a graph back; see `text.py` for the grammar.
+"""Parses the text of a graph; see `text.py` for the grammar.
 
     parse_graph('graph(%0: f32[4] "x"):\\n    %1: f32[4] = neg(%0)\\n    return %1')
 
-Expressions are Python's, once names of values, devices and dotted names are replaced by identifiers; so the
-reader is Python's own parser. Raises `GraphSyntaxError` with the number of the line.
+Arguments are Python expressions once names of values, graphs and devices are replaced by identifiers, so Python's own
+parser reads them. Raises `GraphSyntaxError` with the number of the line.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import torch
 
 from kiln.graph.ir.errors import GraphSyntaxError
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
-from kiln.graph.ir.node import Arg, Node, Origin
+from kiln.graph.ir.node import Arg, Attr, Node, Origin
 from kiln.graph.prims.rows import PRIMS
 from kiln.support.location import Location
-from kiln.symbolic import parse_int
+from kiln.symbolic import Int, parse_int
 from kiln.symbolic.parse import read_int
 from kiln.tensor.dtypes import DTYPES_BY_NAME
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec, contiguous_strides
@@ -54,7 +54,7 @@ class _Line:
 
 @dataclass
 class _LineReader:
-    """The lines still to read."""
+    """The lines that remain."""
 
     lines: list[_Line]
     at: int = 0
@@ -86,24 +86,24 @@ def parse_graph(text: str) -> Graph:
 
 def _split_lines(text: str) -> Iterator[_Line]:
     for number, raw in enumerate(text.split("\n"), 1):
-        body, _, comment = _cut_comment(raw)
+        body, comment = _split_comment(raw)
         stripped = body.strip()
         if stripped:
             yield _Line(number, len(body) - len(body.lstrip()), stripped, comment.strip())
 
 
-def _cut_comment(line: str) -> tuple[str, str, str]:
-    """Splits at the first `#` that is not inside a string."""
+def _split_comment(line: str) -> tuple[str, str]:
+    """Splits at the first `#` outside of a string."""
     for match in re.finditer(r'"(?:[^"\\]|\\.)*"|#', line):
         if match[0] == "#":
-            return line[: match.start()], "#", line[match.end() :]
-    return line, "", ""
+            return line[: match.start()], line[match.end() :]
+    return line, ""
 
 
 def _read_graph(reader: _LineReader) -> Graph:
     head = HEAD.match(reader.next().text)
     if head is None:
-        raise reader.error("a graph begins with `graph(...):`")
+        raise reader.error("expected `graph(...):`")
     values: dict[str, Node] = {}
     inputs: list[Node] = []
     for match in _matches(reader, INPUT, head["inputs"]):
@@ -123,18 +123,18 @@ def _read_graph(reader: _LineReader) -> Graph:
 
 
 def _matches(reader: _LineReader, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    place = 0
-    while place < len(text):
-        match = pattern.match(text, place)
+    start = 0
+    while start < len(text):
+        match = pattern.match(text, start)
         if match is None:
-            raise reader.error(f"cannot read {text[place:]!r}")
+            raise reader.error(f"cannot read {text[start:]!r}")
         yield match
-        place = match.end()
+        start = match.end()
 
 
 def _value(reader: _LineReader, values: dict[str, Node], number: str) -> Node:
     if number not in values:
-        raise reader.error(f"no value is called %{number}")
+        raise reader.error(f"there is no value %{number}")
     return values[number]
 
 
@@ -143,24 +143,24 @@ def _read_outputs(reader: _LineReader, values: dict[str, Node]) -> tuple[Output,
     for match in _matches(reader, OUTPUT, reader.current.text.removeprefix("return").strip()):
         alias = None
         if match["same"]:
-            alias = Alias(_side(match["same"]), int(match["same_index"]))
+            alias = Alias(_alias_of(match["same"]), int(match["same_index"]))
         elif match["of"]:
             view = _read_spec(reader, match["view"])
             assert isinstance(view, TensorSpec)
-            alias = Alias(_side(match["of"]), int(match["index"]), view)
+            alias = Alias(_alias_of(match["of"]), int(match["index"]), view)
         outputs.append(Output(_value(reader, values, match["value"]), alias, bool(match["grad"])))
     return tuple(outputs)
 
 
-def _side(text: str) -> Any:
-    return text
+def _alias_of(text: str) -> Literal["input", "output"]:
+    return "input" if text == "input" else "output"
 
 
 def _read_node(reader: _LineReader, values: dict[str, Node]) -> Node:
     line = reader.current
     match = NODE.match(line.text)
     if match is None:
-        raise reader.error("a node is `%n: spec = op(...)`")
+        raise reader.error("expected `%n: spec = op(...)`")
     spec = _read_spec(reader, match["spec"])
     nested = _read_nested(reader, line)
     node = _CallReader(reader, values, nested).read(match["call"], spec, _read_origin(line.comment))
@@ -221,13 +221,13 @@ def _read_single(reader: _LineReader, text: str) -> TensorSpec | ScalarSpec:
 
 
 def split_outside(text: str) -> list[str]:
-    """Split at the commas that stand in no bracket."""
+    """Split at commas outside of brackets."""
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and not depth:
-            parts.append(text[start:place].strip())
-            start = place + 1
+            parts.append(text[start:position].strip())
+            start = position + 1
     last = text[start:].strip()
     return [*parts, last] if last else parts
 
@@ -247,14 +247,14 @@ class _CallReader:
     def read(self, text: str, spec: Spec, origin: Origin | None) -> Node:
         prefix, target, call = self.split(text)
         if prefix or "." in target:
-            args = tuple([self.template(one) for one in call.args])
-            kwargs = tuple([(str(one.arg), self.template(one.value)) for one in call.keywords])
-            attrs: dict[str, Any] = {"target": target, "args": args, "kwargs": kwargs}
+            args = tuple([self.template(arg) for arg in call.args])
+            kwargs = tuple([(str(keyword.arg), self.template(keyword.value)) for keyword in call.keywords])
+            attrs: dict[str, Attr] = {"target": target, "args": args, "kwargs": kwargs}
             return Node(PRIMS[prefix or "aten"], tuple(self.inputs), attrs, spec, origin)
         if target not in PRIMS:
-            raise self.reader.error(f"no op is called {target!r}")
-        inputs = [self.node(one) for one in call.args]
-        attrs = {str(one.arg): self.template(one.value) for one in call.keywords}
+            raise self.reader.error(f"there is no op {target!r}")
+        inputs = [self.node(arg) for arg in call.args]
+        attrs = {str(keyword.arg): self.template(keyword.value) for keyword in call.keywords}
         return Node(PRIMS[target], tuple(inputs), attrs, spec, origin)
 
     def split(self, text: str) -> tuple[str, str, ast.Call]:
@@ -271,27 +271,27 @@ class _CallReader:
     def node(self, expression: ast.expr) -> Node:
         if isinstance(expression, ast.Name) and expression.id.startswith("_value_"):
             return _value(self.reader, self.values, expression.id.removeprefix("_value_"))
-        raise self.reader.error("an input is a value `%n`")
+        raise self.reader.error("expected a value `%n`")
 
-    def template(self, expression: ast.expr) -> Any:
+    def template(self, expression: ast.expr) -> Attr:
         match expression:
             case ast.Tuple(elts=parts):
                 return tuple([self.template(part) for part in parts])
-            case ast.Constant(value=value):
+            case ast.Constant(value=str() | int() | float() | None as value):
                 return value
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
-                return -value  # type: ignore[operator]
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return -value
             case ast.Name(id=name):
                 return self.named(name, expression)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
                 return -float("inf")
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-                return getattr(torch, name)
+                return getattr(torch, name)  # type: ignore[no-any-return]
             case ast.Call(func=ast.Name(id="complex"), args=[real, imaginary]):
-                return complex(self.template(real), self.template(imaginary))
+                return complex(ast.literal_eval(real), ast.literal_eval(imaginary))
         return self.integer(expression)
 
-    def named(self, name: str, expression: ast.expr) -> Any:
+    def named(self, name: str, expression: ast.expr) -> Attr:
         kind, _, rest = name.removeprefix("_").partition("_")
         if name in NAMED:
             return NAMED[name]
@@ -299,7 +299,7 @@ class _CallReader:
             return PREFIXED[kind](self, rest)
         return self.integer(expression)
 
-    def integer(self, expression: ast.expr) -> Any:
+    def integer(self, expression: ast.expr) -> Int:
         try:
             return read_int(expression)
         except ValueError as error:
@@ -321,12 +321,12 @@ def _device(_: _CallReader, name: str) -> torch.device:
     return torch.device(name.replace("_", ":"))
 
 
-PREFIXED: dict[str, Callable[[_CallReader, str], Any]] = {
+PREFIXED: dict[str, Callable[[_CallReader, str], Attr]] = {
     "value": _CallReader.argument,
     "graph": _CallReader.graph,
     "device": _device,
 }
-NAMED: dict[str, Any] = {**DTYPES_BY_NAME, "inf": float("inf"), "nan": float("nan")}
+NAMED: dict[str, Attr] = {**DTYPES_BY_NAME, "inf": float("inf"), "nan": float("nan")}
 
 
 def _identifier(match: re.Match[str]) -> str:

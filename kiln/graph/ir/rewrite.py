@@ -1,10 +1,10 @@
-"""Building a graph from another: users, dead code, node maps, cut-outs.
+"""Building a graph from another: users, dead code, replaced nodes, subgraphs.
 
-    rewrite(graph, rule, oracle)    each node through `rule(builder, node)`, inputs mapped first
-    without_dead_code(graph)        what no output, write or effect needs goes
-    cut_out(inputs, values)         the nodes between, in order
+    rewrite(graph, rule, oracle)        replaces nodes by what `rule(builder, node)` returns
+    without_dead_code(graph)            removes what no output, write or effect needs
+    nodes_between(nodes, inputs, values)    the nodes that compute `values` from `inputs`
 
-Nodes are immutable: a node whose inputs are unchanged is kept as the same object.
+Nodes are immutable: a node whose inputs are unchanged stays the same object.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
-from kiln.tensor.spec import SizeOracle
+from kiln.symbolic import Expr, Symbol
+from kiln.tensor.spec import ScalarSpec, SizeOracle, TensorSpec
 
 Users = dict[Node, list[Node]]
 NodeRule = Callable[[Builder, Node], Node | None]
-"""A node whose inputs are mapped already; the result takes its place (None: it stays)."""
+"""The replacement of a node whose inputs have been replaced; None keeps the node."""
 
 
 def users_of(graph: Graph) -> Users:
-    """The nodes that read each node, each once, in order; outputs and writes do not count."""
+    """The nodes that read each node, each once, in order; outputs and writes are not users."""
     users: Users = {node: [] for node in (*graph.inputs, *graph.nodes)}
     for node in graph.nodes:
-        for one in dict.fromkeys(node.inputs):
-            users[one].append(node)
+        for value in dict.fromkeys(node.inputs):
+            users[value].append(node)
     return users
 
 
 def with_inputs(node: Node, inputs: tuple[Node, ...]) -> Node:
-    """The same op on other inputs; the spec is taken over."""
+    """The same op on other inputs, with the same spec."""
     return node if inputs == node.inputs else Node(node.op, inputs, node.attrs, node.spec, node.origin)
 
 
@@ -42,28 +43,27 @@ def rewrite(
 ) -> tuple[Graph, int]:
     """The graph with `rule` applied to every node (of `only`), and how many nodes it replaced.
 
-    What `rule` makes through the builder stands before the node. Nodes that lose their last user
-    stay: run `without_dead_code` after.
+    Nodes that lose their last user stay: run `without_dead_code` afterwards.
     """
     builder = Builder(oracle)
-    place: dict[Node, Node] = {node: node for node in graph.inputs}
+    replaced: dict[Node, Node] = {node: node for node in graph.inputs}
     changes = 0
     for old in graph.nodes:
-        node = with_inputs(old, tuple([place[one] for one in old.inputs]))
+        node = with_inputs(old, tuple([replaced[value] for value in old.inputs]))
         builder.origin = node.origin
         new = rule(builder, node) if only is None or old in only else None
         if new is None:
             new = builder.append(node)
         else:
             changes += 1
-        place[old] = new
-    return rebuilt(graph, builder.nodes, place), changes
+        replaced[old] = new
+    return rebuilt(graph, builder.nodes, replaced), changes
 
 
-def rebuilt(graph: Graph, nodes: list[Node], place: Mapping[Node, Node]) -> Graph:
-    """`graph` with other nodes, its outputs and writes mapped by `place`."""
-    outputs = tuple([_with_value(one, place.get(one.value, one.value)) for one in graph.outputs])
-    writes = tuple([Write(one.target, place.get(one.value, one.value)) for one in graph.writes])
+def rebuilt(graph: Graph, nodes: list[Node], replaced: Mapping[Node, Node]) -> Graph:
+    """`graph` with other nodes; outputs and writes take the values that replace theirs."""
+    outputs = tuple([_with_value(output, replaced.get(output.value, output.value)) for output in graph.outputs])
+    writes = tuple([Write(write.target, replaced.get(write.value, write.value)) for write in graph.writes])
     return Graph(graph.inputs, nodes, outputs, writes, graph.name)
 
 
@@ -72,7 +72,7 @@ def _with_value(output: Output, value: Node) -> Output:
 
 
 def has_effect(node: Node) -> bool:
-    """It must stay even where nobody reads its result."""
+    """Whether it must stay even if its result is not read."""
     return node.op.kind is Kind.EFFECT or (node.op.kind is Kind.NESTED and _holds_effect(node))
 
 
@@ -92,18 +92,48 @@ def live_nodes(nodes: Sequence[Node], roots: Iterable[Node]) -> set[Node]:
 
 
 def without_dead_code(graph: Graph) -> tuple[Graph, int]:
-    """The graph without nodes that nothing needs, and how many went."""
+    """The graph without unneeded nodes, and how many were removed."""
     live = live_nodes(graph.nodes, graph.roots())
     kept = [node for node in graph.nodes if node in live]
-    gone = len(graph.nodes) - len(kept)
-    return (rebuilt(graph, kept, {}), gone) if gone else (graph, 0)
+    removed = len(graph.nodes) - len(kept)
+    return (rebuilt(graph, kept, {}), removed) if removed else (graph, 0)
 
 
-def cut_out(nodes: Iterable[Node], inputs: Collection[Node], values: Iterable[Node]) -> list[Node]:
-    """Of `nodes` (in order) those that `values` need, going no further than `inputs`."""
-    ordered = list(nodes)
-    needed = set(values)
-    for node in reversed(ordered):
-        if node in needed and node not in inputs:
-            needed.update(node.inputs)
-    return [node for node in ordered if node in needed and node not in inputs]
+def computed_from(nodes: Iterable[Node], start: Iterable[Node]) -> set[Node]:
+    """`start` and those of `nodes` (in order) that are computed from it."""
+    found = set(start)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node)
+    return found
+
+
+def needed_by(nodes: Sequence[Node], values: Iterable[Node], inputs: Collection[Node] = ()) -> set[Node]:
+    """`values` and what they are computed from, among `nodes` (in order), going no further than `inputs`."""
+    found = set(values)
+    for node in reversed(nodes):
+        if node in found and node not in inputs:
+            found.update(node.inputs)
+    return found
+
+
+def nodes_between(nodes: Sequence[Node], inputs: Collection[Node], values: Iterable[Node]) -> list[Node]:
+    """Those of `nodes` (in order) that compute `values` from `inputs`."""
+    needed = needed_by(nodes, values, inputs)
+    return [node for node in nodes if node in needed and node not in inputs]
+
+
+def symbols_of(nodes: Iterable[Node]) -> frozenset[Symbol]:
+    """The symbols in specs and attributes of `nodes`."""
+    return frozenset().union(*[symbols_in((node.spec, *node.attrs.values())) for node in nodes])
+
+
+def symbols_in(value: object) -> frozenset[Symbol]:
+    """The symbols in a spec or an attribute."""
+    if isinstance(value, TensorSpec):
+        return symbols_in((*value.sizes, *value.strides, value.offset))
+    if isinstance(value, ScalarSpec):
+        return symbols_in(value.value)
+    if isinstance(value, tuple):
+        return frozenset().union(*map(symbols_in, value))
+    return value.free_symbols() if isinstance(value, Expr) else frozenset()

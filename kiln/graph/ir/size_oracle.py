@@ -1,6 +1,6 @@
-"""An oracle for sizes that makes no guards: it answers from what has been decided before.
+"""A size oracle for stages after the recording: it answers from what is known and adds no guards.
 
-GuardFreeOracle(env).decide(rel_eq(s0, 1))      False after the recording asked; UnknownRelation if nothing tells
+GuardFreeOracle(env).decide(rel_eq(s0, 1))      False if the recording guarded it; else UnknownRelation
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
 
 
 class UnknownRelation(Exception):
-    """Nothing known answers a question about symbols."""
+    """What is known does not decide a relation between symbols."""
 
 
 @final
 class GuardFreeOracle:
-    """A `SizeOracle` for stages after the recording."""
+    """Without `env`, nothing is known."""
 
     def __init__(self, env: ShapeEnv | None = None) -> None:
         self.env = env
@@ -30,13 +30,13 @@ class GuardFreeOracle:
     expect = decide
 
     def hint(self, value: Int) -> int | None:
-        """Its number in the call that is compiled, for costs only; None where none is known."""
+        """The value in the call that is compiled, for cost estimates; None where it has none."""
         if not isinstance(value, Expr):
             return value
         return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else None
 
     def differ(self, left: Int, right: Int) -> bool:
-        """Are they known to differ?"""
+        """Whether they are known to differ."""
         if left == right:
             return False
         if not isinstance(left, Expr) and not isinstance(right, Expr):

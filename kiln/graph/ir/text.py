@@ -10,19 +10,18 @@
         write %0 <- %2
         return %3 requires_grad, %2 is input 0, %2 views input 0 as f32[8, 4]
 
-Values are numbered in order, in each nested graph anew.
+Values are numbered in order; a nested graph starts again at 0.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
 from kiln.graph.ir.graph import Alias, Graph, Output
-from kiln.graph.ir.node import Arg, Node, Origin
+from kiln.graph.ir.node import Arg, Attr, Node, Origin
 from kiln.symbolic import Expr
 from kiln.tensor.dtypes import DTYPE_NAMES
 from kiln.tensor.spec import Spec
@@ -31,7 +30,7 @@ INDENT = "    "
 
 
 def graph_text(graph: Graph, around: Node | None = None, lines: int = 5, origins: bool = True) -> str:
-    """The whole text, or the neighbourhood of one node: `lines` nodes before and after."""
+    """The whole text, or the neighbourhood of a node: `lines` nodes before and after."""
     names = value_names(graph)
     body = [(node, node_lines(node, names, origins)) for node in graph]
     if around is not None:
@@ -43,15 +42,15 @@ def graph_text(graph: Graph, around: Node | None = None, lines: int = 5, origins
     text = [f"{title}({inputs}):"]
     text += [INDENT + line for _, node in body for line in node]
     text += [f"{INDENT}write {names[write.target]} <- {names[write.value]}" for write in graph.writes]
-    text.append(INDENT + ("return " + ", ".join(output_text(one, names) for one in graph.outputs)).rstrip())
+    text.append(INDENT + ("return " + ", ".join(output_text(output, names) for output in graph.outputs)).rstrip())
     return "\n".join(text)
 
 
 class _ValueNames(dict[Node, str]):
-    """Names of values; a value from elsewhere shows as one."""
+    """Names of values; a value that is not in the graph gets a name that says so."""
 
     def __missing__(self, node: Node) -> str:
-        return f"%<{node.op.name} from elsewhere>"
+        return f"%<{node.op.name} from outside>"
 
 
 def value_names(graph: Graph) -> Mapping[Node, str]:
@@ -84,7 +83,7 @@ def spec_text(spec: Spec | None) -> str:
 
 
 def node_lines(node: Node, names: Mapping[Node, str], origins: bool = True) -> Iterator[str]:
-    """The line of a node, then its nested graphs."""
+    """The line of a node, followed by its nested graphs."""
     nested: list[Graph] = []
     line = f"{names[node]}: {spec_text(node.spec)} = {call_text(node, names, nested)}"
     if origins and node.origin is not None:
@@ -93,17 +92,17 @@ def node_lines(node: Node, names: Mapping[Node, str], origins: bool = True) -> I
     for number, graph in enumerate(nested):
         first, *rest = graph_text(graph, origins=origins).split("\n")
         yield f"{INDENT}@{number} = {first}"
-        yield from (INDENT + one for one in rest)
+        yield from (INDENT + inner for inner in rest)
 
 
 def call_text(node: Node, names: Mapping[Node, str], nested: list[Graph]) -> str:
     """`sum(%0, axes=(1,))`, or `aten.mm.default(%0, %1)` for a library op."""
-    inputs = [names[one] for one in node.inputs]
+    inputs = [names[value] for value in node.inputs]
     if "target" not in node.attrs:
         parts = inputs + [f"{key}={value_text(value, inputs, nested)}" for key, value in node.attrs.items()]
         return f"{node.op.name}({', '.join(parts)})"
-    parts = [value_text(one, inputs, nested) for one in node.attrs["args"]]
-    parts += [f"{key}={value_text(one, inputs, nested)}" for key, one in node.attrs["kwargs"]]
+    parts = [value_text(value, inputs, nested) for value in node.attrs["args"]]
+    parts += [f"{key}={value_text(value, inputs, nested)}" for key, value in node.attrs["kwargs"]]
     prefix = "" if node.op.name == "aten" else f"{node.op.name} "
     return f"{prefix}{node.attrs['target']}({', '.join(parts)})"
 
@@ -115,10 +114,10 @@ def origin_text(origin: Origin) -> str:
     return text + " (backward)" if origin.backward else text
 
 
-def value_text(value: Any, inputs: list[str], nested: list[Graph]) -> str:
+def value_text(value: Attr, inputs: list[str], nested: list[Graph]) -> str:
     """The text of an attribute."""
     if isinstance(value, tuple):
-        inside = join(value_text(one, inputs, nested) for one in value)
+        inside = join(value_text(part, inputs, nested) for part in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Graph):
         nested.append(value)
@@ -129,7 +128,7 @@ def value_text(value: Any, inputs: list[str], nested: list[Graph]) -> str:
     if writer is None and isinstance(value, Expr):
         writer = str
     if writer is None:
-        raise TypeError(f"an attribute of type {type(value).__name__} has no text: {value!r}")
+        raise TypeError(f"attributes cannot be of type {type(value).__name__}: {value!r}")
     return writer(value)
 
 
@@ -142,7 +141,7 @@ def _complex_text(value: complex) -> str:
 
 
 # fmt: off
-WRITERS: dict[type, Callable[[Any], str]] = {
+WRITERS: dict[type, Callable[..., str]] = {
     int: str, float: repr, bool: str, type(None): str, str: json.dumps, complex: _complex_text,
     torch.dtype: DTYPE_NAMES.__getitem__, torch.device: str, torch.layout: str, torch.memory_format: str,
 }

@@ -1,4 +1,4 @@
-"""The verifier of graphs: a numbered list, then code in that order.
+"""The verifier of graphs: a numbered list of rules, then their code in that order.
 
 verify(graph, after="cse")                       raises InvalidGraph with the rule and the neighbourhood
 verify(graph, after="cse", rules=STRUCTURE)      V1, V6 and V7 only: a microsecond per node
@@ -31,16 +31,16 @@ def verify(
 ) -> None:
     """Raise InvalidGraph unless
 
-    V1  every input of a node is defined above it, in the same graph, and no node stands twice;
+    V1  every input of a node is defined above it, in the same graph, and no node occurs twice;
     V2  inputs and attributes fit the op's row in PRIMS;
-    V3  dtype, sizes and device of the spec are what the shape rule computes, of a view strides and offset too;
-        the column `checks` refuses nothing;
-    V4  argument templates name existing inputs, and every input is named;
-    V5  attributes are of the types that a graph text can hold, and nested graphs are valid;
+    V3  dtype, sizes and device of the spec (for views strides and offset too) are what the shape rule computes;
+        the column `checks` accepts the inputs;
+    V4  argument templates use every input, and only inputs that exist;
+    V5  attributes have types that a graph text can hold, and nested graphs are valid;
     V6  outputs and written values are defined, and writes go to inputs of the same sizes and dtype;
-    V7  aliases name an input, or an output before.
+    V7  aliases name an input or an earlier output.
 
-    Where a question about symbols stays open, V3 and V6 believe the graph.
+    Relations between symbols that are not known pass V3 and V6.
     """
     for name, rule in rules or RULES:
         for node, problem in rule(graph, env):
@@ -54,14 +54,14 @@ def defined_above(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
         if not known.issuperset(node.inputs):
             yield node, f"`{node.op.name}` reads a value that is not defined above it"
         if node in known:
-            yield node, f"`{node.op.name}` stands twice"
+            yield node, f"`{node.op.name}` occurs twice"
         known.add(node)
 
 
 def fits_row(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
     for node in graph.inputs:
         if node.op.name != "input" or isinstance(node.spec, tuple):
-            yield node, "an argument is an `input` node with one result"
+            yield node, "an argument must be an `input` node with one result"
     for node in graph.nodes:
         op = node.op
         if op.inputs is not None and len(node.inputs) != op.inputs:
@@ -78,11 +78,11 @@ ON_BOOL = frozenset({"logical_not", "any", "all"})
 
 
 def _pointwise_problem(node: Node) -> str | None:
-    if not all(isinstance(one.spec, TensorSpec) for one in node.inputs):
+    if not all(isinstance(value.spec, TensorSpec) for value in node.inputs):
         return f"`{node.op.name}` takes tensors"
-    dtypes = [one.tensor.dtype for one in node.inputs]
+    dtypes = [value.tensor.dtype for value in node.inputs]
     if node.op.name == "where" and dtypes.pop(0) is not torch.bool:
-        return "the condition of `where` is a bool tensor"
+        return "the condition of `where` must be a bool tensor"
     if len(set(dtypes)) > 1:
         return f"`{node.op.name}` has inputs of different dtypes"
     if node.op.floating and not (dtypes[0].is_floating_point or dtypes[0].is_complex):
@@ -96,7 +96,7 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
         if node.op.name in SUPPLIED:
             continue
         try:
-            specs = [one.spec for one in node.inputs]
+            specs = [value.spec for value in node.inputs]
             if (check := CHECKS.get(node.op.name)) is not None:
                 check(oracle, *specs, **node.attrs)
             expected: Spec = META[node.op.name](oracle, *specs, **node.attrs)
@@ -110,7 +110,7 @@ def spec_is_computed(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
 
 
 def same_spec(oracle: GuardFreeOracle, left: Spec, right: Spec, layout: bool) -> bool:
-    """Equal dtype, sizes and device, with `layout` strides and offset too."""
+    """Equal dtype, sizes and device; with `layout`, strides and offset too."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
         return (
             left.dtype is right.dtype
@@ -129,7 +129,7 @@ def same_spec(oracle: GuardFreeOracle, left: Spec, right: Spec, layout: bool) ->
 
 
 def _same_layout(oracle: GuardFreeOracle, left: TensorSpec, right: TensorSpec) -> bool:
-    """Nothing depends on the stride of a size-1 dimension."""
+    """Equal strides and offset, but for dimensions of size 1."""
     strides = zip(left.strides, right.strides, left.sizes, strict=True)
     return not oracle.differ(left.offset, right.offset) and not any(
         size != 1 and oracle.differ(a, b) for a, b, size in strides
@@ -143,13 +143,13 @@ def templates_fit(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
         used: set[int] = set()
         _collect_args((node.attrs["args"], node.attrs["kwargs"]), used)
         if used != set(range(len(node.inputs))):
-            yield node, f"the template of `{node.attrs['target']}` names the inputs {sorted(used)}"
+            yield node, f"the template of `{node.attrs['target']}` uses the inputs {sorted(used)} of {len(node.inputs)}"
 
 
 def _collect_args(value: object, into: set[int]) -> None:
     if isinstance(value, tuple):
-        for one in value:
-            _collect_args(one, into)
+        for part in value:
+            _collect_args(part, into)
     elif isinstance(value, Arg):
         into.add(value.index)
 
@@ -179,10 +179,10 @@ def results_are_defined(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]
     oracle = GuardFreeOracle(env)
     for root in graph.roots():
         if root not in known:
-            yield root, f"an output or a written value, a `{root.op.name}`, is not in the graph"
+            yield root, f"an output or written value (`{root.op.name}`) is not in the graph"
     for write in graph.writes:
         if write.target not in inputs:
-            yield write.target, "a write goes to an input"
+            yield write.target, "the target of a write must be an input"
         elif not _same_contents(oracle, write.target.tensor, write.value.tensor):
             yield write.target, f"{write.value.spec} is written to an input {write.target.spec}"
 
@@ -193,10 +193,10 @@ def _same_contents(oracle: GuardFreeOracle, target: TensorSpec, value: TensorSpe
 
 
 def aliases_exist(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
-    for place, output in enumerate(graph.outputs):
+    for number, output in enumerate(graph.outputs):
         alias = output.alias
-        if alias is not None and not alias.index < (len(graph.inputs) if alias.of == "input" else place):
-            yield output.value, f"output {place} aliases {alias.of} {alias.index}, which is not there"
+        if alias is not None and not alias.index < (len(graph.inputs) if alias.of == "input" else number):
+            yield output.value, f"output {number} aliases {alias.of} {alias.index}, which does not exist"
 
 
 # fmt: off

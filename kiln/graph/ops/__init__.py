@@ -1,10 +1,11 @@
 """ATen ops: decompositions into primitives, shape rules of library ops, effects, promotion."""
 
-from kiln.graph.ops import (
+from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     activations,
     attention,
     convolution,
     creation,
+    data_movement,
     library,
     linear,
     losses,
@@ -15,33 +16,8 @@ from kiln.graph.ops import (
     sampling,
     softmax,
     views,
-)
-from kiln.graph.ops import data_movement as moves
+)  # fmt: skip
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, Step
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, ViewStep
 
-__all__ = [
-    "DECOMPOSITIONS",
-    "INPLACE",
-    "LIBRARY",
-    "MUTATIONS",
-    "VIEWS",
-    "Effects",
-    "Emit",
-    "Step",
-    "activations",
-    "attention",
-    "convolution",
-    "creation",
-    "library",
-    "linear",
-    "losses",
-    "moves",
-    "norms",
-    "pointwise",
-    "random",
-    "reductions",
-    "sampling",
-    "softmax",
-    "views",
-]
+__all__ = ["DECOMPOSITIONS", "INPLACE", "LIBRARY", "MUTATIONS", "VIEWS", "Effects", "Emit", "ViewStep"]

@@ -5,9 +5,10 @@ aten.silu_backward(g, x)     =>     s = sigmoid(x);  g * s * (1 + x*(1 - s))
 
 from __future__ import annotations
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
-from kiln.graph.ops.emit import Emit, Number, refuse_complex
+from kiln.graph.ops.emit import Emit, refuse_complex
 from kiln.graph.ops.pointwise import clamped, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose

@@ -8,8 +8,9 @@ What is said here of CUDA was read off an H200 with torch 2.11.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -21,7 +22,8 @@ from kiln.graph.ops.registry import decompose, library
 from kiln.symbolic import Int, ceil_div
 from kiln.tensor.spec import CPU, TensorSpec
 
-Results = tuple[Any, ...]
+Results = tuple[Node | Int | None, ...]
+Specs = tuple[TensorSpec | None, ...]
 
 
 def like_query(e: Emit, x: TensorSpec) -> TensorSpec:
@@ -69,7 +71,7 @@ def cpu_attention(
 
 @library("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def cpu_attention_backward(
-    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: object, **kwargs: object
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
     return specs[0], specs[1], specs[2]
@@ -133,23 +135,22 @@ def efficient_attention(
         fresh(spec, (batch, heads, rows), torch.float32), scalar(torch.int64, CPU), scalar(torch.int64, CPU),
     )  # fmt: skip
     args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
-    made: Results = e.library(
-        f"{SDPA}_efficient_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0
-    )
-    return made
+    return e.library(f"{SDPA}_efficient_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
 
 
 @library("_scaled_dot_product_flash_attention_backward.default", "_scaled_dot_product_cudnn_attention_backward.default")
-def attention_backward(e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: Any, **kwargs: Any) -> Results:
+def attention_backward(
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: object, **kwargs: object
+) -> Specs:
     return tuple([like_query(e, one.tensor) for one in (query, key, value)])
 
 
 @library("_scaled_dot_product_efficient_attention_backward.default")
 def efficient_attention_backward(
-    e: Emit, grad: Node, query: Node, key: Node, value: Node, bias: Node | None, *args: Any, **kwargs: Any
-) -> Results:
+    e: Emit, grad: Node, query: Node, key: Node, value: Node, bias: Node | None, *args: object, **kwargs: object
+) -> Specs:
     """Of the arguments, the one before the causal flag says which gradients are wanted."""
-    mask = kwargs.get("grad_input_mask") or args[5]
+    mask = cast(Sequence[bool], kwargs.get("grad_input_mask") or args[5])
     specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
     to_bias = None if bias is None or not mask[3] else bias.tensor.with_sizes(bias.tensor.sizes)
     return (*specs, to_bias)

@@ -8,27 +8,28 @@ The result is channels-last where the input or the weight is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import library
-from kiln.graph.prims.meta import format_strides, suggested_format
+from kiln.graph.ops.registry import SpecRule, library
+from kiln.graph.prims.meta import MemoryFormat, format_strides, suggested_format
 from kiln.symbolic import Int, ceil_div, sym_min
 from kiln.tensor.spec import TensorSpec
 
+T = TypeVar("T")
 Sizes = Sequence[Int]
 
 
-def at(values: Sequence[Any], place: int) -> Any:
-    """One value may stand for all dimensions."""
-    return values[place] if len(values) > 1 else values[0]
+def at(values: Sequence[T], dim: int) -> T:
+    """The value for a dimension, where a single one may stand for all."""
+    return values[dim] if len(values) > 1 else values[0]
 
 
-def format_of(e: Emit, *specs: TensorSpec) -> Any:
-    """Channels-last where one of the tensors suggests it."""
+def format_of(e: Emit, *specs: TensorSpec) -> MemoryFormat:
+    """Channels-last if any of the tensors suggests it."""
     for spec in specs:
         layout = suggested_format(e.oracle, spec.sizes, spec.strides)
         if layout != "contiguous":
@@ -36,7 +37,9 @@ def format_of(e: Emit, *specs: TensorSpec) -> Any:
     return "contiguous"
 
 
-def laid_out(x: TensorSpec, sizes: tuple[Int, ...], layout: Any, dtype: torch.dtype | None = None) -> TensorSpec:
+def laid_out(
+    x: TensorSpec, sizes: tuple[Int, ...], layout: MemoryFormat, dtype: torch.dtype | None = None
+) -> TensorSpec:
     return TensorSpec(dtype or x.dtype, sizes, format_strides(sizes, layout), 0, x.device)
 
 
@@ -50,11 +53,11 @@ def convolution(
         raise RuntimeError(f"Input type ({image.dtype}) and weight type ({kernel.dtype}) should be the same")
     _check_channels(image, kernel, transposed, groups)
     pixels: list[Int] = []
-    for place, (size, reach) in enumerate(zip(image.sizes[2:], kernel.sizes[2:], strict=True)):
-        step, border, spacing = at(stride, place), at(padding, place), at(dilation, place)
+    for dim, (size, reach) in enumerate(zip(image.sizes[2:], kernel.sizes[2:], strict=True)):
+        step, border, spacing = at(stride, dim), at(padding, dim), at(dilation, dim)
         extent = spacing * (reach - 1)
         if transposed:
-            pixels.append((size - 1) * step - 2 * border + extent + at(output_padding, place) + 1)
+            pixels.append((size - 1) * step - 2 * border + extent + at(output_padding, dim) + 1)
         else:
             pixels.append((size + 2 * border - extent - 1) // step + 1)
     channels = kernel.sizes[1] * groups if transposed else kernel.sizes[0]
@@ -90,7 +93,7 @@ def convolution_backward(
 
 
 def pooled(size: Int, kernel: Int, step: Int, border: Int, spacing: Int, ceil_mode: bool) -> Int:
-    """Windows along a dimension; with `ceil_mode` a last one may hang over, if it begins inside."""
+    """Windows along a dimension; with `ceil_mode` the last may extend beyond the padding if it starts before it."""
     room = size + 2 * border - spacing * (kernel - 1) - 1
     if not ceil_mode:
         return room // step + 1
@@ -139,12 +142,12 @@ def max_pool3d(
     "max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default",
     "adaptive_max_pool2d_backward.default",
 )  # fmt: skip
-def pool_backward(e: Emit, grad: Node, x: Node, *args: Any, **kwargs: Any) -> TensorSpec:
+def pool_backward(e: Emit, grad: Node, x: Node, *args: object, **kwargs: object) -> TensorSpec:
     spec = x.tensor
     return laid_out(spec, spec.sizes, format_of(e, spec))
 
 
-def _avg_pool(dims: int) -> Any:
+def _avg_pool(dims: int) -> SpecRule:
     def rule(
         e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import number_dtype
-from kiln.graph.ops.registry import DECOMPOSITIONS, decompose
+from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose
 from kiln.graph.prims.meta import format_strides
 from kiln.symbolic import Expr, Int, ceil_div
 from kiln.tensor.spec import TensorSpec, contiguous_strides
@@ -45,24 +45,24 @@ def relaid(e: Emit, x: Node, strides: tuple[Int, ...]) -> Node:
     return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
 
 
-def place(device: Device) -> torch.device:
-    """Where eager puts a tensor when the argument `device` is this: always with an index, as tensors tell theirs."""
+def eager_device(device: Device) -> torch.device:
+    """The device of a tensor made with this argument `device`; as on a tensor, always with an index."""
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type != "cpu" and where.index is None:
         return torch.device(where.type, torch.accelerator.current_device_index())
     return where
 
 
-def place_like(device: Device, x: TensorSpec) -> torch.device:
-    """As `place`; the device of `x` unless given."""
-    return x.device if device is None else place(device)
+def device_like(device: Device, x: TensorSpec) -> torch.device:
+    """`eager_device`, by default the device of `x`."""
+    return x.device if device is None else eager_device(device)
 
 
 def _float(dtype: Dtype) -> torch.dtype:
     return dtype or torch.get_default_dtype()
 
 
-def refuse_layout(op: str, layout: Any) -> None:
+def refuse_layout(op: str, layout: object) -> None:
     if layout is not None and layout is not torch.strided:
         raise UnsupportedOp(op=op, reason=f"it makes a tensor of layout {layout}")
 
@@ -72,21 +72,21 @@ def refuse_layout(op: str, layout: Any) -> None:
 
 @decompose("full.default")
 def full(
-    e: Emit, size: Sizes, fill_value: Number | Node, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
-    pin_memory: Any = None,
+    e: Emit, size: Sizes, fill_value: Number | Node, *, dtype: Dtype = None, layout: object = None,
+    device: Device = None, pin_memory: object = None,
 ) -> Node:  # fmt: skip
     refuse_layout("full", layout)
     if isinstance(fill_value, Node):
         one = e.convert(fill_value, dtype or fill_value.tensor.dtype)
         return e.node("full", one, sizes=tuple(size))
     wanted = dtype or number_dtype(fill_value)
-    return e.full(fill_value, tuple(size), wanted, place(device))
+    return e.full(fill_value, tuple(size), wanted, eager_device(device))
 
 
-def _filled(value: Number) -> Any:
+def _filled(value: Number) -> Decomposition:
     def rule(
-        e: Emit, size: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
-        memory_format: Format = None,
+        e: Emit, size: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
+        pin_memory: object = None, memory_format: Format = None,
     ) -> Node:  # fmt: skip
         return full(e, size, value, dtype=_float(dtype), layout=layout, device=device)
 
@@ -99,44 +99,50 @@ DECOMPOSITIONS["ones.default"] = _filled(1)
 
 @decompose("empty.memory_format")
 def empty(
-    e: Emit, size: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
-    memory_format: Format = None,
+    e: Emit, size: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
+    pin_memory: object = None, memory_format: Format = None,
 ) -> Node:  # fmt: skip
     refuse_layout("empty", layout)
     sizes = tuple(size)
     strides = format_strides(sizes, FORMATS[memory_format or torch.contiguous_format])  # type: ignore[arg-type]
-    return e.node("empty", sizes=sizes, strides=strides, dtype=_float(dtype), device=place(device))
+    return e.node("empty", sizes=sizes, strides=strides, dtype=_float(dtype), device=eager_device(device))
 
 
 @decompose("empty_strided.default")
 def empty_strided(
-    e: Emit, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
-    pin_memory: Any = None,
+    e: Emit, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
+    pin_memory: object = None,
 ) -> Node:  # fmt: skip
     refuse_layout("empty_strided", layout)
-    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=_float(dtype), device=place(device))
+    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=_float(dtype), device=eager_device(device))
 
 
 @decompose("scalar_tensor.default")
 def scalar_tensor(
-    e: Emit, s: Any, *, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None
+    e: Emit,
+    s: Number | Node,
+    *,
+    dtype: Dtype = None,
+    layout: object = None,
+    device: Device = None,
+    pin_memory: object = None,
 ) -> Node:
     if isinstance(s, Node):
-        return e.node("scalar_tensor", s, dtype=_float(dtype), device=place(device))
-    return e.number(s, _float(dtype), place(device))
+        return e.node("scalar_tensor", s, dtype=_float(dtype), device=eager_device(device))
+    return e.number(s, _float(dtype), eager_device(device))
 
 
 # Like another tensor: dtype and device are its own unless given.
 
 
-def _like(value: Number | None) -> Any:
+def _like(value: Number | None) -> Decomposition:
     def rule(
-        e: Emit, x: Node, *fill: Number, dtype: Dtype = None, layout: Any = None, device: Device = None,
-        pin_memory: Any = None, memory_format: Format = None,
+        e: Emit, x: Node, *fill: Number, dtype: Dtype = None, layout: object = None, device: Device = None,
+        pin_memory: object = None, memory_format: Format = None,
     ) -> Node:  # fmt: skip
         refuse_layout("like", layout)
         spec = x.tensor
-        kind, where = dtype or spec.dtype, place_like(device, spec)
+        kind, where = dtype or spec.dtype, device_like(device, spec)
         strides = strides_for(e, spec, memory_format)
         if value is None and not fill:
             return e.node("empty", sizes=spec.sizes, strides=strides, dtype=kind, device=where)
@@ -149,13 +155,13 @@ for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)
     DECOMPOSITIONS[f"{_name}_like.default"] = _like(_value)
 
 
-def _new(value: Number | None) -> Any:
+def _new(value: Number | None) -> Decomposition:
     def rule(
-        e: Emit, x: Node, size: Sizes, *fill: Number, dtype: Dtype = None, layout: Any = None, device: Device = None,
-        pin_memory: Any = None,
+        e: Emit, x: Node, size: Sizes, *fill: Number, dtype: Dtype = None, layout: object = None, device: Device = None,
+        pin_memory: object = None,
     ) -> Node:  # fmt: skip
         refuse_layout("new", layout)
-        sizes, kind, where = tuple(size), dtype or x.tensor.dtype, place_like(device, x.tensor)
+        sizes, kind, where = tuple(size), dtype or x.tensor.dtype, device_like(device, x.tensor)
         if value is None and not fill:
             return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=kind, device=where)
         return e.full(fill[0] if fill else value, sizes, kind, where)  # type: ignore[arg-type]
@@ -169,10 +175,10 @@ for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)
 
 @decompose("new_empty_strided.default")
 def new_empty_strided(
-    e: Emit, x: Node, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
-    pin_memory: Any = None,
+    e: Emit, x: Node, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
+    pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    kind, where = dtype or x.tensor.dtype, place_like(device, x.tensor)
+    kind, where = dtype or x.tensor.dtype, device_like(device, x.tensor)
     return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=kind, device=where)
 
 
@@ -186,40 +192,45 @@ def fill(e: Emit, x: Node, value: Number | Node) -> Node:
 # Sequences.
 
 
-def iota(e: Emit, length: Int, dtype: torch.dtype, device: torch.device, start: Any = 0, step: Any = 1) -> Node:
+def iota(
+    e: Emit, length: Int, dtype: torch.dtype, device: torch.device, start: Int | float = 0, step: Int | float = 1
+) -> Node:
     return e.node("iota", length=length, start=start, step=step, dtype=dtype, device=device)
 
 
 @decompose("arange.start_step", "arange.start", "arange.default")
 def arange(
-    e: Emit, *bounds: Any, dtype: Dtype = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
-    **named: Any,
+    e: Emit, *bounds: Int | float, dtype: Dtype = None, layout: object = None, device: Device = None,
+    pin_memory: object = None, **named: Int | float,
 ) -> Node:  # fmt: skip
     """Bounds are (end), (start, end) or (start, end, step)."""
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    step = named.get("step", step)
-    floating = any(isinstance(one, float) for one in (start, end, step))
-    kind = dtype or (torch.get_default_dtype() if floating else torch.int64)
-    if floating:
-        if any(isinstance(one, Expr) for one in (start, end, step)):
-            raise UnsupportedOp(op="aten.arange", reason="it mixes symbolic and floating-point bounds")
-        if kind is torch.int64:
-            # Eager cuts the bounds off before it counts; for other integers after.
-            start, end, step = int(start), int(end), int(step)
-        length: Int = math.ceil((end - start) / step)
-        if not kind.is_floating_point:
-            start, step = int(start), int(step)
-    else:
-        length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
-    return iota(e, length, kind, place(device), start, step)
+    given = (start, end, named.get("step", step))
+    if any(isinstance(bound, float) for bound in given):
+        return _float_arange(e, given, dtype or torch.get_default_dtype(), eager_device(device))
+    start, end, step = [bound for bound in given if not isinstance(bound, float)]
+    length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
+    return iota(e, length, dtype or torch.int64, eager_device(device), start, step)
+
+
+def _float_arange(e: Emit, bounds: Sequence[Int | float], dtype: torch.dtype, device: torch.device) -> Node:
+    numbers = [bound for bound in bounds if not isinstance(bound, Expr)]
+    if len(numbers) < len(bounds):
+        raise UnsupportedOp(op="aten.arange", reason="it mixes symbolic and floating-point bounds")
+    start, end, step = map(int, numbers) if dtype is torch.int64 else numbers
+    length = math.ceil((end - start) / step)
+    if not dtype.is_floating_point:
+        # Eager truncates the bounds before computing the length for int64, afterwards for other integers.
+        start, step = int(start), int(step)
+    return iota(e, length, dtype, device, start, step)
 
 
 @decompose("eye.default", "eye.m")
 def eye(
-    e: Emit, n: Int, m: Int | None = None, *, dtype: Dtype = None, layout: Any = None, device: Device = None,
-    pin_memory: Any = None,
+    e: Emit, n: Int, m: Int | None = None, *, dtype: Dtype = None, layout: object = None, device: Device = None,
+    pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    where = place(device)
+    where = eager_device(device)
     rows = e.node("unsqueeze", iota(e, n, torch.int64, where), axis=1)
     columns = iota(e, n if m is None else m, torch.int64, where)
     return e.convert(e.pointwise("eq", rows, columns), _float(dtype))

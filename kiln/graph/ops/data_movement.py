@@ -8,14 +8,14 @@ aten.slice_backward(g, ...)        =>     pad(g, 0, low=..., high=...)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp
-from kiln.graph.ops.creation import iota, place, relaid, strides_for
-from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.creation import eager_device, iota, relaid, strides_for
+from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import decompose, library
@@ -54,16 +54,15 @@ def reshaped(e: Emit, x: Node, sizes: tuple[Int, ...]) -> Node:
 
 @decompose("_to_copy.default")
 def to_copy(
-    e: Emit, x: Node, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
+    e: Emit, x: Node, *, dtype: torch.dtype | None = None, layout: object = None, device: torch.device | None = None,
     pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
 ) -> Node:  # fmt: skip
     spec = x.tensor
-    if device is not None and place(device) != spec.device:
-        kwargs = {"device": place(device), "dtype": dtype, "non_blocking": non_blocking}
+    if device is not None and eager_device(device) != spec.device:
+        kwargs = {"device": eager_device(device), "dtype": dtype, "non_blocking": non_blocking}
         moved = spec.with_view(spec.sizes, strides_for(e, spec, memory_format), 0)
-        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, place(device))
-        made: Node = e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
-        return made
+        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, eager_device(device))
+        return e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
     same = dtype is None or dtype is spec.dtype
     return relaid(e, copy(e, x) if same else e.convert(x, dtype or spec.dtype), strides_for(e, spec, memory_format))
 
@@ -345,10 +344,9 @@ def scatter_reduce(
 ) -> Node:
     if reduce == "mean" or not include_self:
         args = (x, dim, index, src, reduce)
-        made: Node = e.library(
+        return e.library(
             "aten.scatter_reduce.two", args, {"include_self": include_self}, x.tensor.with_sizes(x.tensor.sizes)
         )
-        return made
     return _scatter(e, x, dim, index, src, REDUCE[reduce])
 
 
@@ -383,7 +381,7 @@ def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bo
         value = e.node("permute", value, dims=order)
     made = e.node("index_put", front, with_dims(e, index), value, axes=(0,), accumulate=accumulate)
     if axis:
-        made = e.node("permute", made, dims=tuple(sorted(range(rank), key=order.__getitem__)))
+        made = e.node("permute", made, dims=tuple([order.index(axis) for axis in range(rank)]))
     return like_rank(e, made, x.tensor.rank)
 
 

@@ -5,8 +5,6 @@ aten.topk(x: f32[4, 8], 2)     =>     (f32[4, 2], i64[4, 2])
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from kiln.graph.ir.node import Node
@@ -29,7 +27,7 @@ def fresh(x: TensorSpec, sizes: tuple[Int, ...], dtype: torch.dtype | None = Non
 
 
 @library("sort.default", "sort.stable")
-def sort(e: Emit, x: Node, *args: Any, **kwargs: Any) -> Pair:
+def sort(e: Emit, x: Node, *args: object, **kwargs: object) -> Pair:
     spec = x.tensor
     strides = e.preserved_strides(spec)
     values = spec.with_view(spec.sizes, strides, 0)
@@ -73,7 +71,7 @@ def median(e: Emit, x: Node) -> TensorSpec:
 
 
 @library("searchsorted.Tensor")
-def searchsorted(e: Emit, sequence: Node, x: Node, *, out_int32: bool = False, **_: Any) -> TensorSpec:
+def searchsorted(e: Emit, sequence: Node, x: Node, *, out_int32: bool = False, **_: object) -> TensorSpec:
     return fresh(x.tensor, x.tensor.sizes, torch.int32 if out_int32 else torch.int64)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit, Number
+from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.prims.meta import broadcast, equal

@@ -359,6 +359,7 @@ def cudnn_batch_norm(
     exponential_average_factor: float, epsilon: float,
 ) -> Effects:  # fmt: skip
     effects = batch_norm(e, x, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+    assert isinstance(effects.results, tuple)
     reserve = e.node("empty", sizes=(0,), strides=(1,), dtype=torch.uint8, device=x.tensor.device)
     return Effects((*effects.results, reserve), effects.writes)
 

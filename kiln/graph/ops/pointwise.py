@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import relaid
-from kiln.graph.ops.emit import Emit, Number, Operand
+from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.tensor.spec import contiguous_strides
@@ -257,8 +258,7 @@ def abs_(e: Emit, x: Node) -> Node:
     dtype = x.tensor.dtype
     if dtype.is_complex:
         spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-        made: Node = e.library("aten.abs.default", (x,), {}, spec.with_dtype(dtype.to_real()))
-        return made
+        return e.library("aten.abs.default", (x,), {}, spec.with_dtype(dtype.to_real()))
     return copy(e, x) if dtype is torch.bool else e.pointwise("abs", x)
 
 
@@ -268,16 +268,14 @@ def conj(e: Emit, x: Node) -> Node:
     if e.origin is None or not e.origin.backward:
         raise UnsupportedOp(op="aten._conj.default", reason="its result is lazy and shares memory with its argument")
     spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-    made: Node = e.library("aten._conj_physical.default", (x,), {}, spec)
-    return made
+    return e.library("aten._conj_physical.default", (x,), {}, spec)
 
 
 @decompose("sign.default", "sgn.default")
 def sign(e: Emit, x: Node) -> Node:
     if x.tensor.dtype.is_complex:
         spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-        made: Node = e.library("aten.sgn.default", (x,), {}, spec)
-        return made
+        return e.library("aten.sgn.default", (x,), {}, spec)
     return copy(e, x) if x.tensor.dtype is torch.bool else e.pointwise("sign", x)
 
 

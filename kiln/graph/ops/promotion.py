@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from kiln.graph.prims.meta import pointwise_spec
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
-R = TypeVar("R", bound=Callable[..., Any])
+R = TypeVar("R", bound=Callable[..., object])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtype in which eager's kernels compute on reduced precision."""
 
@@ -94,7 +94,7 @@ def widened(rule: R) -> R:
     """Decorator: compute in float32 where the first tensor has reduced precision, and round each result once."""
 
     @wraps(rule)
-    def run(e: Emit, *args: Any, **kwargs: Any) -> Any:
+    def run(e: Emit, *args: object, **kwargs: object) -> object:
         narrow = next(one.tensor.dtype for one in args if type(one) is Node)
         if narrow not in OPMATH:
             return rule(e, *args, **kwargs)
@@ -111,26 +111,27 @@ def elementwise(rule: R) -> R:
     wide = widened(rule)
 
     @wraps(rule)
-    def run(e: Emit, *args: Any, **kwargs: Any) -> Any:
+    def run(e: Emit, *args: object, **kwargs: object) -> object:
         result = wide(e, *args, **kwargs)
         specs = [one.tensor for one in args if type(one) is Node]
         if len(specs) < 2 or all(one.strides == specs[0].strides for one in specs):
             return result
         if isinstance(result, tuple):
-            return tuple([_as_iterated(e, one, specs) for one in result])
+            return tuple([_as_iterated(e, part, specs) for part in result])
         return _as_iterated(e, result, specs)
 
     return cast(R, run)
 
 
-def _as_iterated(e: Emit, x: Node, specs: list[TensorSpec]) -> Node:
+def _as_iterated(e: Emit, x: object, specs: list[TensorSpec]) -> Node:
+    assert isinstance(x, Node)
     strides = pointwise_spec(e.oracle, specs, x.tensor.dtype).strides
     return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
 
 
-def _widen(e: Emit, value: Any, narrow: torch.dtype) -> Any:
-    return e.convert(value, OPMATH[narrow]) if type(value) is Node and value.tensor.dtype is narrow else value
+def _widen(e: Emit, value: object, narrow: torch.dtype) -> object:
+    return e.convert(value, OPMATH[narrow]) if isinstance(value, Node) and value.tensor.dtype is narrow else value
 
 
-def _narrow(e: Emit, value: Any, narrow: torch.dtype) -> Any:
-    return e.convert(value, narrow) if type(value) is Node and value.tensor.dtype is OPMATH[narrow] else value
+def _narrow(e: Emit, value: object, narrow: torch.dtype) -> object:
+    return e.convert(value, narrow) if isinstance(value, Node) and value.tensor.dtype is OPMATH[narrow] else value

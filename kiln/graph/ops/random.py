@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import torch
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import place, place_like, relaid, strides_for
+from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
-from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
+from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -29,7 +29,7 @@ Sizes = Sequence[Int]
 def draw(
     e: Emit,
     distribution: str,
-    params: tuple[Any, ...],
+    params: tuple[Attr, ...],
     sizes: tuple[Int, ...],
     dtype: torch.dtype,
     device: torch.device,
@@ -42,15 +42,15 @@ def refuse_generator(op: str, generator: object) -> None:
         raise UnsupportedOp(op=op, reason="it draws from a generator of its own")
 
 
-def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Any, dtype: torch.dtype | None = None) -> Node:
+def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Attr, dtype: torch.dtype | None = None) -> Node:
     return draw(e, distribution, params, x.sizes, dtype or x.dtype, x.device)
 
 
 # In place: what was in the tensor does not matter.
 
 
-def _filling(distribution: str, *defaults: Any) -> Any:
-    def rule(e: Emit, x: Node, *params: Any, generator: Any = None) -> Node:
+def _filling(distribution: str, *defaults: Attr) -> Decomposition:
+    def rule(e: Emit, x: Node, *params: Attr, generator: object = None) -> Node:
         refuse_generator(distribution, generator)
         return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
 
@@ -68,7 +68,7 @@ for _name, _distribution, _defaults in (
 
 
 @decompose("random.default")
-def random_any(e: Emit, x: Node, *, generator: Any = None) -> Node:
+def random_any(e: Emit, x: Node, *, generator: object = None) -> Node:
     """All integers that the dtype holds exactly, from 0."""
     refuse_generator("random_", generator)
     dtype = x.tensor.dtype
@@ -86,21 +86,27 @@ INPLACE["bernoulli_.float"] = "aten.bernoulli.p"
 
 
 @decompose("random.to")
-def random_to(e: Emit, x: Node, to: Int, *, generator: Any = None) -> Node:
+def random_to(e: Emit, x: Node, to: Int, *, generator: object = None) -> Node:
     refuse_generator("random_", generator)
     return draw_like(e, x.tensor, "randint", 0, to)
 
 
 @decompose("bernoulli.default")
-def bernoulli(e: Emit, x: Node, *, generator: Any = None) -> Node:
+def bernoulli(e: Emit, x: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli", generator)
     spec = x.tensor
-    attrs = {"distribution": "bernoulli", "params": (), "sizes": spec.sizes, "dtype": spec.dtype, "device": spec.device}
+    attrs: dict[str, Attr] = {
+        "distribution": "bernoulli",
+        "params": (),
+        "sizes": spec.sizes,
+        "dtype": spec.dtype,
+        "device": spec.device,
+    }
     return relaid(e, e.node("random", x, **attrs), e.preserved_strides(spec))
 
 
 @decompose("bernoulli.Tensor")
-def bernoulli_of(e: Emit, x: Node, p: Node, *, generator: Any = None) -> Node:
+def bernoulli_of(e: Emit, x: Node, p: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli_", generator)
     chances = e.node("expand", p, sizes=x.tensor.sizes) if p.tensor.sizes != x.tensor.sizes else p
     return e.convert(bernoulli(e, chances), x.tensor.dtype)
@@ -109,24 +115,24 @@ def bernoulli_of(e: Emit, x: Node, p: Node, *, generator: Any = None) -> Node:
 # Fresh tensors.
 
 
-def _fresh(distribution: str, *params: Any) -> Any:
+def _fresh(distribution: str, *params: Attr) -> Decomposition:
     def rule(
-        e: Emit, size: Sizes, *, generator: Any = None, dtype: torch.dtype | None = None, layout: Any = None,
-        device: Any = None, pin_memory: Any = None,
+        e: Emit, size: Sizes, *, generator: object = None, dtype: torch.dtype | None = None, layout: object = None,
+        device: torch.device | None = None, pin_memory: object = None,
     ) -> Node:  # fmt: skip
         refuse_generator(distribution, generator)
-        return draw(e, distribution, params, tuple(size), dtype or torch.get_default_dtype(), place(device))
+        return draw(e, distribution, params, tuple(size), dtype or torch.get_default_dtype(), eager_device(device))
 
     return rule
 
 
-def _fresh_like(distribution: str, *params: Any) -> Any:
+def _fresh_like(distribution: str, *params: Attr) -> Decomposition:
     def rule(
-        e: Emit, x: Node, *bounds: Any, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
-        pin_memory: Any = None, memory_format: Any = None,
+        e: Emit, x: Node, *bounds: Int, dtype: torch.dtype | None = None, layout: object = None,
+        device: torch.device | None = None, pin_memory: object = None, memory_format: torch.memory_format | None = None,
     ) -> Node:  # fmt: skip
         spec = x.tensor
-        where = place_like(device, spec)
+        where = device_like(device, spec)
         values = params or (bounds if len(bounds) == 2 else (0, *bounds))
         made = draw(e, distribution, values, spec.sizes, dtype or spec.dtype, where)
         return relaid(e, made, strides_for(e, spec, memory_format))
@@ -144,22 +150,23 @@ DECOMPOSITIONS["randint_like.low_dtype"] = _fresh_like("randint")
 
 @decompose("randint.default", "randint.low", "randint.generator", "randint.low_generator")
 def randint(
-    e: Emit, *bounds: Any, generator: Any = None, dtype: torch.dtype | None = None, layout: Any = None,
-    device: Any = None, pin_memory: Any = None,
+    e: Emit, *bounds: Int | Sizes, generator: object = None, dtype: torch.dtype | None = None, layout: object = None,
+    device: torch.device | None = None, pin_memory: object = None,
 ) -> Node:  # fmt: skip
     """Arguments are (high, size) or (low, high, size)."""
     refuse_generator("randint", generator)
-    low, high, size = (0, *bounds) if len(bounds) == 2 else bounds
-    return draw(e, "randint", (low, high), tuple(size), dtype or torch.int64, place(device))
+    *limits, size = bounds
+    low, high = cast(Sequence[Int], limits if len(limits) == 2 else (0, *limits))
+    return draw(e, "randint", (low, high), tuple(cast(Sizes, size)), dtype or torch.int64, eager_device(device))
 
 
 @decompose("normal.float_float")
 def normal(
-    e: Emit, mean: float, std: float, size: Sizes, *, generator: Any = None, dtype: torch.dtype | None = None,
-    layout: Any = None, device: Any = None, pin_memory: Any = None,
+    e: Emit, mean: float, std: float, size: Sizes, *, generator: object = None, dtype: torch.dtype | None = None,
+    layout: object = None, device: torch.device | None = None, pin_memory: object = None,
 ) -> Node:  # fmt: skip
     refuse_generator("normal", generator)
-    return draw(e, "normal", (mean, std), tuple(size), dtype or torch.get_default_dtype(), place(device))
+    return draw(e, "normal", (mean, std), tuple(size), dtype or torch.get_default_dtype(), eager_device(device))
 
 
 # Dropout as one op (on CUDA; on the CPU it arrives in pieces).

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.emit import Emit, Number, Operand, refuse_complex
+from kiln.graph.ops.emit import Emit, Operand, refuse_complex
 from kiln.graph.ops.pointwise import abs_, copy, floated, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library

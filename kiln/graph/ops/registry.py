@@ -1,64 +1,80 @@
 """What Kiln knows of each ATen overload: one rule per name, in tables by the kind of rule.
 
-    @decompose("aten.silu.default")
+    @decompose("silu.default")
     def silu(e: Emit, x: Node) -> Node:
         return e.pointwise("mul", x, e.pointwise("sigmoid", x))
 
-* DECOMPOSITIONS: `rule(e, *args, **kwargs)` gives nodes for nodes. Tensors arrive as nodes, sizes as `Int`.
-* VIEWS: `rule(e, spec, *args)` gives the steps (view prims) from the tensor to its view, or a list of such.
-* MUTATIONS: like a decomposition, but gives `Effects`: the results, and new contents for arguments.
-* INPLACE: the functional overload behind an in-place one whose name does not tell.
+* DECOMPOSITIONS: `rule(e, *args, **kwargs)` returns nodes. Tensors arrive as nodes, sizes as `Int`.
+* LIBRARY: the overload stays an ATen call; the rule returns the specs of its results.
+* VIEWS: `rule(e, spec, *args)` returns the steps (view prims) from the tensor to its view, or a list of such.
+* MUTATIONS: like a decomposition, but returns `Effects`: the results, and new contents of arguments.
+* INPLACE: the functional overload behind an in-place one whose name does not tell it.
 
-Keys are the names that `str(overload)` gives: resolving an overload costs 30 us, and not every torch has every one.
+Keys are the names from `str(overload)`: resolving an overload costs 30 us, and not every torch has every one.
 In-place and `out=` overloads need no rule: `graph/trace` derives them from the functional one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from typing import Generic, TypeVar, Union, cast, final
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
+from kiln.symbolic import Int
+from kiln.tensor.spec import Spec
 
-F = TypeVar("F", bound=Callable[..., Any])
-Step = tuple[str, dict[str, Any]]
+F = TypeVar("F")
+Rule = TypeVar("Rule")
+ViewStep = tuple[str, dict[str, Attr]]
 """A view prim and its attributes."""
+ViewSteps = tuple[ViewStep, ...]
+Results = Union[Node, Int, None, Sequence["Results"]]  # noqa: UP007
+"""What a decomposition returns; None where eager returns no tensor."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a mutating op does: its results, and new contents for arguments (by position or name)."""
+    """The results of a mutating op, and new contents of arguments (by position or name)."""
 
-    results: Any
+    results: Results
     writes: dict[int | str, Node] = field(default_factory=dict)
 
 
-class Rules:
+Decomposition = Callable[..., Results]
+SpecRule = Callable[..., Spec]
+ViewRule = Callable[..., ViewSteps | list[ViewSteps]]
+MutationRule = Callable[..., Effects]
+
+
+class RuleTable(Generic[Rule]):
     """Overload name -> rule; a name has one rule."""
 
-    def __init__(self, name: str, meaning: str) -> None:
-        self.name, self.meaning = name, meaning
-        self._rules: dict[str, Any] = {}
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._rules: dict[str, Rule] = {}
 
     def __call__(self, *names: str) -> Callable[[F], F]:
-        """Decorator: the rule of these overloads; a name without `aten.` is one of ATen's."""
+        """Decorator: the rule of these overloads; the prefix `aten.` may be left out."""
 
         def fill(rule: F) -> F:
             for name in names:
-                self[name] = rule
+                self[name] = cast(Rule, rule)
             return rule
 
         return fill
 
-    def __setitem__(self, name: str, rule: Any) -> None:
+    def __setitem__(self, name: str, rule: Rule) -> None:
         key = name if name.count(".") == 2 else f"aten.{name}"
         if key in self._rules:
-            raise KeyError(f"{self.name} has a rule for {key} already")
+            raise KeyError(f"{self.name} already has a rule for {key}")
         self._rules[key] = rule
 
-    def get(self, name: str) -> Any | None:
+    def __getitem__(self, name: str) -> Rule:
+        return self._rules[name]
+
+    def get(self, name: str) -> Rule | None:
         return self._rules.get(name)
 
     def __contains__(self, name: object) -> bool:
@@ -71,19 +87,8 @@ class Rules:
         return len(self._rules)
 
 
-DECOMPOSITIONS = decompose = Rules("decompositions", "nodes for nodes")
-LIBRARY = Rules("library", "left to an ATen kernel; the rule predicts specs")
-VIEWS = view = Rules("views", "steps to a view of the first argument")
-MUTATIONS = mutation = Rules("mutations", "results and new contents of arguments")
-INPLACE = Rules("inplace", "the functional overload behind an in-place one")
-
-
-def library(*names: str) -> Callable[[F], F]:
-    """Decorator: these overloads stay ATen steps; the rule gives the specs of their results."""
-
-    def fill(rule: F) -> F:
-        for name in names:
-            LIBRARY[name] = rule
-        return rule
-
-    return fill
+DECOMPOSITIONS = decompose = RuleTable[Decomposition]("decompositions")
+LIBRARY = library = RuleTable[SpecRule]("library")
+VIEWS = view = RuleTable[ViewRule]("views")
+MUTATIONS = mutation = RuleTable[MutationRule]("mutations")
+INPLACE = RuleTable[str]("inplace")

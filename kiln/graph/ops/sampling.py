@@ -7,7 +7,6 @@ reflection_pad2d(f32[1, 3, 4, 5], [1, 2, 0, 0])    =     f32[1, 3, 4, 8]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.convolution import Sizes, at, format_of, laid_out, pooled
@@ -24,13 +23,13 @@ from kiln.tensor.spec import TensorSpec
     "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
     "upsample_nearest3d.default", "_upsample_nearest_exact3d.default", "upsample_trilinear3d.default",
 )  # fmt: skip
-def upsample(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
     spec = x.tensor
     return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
 
 
 @library("upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default")
-def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) -> TensorSpec:
+def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
     return x.tensor.with_sizes((*x.tensor.sizes[:2], *output_size))
 
 
@@ -40,14 +39,14 @@ def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: Any, **kwargs: Any) 
     "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
 )  # fmt: skip
 def upsample2d_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
 ) -> TensorSpec:
     return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
 
 
 @library("upsample_nearest1d_backward.default", "upsample_linear1d_backward.default")
 def upsample1d_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: Any, **kwargs: Any
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
 ) -> TensorSpec:
     return grad.tensor.with_sizes(tuple(input_size))
 
@@ -122,7 +121,7 @@ def image_pad_backward(e: Emit, grad: Node, x: Node, padding: Sizes) -> TensorSp
 
 
 @library("grid_sampler_2d.default", "grid_sampler_3d.default")
-def grid_sampler(e: Emit, x: Node, grid: Node, *args: Any) -> TensorSpec:
+def grid_sampler(e: Emit, x: Node, grid: Node, *args: object) -> TensorSpec:
     return x.tensor.with_sizes((*x.tensor.sizes[:2], *grid.tensor.sizes[1:-1]))
 
 

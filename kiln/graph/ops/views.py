@@ -13,26 +13,24 @@ from collections.abc import Sequence
 import torch
 
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import Step, view
+from kiln.graph.ops.registry import ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
 from kiln.graph.prims.meta import equal, view_strides
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
-Steps = tuple[Step, ...]
 
-
-def _permute(dims: Sequence[int]) -> Steps:
+def _permute(dims: Sequence[int]) -> ViewSteps:
     return (("permute", {"dims": tuple(dims)}),)
 
 
-def _slice(axis: int, start: Int, stop: Int, step: int = 1) -> Steps:
+def _slice(axis: int, start: Int, stop: Int, step: int = 1) -> ViewSteps:
     return (("slice", {"axis": axis, "start": start, "stop": stop, "step": step}),)
 
 
 @view("view.default")
-def view_sizes(e: Emit, x: TensorSpec, size: Sequence[Int]) -> Steps:
+def view_sizes(e: Emit, x: TensorSpec, size: Sequence[Int]) -> ViewSteps:
     sizes = filled(e, x, size)
     if view_strides(e.oracle, x, sizes) is None:
         raise ImpossibleView(sizes=x.sizes, strides=x.strides, new_sizes=sizes)
@@ -40,17 +38,17 @@ def view_sizes(e: Emit, x: TensorSpec, size: Sequence[Int]) -> Steps:
 
 
 @view("_reshape_alias.default")
-def reshape_alias(e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int]) -> Steps:
+def reshape_alias(e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int]) -> ViewSteps:
     return (("view", {"sizes": tuple(size)}),)
 
 
 @view("permute.default")
-def permute(e: Emit, x: TensorSpec, dims: Sequence[int]) -> Steps:
+def permute(e: Emit, x: TensorSpec, dims: Sequence[int]) -> ViewSteps:
     return _permute([axis_of(dim, x.rank) for dim in dims])
 
 
 @view("transpose.int")
-def transpose(e: Emit, x: TensorSpec, dim0: int, dim1: int) -> Steps:
+def transpose(e: Emit, x: TensorSpec, dim0: int, dim1: int) -> ViewSteps:
     first, second = axis_of(dim0, x.rank), axis_of(dim1, x.rank)
     dims = list(range(x.rank))
     if dims:
@@ -59,14 +57,14 @@ def transpose(e: Emit, x: TensorSpec, dim0: int, dim1: int) -> Steps:
 
 
 @view("t.default")
-def t(e: Emit, x: TensorSpec) -> Steps:
+def t(e: Emit, x: TensorSpec) -> ViewSteps:
     if x.rank > 2:
         raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.rank}D")
     return _permute((1, 0)) if x.rank == 2 else ()
 
 
 @view("expand.default")
-def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = False) -> Steps:
+def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = False) -> ViewSteps:
     missing = len(size) - x.rank
     sizes = tuple(
         [
@@ -78,48 +76,48 @@ def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = Fals
 
 
 @view("unsqueeze.default")
-def unsqueeze(e: Emit, x: TensorSpec, dim: int) -> Steps:
+def unsqueeze(e: Emit, x: TensorSpec, dim: int) -> ViewSteps:
     return (("unsqueeze", {"axis": axis_of(dim, x.rank + 1)}),)
 
 
-def _squeezed(e: Emit, x: TensorSpec, axes: Sequence[int]) -> Steps:
+def _squeezed(e: Emit, x: TensorSpec, axes: Sequence[int]) -> ViewSteps:
     ones = tuple([axis for axis in axes if equal(e.oracle, x.sizes[axis], 1)])
     return (("squeeze", {"axes": ones}),) if ones else ()
 
 
 @view("squeeze.default")
-def squeeze(e: Emit, x: TensorSpec) -> Steps:
+def squeeze(e: Emit, x: TensorSpec) -> ViewSteps:
     return _squeezed(e, x, range(x.rank))
 
 
 @view("squeeze.dim")
-def squeeze_dim(e: Emit, x: TensorSpec, dim: int) -> Steps:
+def squeeze_dim(e: Emit, x: TensorSpec, dim: int) -> ViewSteps:
     return _squeezed(e, x, axes_of((dim,), x.rank))
 
 
 @view("squeeze.dims")
-def squeeze_dims(e: Emit, x: TensorSpec, dims: Sequence[int]) -> Steps:
+def squeeze_dims(e: Emit, x: TensorSpec, dims: Sequence[int]) -> ViewSteps:
     return _squeezed(e, x, axes_of(dims, x.rank))
 
 
 @view("slice.Tensor")
 def slice_tensor(
     e: Emit, x: TensorSpec, dim: int = 0, start: Int | None = None, end: Int | None = None, step: int = 1
-) -> Steps:
+) -> ViewSteps:
     axis = axis_of(dim, x.rank)
     low, high = clamp_slice(e, x.sizes[axis], start, end)
     return _slice(axis, low, high, step)
 
 
 @view("narrow.default")
-def narrow(e: Emit, x: TensorSpec, dim: int, start: Int, length: Int) -> Steps:
+def narrow(e: Emit, x: TensorSpec, dim: int, start: Int, length: Int) -> ViewSteps:
     axis = axis_of(dim, x.rank)
     low = wrap_index(e, start, x.sizes[axis])
     return _slice(axis, low, low + length)
 
 
 @view("select.int")
-def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> Steps:
+def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> ViewSteps:
     if not x.rank:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
     axis = axis_of(dim, x.rank)
@@ -127,7 +125,7 @@ def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> Steps:
 
 
 @view("split.Tensor", "unsafe_split.Tensor")
-def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[Steps]:
+def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
     size, length = e.static(x.sizes[axis]), e.static(split_size)
     if length == 0:
@@ -136,12 +134,12 @@ def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[Steps]:
 
 
 @view("split_with_sizes.default", "unsafe_split_with_sizes.default")
-def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: int = 0) -> list[Steps]:
+def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
     if not equal(e.oracle, sum(split_sizes), x.sizes[axis]):
         raise RuntimeError(f"split_with_sizes: {list(split_sizes)} do not add up to the size {x.sizes[axis]}")
     start: Int = 0
-    parts: list[Steps] = []
+    parts: list[ViewSteps] = []
     for size in split_sizes:
         parts.append(_slice(axis, start, start + size))
         start = start + size
@@ -149,40 +147,40 @@ def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: in
 
 
 @view("unbind.int")
-def unbind(e: Emit, x: TensorSpec, dim: int = 0) -> list[Steps]:
+def unbind(e: Emit, x: TensorSpec, dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
     size = e.static(x.sizes[axis])
     return [(("select", {"axis": axis, "index": index}),) for index in range(size)]
 
 
 @view("diagonal.default")
-def diagonal(e: Emit, x: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Steps:
+def diagonal(e: Emit, x: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewSteps:
     return (("diagonal", {"offset": offset, "axis1": axis_of(dim1, x.rank), "axis2": axis_of(dim2, x.rank)}),)
 
 
 @view("unfold.default")
-def unfold(e: Emit, x: TensorSpec, dimension: int, size: Int, step: Int) -> Steps:
+def unfold(e: Emit, x: TensorSpec, dimension: int, size: Int, step: Int) -> ViewSteps:
     return (("unfold", {"axis": axis_of(dimension, x.rank), "size": size, "step": step}),)
 
 
 @view("as_strided.default")
 def as_strided(
     e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int], storage_offset: Int | None = None
-) -> Steps:
+) -> ViewSteps:
     offset = x.offset if storage_offset is None else storage_offset
     return (("as_strided", {"sizes": tuple(size), "strides": tuple(stride), "offset": offset}),)
 
 
 @view("view_as_real.default")
-def view_as_real(e: Emit, x: TensorSpec) -> Steps:
+def view_as_real(e: Emit, x: TensorSpec) -> ViewSteps:
     return (("unsqueeze", {"axis": x.rank}), ("view_dtype", {"dtype": x.dtype.to_real()}))
 
 
 @view("view_as_complex.default")
-def view_as_complex(e: Emit, x: TensorSpec) -> Steps:
+def view_as_complex(e: Emit, x: TensorSpec) -> ViewSteps:
     return (("view_dtype", {"dtype": x.dtype.to_complex()}), ("squeeze", {"axes": (x.rank - 1,)}))
 
 
 @view("view.dtype")
-def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> Steps:
+def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> ViewSteps:
     return () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),)

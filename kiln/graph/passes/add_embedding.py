@@ -20,7 +20,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.rewrite import Users, rewrite, users_of
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import same_place
+from kiln.graph.passes.patterns import can_replace
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import is_static
 
@@ -59,7 +59,7 @@ def added_table(node: Node, users: Users | None = None) -> Node | None:
         other = node.inputs[1 - place]
         if not is_table(one) or one is other or (users is not None and users[one] != [node]):
             continue
-        if same_place(one.spec, other.spec) and other.tensor.is_contiguous():
+        if can_replace(one.spec, other.spec) and other.tensor.is_contiguous():
             return one
     return None
 
@@ -77,4 +77,4 @@ def put_rows(builder: Builder, node: Node) -> Node | None:
         nothing = builder.constant(0.0, rows.tensor.dtype, rows.tensor.device)
         rows = builder.node("where", builder.node("unsqueeze", real, axis=real.tensor.rank), rows, nothing)
     made = builder.node("index_put", other, at, rows, axes=(0,), accumulate=True)
-    return made if same_place(made.spec, node.spec) else None
+    return made if can_replace(made.spec, node.spec) else None

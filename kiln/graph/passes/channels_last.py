@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.interpret import fill_template
+from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.ir.size_oracle import UnknownRelation
@@ -46,7 +46,7 @@ from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import format_strides
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Int, evaluate, product
-from kiln.tensor.spec import Spec, TensorSpec
+from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 
@@ -257,15 +257,8 @@ def view_or_copy(emit: Emit, node: Node, inputs: tuple[Node, ...]) -> Node:
 
 def library_step(emit: Emit, node: Node, inputs: tuple[Node, ...]) -> Node:
     """The same call; its rule predicts the strides of the results."""
-    attrs = node.attrs
-    args = [fill_template(one, inputs, as_it_is) for one in attrs["args"]]
-    kwargs = {key: fill_template(one, inputs, as_it_is) for key, one in attrs["kwargs"]}
-    spec: Spec = LIBRARY.get(attrs["target"])(emit, *args, **kwargs)  # type: ignore[misc]
-    return emit.add(node.op, inputs, attrs, spec)
-
-
-def as_it_is(value: Any) -> Any:
-    return value
+    args, kwargs = node_arguments(node, inputs)
+    return emit.add(node.op, inputs, node.attrs, LIBRARY[node.attrs["target"]](emit, *args, **kwargs))
 
 
 def same_values(new: Spec, old: Spec) -> bool:
@@ -277,5 +270,5 @@ def same_values(new: Spec, old: Spec) -> bool:
     return new == old
 
 
-def same_part(new: Any, old: Any) -> bool:
+def same_part(new: TensorSpec | ScalarSpec | None, old: TensorSpec | ScalarSpec | None) -> bool:
     return new is old if new is None or old is None else same_values(new, old)

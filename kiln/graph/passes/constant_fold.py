@@ -11,10 +11,9 @@ Needs: a functional graph.  Leaves: nodes without users.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -25,7 +24,7 @@ from kiln.graph.ir.interpret import EagerCall
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import same_place
+from kiln.graph.passes.patterns import can_replace
 from kiln.graph.passes.uniform import Number, Uniform
 from kiln.graph.prims.table import Kind
 from kiln.tensor.spec import TensorSpec
@@ -74,7 +73,8 @@ def computed(node: Node, numbers: list[Number]) -> Number | None:
         result = ATEN_RULES[node.op.name](EagerCall(spec), *tensors, **node.attrs)
     except RuntimeError:
         return None
-    return result.item()  # type: ignore[no-any-return]
+    assert isinstance(result, torch.Tensor)
+    return result.item()
 
 
 def uniform_node(builder: Builder, number: Number, spec: TensorSpec) -> Node | None:
@@ -82,14 +82,14 @@ def uniform_node(builder: Builder, number: Number, spec: TensorSpec) -> Node | N
     made = builder.constant(number, spec.dtype, spec.device)
     if spec.rank:
         made = builder.node("full", made, sizes=spec.sizes)
-    return made if same_place(made.spec, spec) else None
+    return made if can_replace(made.spec, spec) else None
 
 
 # Arithmetic on counters. Only integers: a float counter would round elsewhere.
 
-Step = Callable[[Any, Any, Number], tuple[Any, Any]]
+IotaStep = Callable[[int, int, int], tuple[int, int]]
 # fmt: off
-IOTA_STEPS: dict[str, Step] = {  # new start and step
+IOTA_STEPS: dict[str, IotaStep] = {  # new start and step
     "add": lambda start, step, number: (start + number, step),
     "sub": lambda start, step, number: (start - number, step),
     "mul": lambda start, step, number: (start * number, step * number),
@@ -117,18 +117,18 @@ def _iota_arithmetic(builder: Builder, node: Node, uniform: Uniform) -> Node | N
         return None
     attrs["start"], attrs["step"] = change(attrs["start"], attrs["step"], number)
     made = builder.node("iota", **attrs)
-    return made if same_place(made.spec, node.spec) else None
+    return made if can_replace(made.spec, node.spec) else None
 
 
-def _is_small(attrs: dict[str, Any], number: int) -> bool:
+def _is_small(attrs: Mapping[str, object], number: int) -> bool:
     """No sum or product of these leaves 64 bits."""
     values = (attrs["start"], attrs["step"], number)
     return all(isinstance(value, int) and abs(value) < 1 << 20 for value in values)
 
 
-def _stays_exact(attrs: dict[str, Any], dtype: torch.dtype) -> bool:
+def _stays_exact(attrs: Mapping[str, object], dtype: torch.dtype) -> bool:
     limit = EXACT_COUNTS.get(dtype)
-    if limit is None or not all(isinstance(attrs[key], int) for key in ("length", "start", "step")):
+    start, step, length = attrs["start"], attrs["step"], attrs["length"]
+    if limit is None or not (isinstance(start, int) and isinstance(step, int) and isinstance(length, int)):
         return False
-    ends = (attrs["start"], attrs["start"] + attrs["step"] * attrs["length"])
-    return all(isfinite(end) and abs(end) < limit for end in ends)
+    return abs(start) < limit and abs(start + step * length) < limit

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import final
 
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
@@ -74,14 +74,14 @@ def node_key(node: Node) -> Hashable | None:
     return op.name, tuple(inputs), attrs
 
 
-def exact(value: Any) -> Hashable:
+def exact(value: Attr) -> Hashable:
     """A key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
     kind = type(value)
-    if kind is tuple:
-        return tuple([exact(one) for one in value])
+    if isinstance(value, tuple):
+        return tuple([exact(part) for part in value])
     if kind is float or kind is complex:
         return kind, repr(value)
-    return (kind, value) if kind is bool else value
+    return (kind, value) if isinstance(value, bool) else value  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -114,12 +114,10 @@ def _is_considered(node: Node) -> bool:
     if spec.device.type != "cuda" or spec.dtype not in DTYPES or not spec.is_contiguous():
         return False
     tensors = (spec, *[one.tensor for one in node.inputs])
-    plain = all(isinstance(one, Arg) for one in node.attrs["args"]) and not any(map(_is_node, node.attrs["kwargs"]))
+    plain = all(isinstance(one, Arg) for one in node.attrs["args"]) and not any(
+        isinstance(value, Arg) for _, value in node.attrs["kwargs"]
+    )
     return plain and not any(0 in one.sizes for one in tensors)
-
-
-def _is_node(keyword: tuple[str, Any]) -> bool:
-    return isinstance(keyword[1], Arg)
 
 
 def divisor(value: Int) -> int:

@@ -22,7 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import same_place
+from kiln.graph.passes.patterns import can_replace
 from kiln.graph.passes.uniform import Uniform
 from kiln.symbolic import Int
 
@@ -125,4 +125,4 @@ def number_of(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
         return None
     made = builder.node("add", made, number(0.0, made.tensor.dtype))  # -0.0 and zeros add up to 0.0
     made = builder.node("select", made, axis=made.tensor.rank - 1, index=0)
-    return made if same_place(made.spec, node.spec) else None
+    return made if can_replace(made.spec, node.spec) else None

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Union, final
 
 from kiln.graph.ir.build import Builder
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
+from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import Spec, TensorSpec
 
 
 class Pattern:
@@ -50,6 +51,7 @@ class Pattern:
 
 
 PatternLike = Pattern | int | float | bool
+AttrPattern = Union["AttrVar", "Computed", Attr]
 
 
 @final
@@ -78,8 +80,8 @@ class Literal(Pattern):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Attr:
-    """Any attribute."""
+class AttrVar:
+    """Matches any attribute."""
 
     name: str
 
@@ -89,18 +91,18 @@ class Attr:
 class Computed(Pattern):
     """In a replacement: an attribute, or a number, from what was matched. None: the rule does not apply."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Attr]
     names: tuple[str, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Apply(Pattern):
-    """A primitive op; attributes are values, `Attr` or `Computed`. No attributes in a pattern: any."""
+    """A primitive op; attributes are values, `AttrVar` or `Computed`. No attributes in a pattern: any."""
 
     name: str
     inputs: tuple[Pattern, ...]
-    attrs: tuple[tuple[str, Any], ...] = ()
+    attrs: tuple[tuple[str, AttrPattern], ...] = ()
 
 
 def var(name: str) -> Var:
@@ -111,15 +113,15 @@ def const(name: str) -> ConstVar:
     return ConstVar(name)
 
 
-def attr(name: str) -> Attr:
-    return Attr(name)
+def attr(name: str) -> AttrVar:
+    return AttrVar(name)
 
 
-def computed(function: Callable[..., Any], *names: str) -> Computed:
+def computed(function: Callable[..., Attr], *names: str) -> Computed:
     return Computed(function, names)
 
 
-def apply(name: str, *inputs: PatternLike, **attrs: Any) -> Apply:
+def apply(name: str, *inputs: PatternLike, **attrs: AttrPattern) -> Apply:
     wrapped = tuple([one if isinstance(one, Pattern) else Literal(one) for one in inputs])
     return Apply(name, wrapped, tuple(attrs.items()))
 
@@ -183,11 +185,14 @@ class Match:
     root: Node
     uniform: Uniform
     nodes: dict[str, Node] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Number] = field(default_factory=dict)
+    attrs: dict[str, Attr] = field(default_factory=dict)
 
-    def bound(self, name: str) -> Any:
+    def bound(self, name: str) -> Attr | Spec:
         """The number or attribute called `name`, or the spec of that variable."""
-        return self.values[name] if name in self.values else self.nodes[name].spec
+        if name in self.numbers:
+            return self.numbers[name]
+        return self.attrs[name] if name in self.attrs else self.nodes[name].spec
 
 
 def match(rule: RewriteRule, node: Node, uniform: Uniform) -> Match | None:
@@ -222,27 +227,23 @@ def _match(pattern: Pattern, node: Node, found: Match) -> bool:
             return number is not None and same_number(number, value)
         case ConstVar(name):
             number = found.uniform.value(node)
-            known = found.values.setdefault(name, number)
-            return number is not None and known is not None and same_number(known, number)
+            return number is not None and same_number(found.numbers.setdefault(name, number), number)
         case Apply(name, _, _):
             if node.op.name != name:
                 return False
             for inputs in _orders(node):
-                nodes, values = dict(found.nodes), dict(found.values)
+                nodes, numbers, attrs = dict(found.nodes), dict(found.numbers), dict(found.attrs)
                 if _match_apply(pattern, node, inputs, found):
                     return True
-                found.nodes, found.values = nodes, values
+                found.nodes, found.numbers, found.attrs = nodes, numbers, attrs
     return False
 
 
-def _match_attr(expected: Any, actual: Any, found: Match) -> bool:
-    if isinstance(expected, Attr):
-        known = found.values.setdefault(expected.name, actual)
+def _match_attr(expected: AttrPattern, actual: Attr, found: Match) -> bool:
+    if isinstance(expected, AttrVar):
+        known = found.attrs.setdefault(expected.name, actual)
         return bool(known == actual)
     return bool(expected == actual)
-
-
-NOT_APPLICABLE = (ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation)
 
 
 def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
@@ -252,9 +253,9 @@ def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
     """
     try:
         new = _build(rule.replacement, found, builder)
-    except NOT_APPLICABLE:
+    except (NotApplicable, ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation):
         return None
-    return new if new is not None and same_place(new.spec, found.root.spec) else None
+    return new if new is not None and can_replace(new.spec, found.root.spec) else None
 
 
 def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
@@ -268,36 +269,40 @@ def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
         case Apply(name, inputs, attrs):
             nodes = [_build(one, found, builder) for one in inputs]
             values = {key: _attr_value(value, found) for key, value in attrs}
-            if any(one is None for one in nodes) or any(value is NOTHING for value in values.values()):
+            if any(one is None for one in nodes):
                 return None
             return builder.node(name, *[one for one in nodes if one is not None], **values)
     raise TypeError(f"not a pattern: {pattern!r}")
 
 
-def _number(pattern: Pattern, found: Match) -> Any:
+def _number(pattern: Pattern, found: Match) -> Number | None:
     match pattern:
         case Literal(value):
             return value
         case ConstVar(name):
-            return found.values[name]
+            return found.numbers[name]
         case Computed(function, names):
-            return function(*[found.bound(name) for name in names])
+            number = function(*[found.bound(name) for name in names])
+            return number if isinstance(number, Number) else None
     return None
 
 
-NOTHING: Any = object()
+class NotApplicable(Exception):
+    """A computed attribute is None: the rule does not apply."""
 
 
-def _attr_value(value: Any, found: Match) -> Any:
-    if isinstance(value, Attr):
-        return found.values[value.name]
+def _attr_value(value: AttrPattern, found: Match) -> Attr:
+    if isinstance(value, AttrVar):
+        return found.attrs[value.name]
     if isinstance(value, Computed):
         result = value.function(*[found.bound(name) for name in value.names])
-        return NOTHING if result is None else result
+        if result is None:
+            raise NotApplicable
+        return result
     return value
 
 
-def same_place(new: Any, old: Any) -> bool:
+def can_replace(new: Spec, old: Spec) -> bool:
     """May a value of spec `new` stand where `old` was? Strides of size-1 dimensions do not count."""
     if new is old or new == old:
         return True
@@ -305,5 +310,5 @@ def same_place(new: Any, old: Any) -> bool:
         isinstance(new, TensorSpec)
         and isinstance(old, TensorSpec)
         and (new.dtype, new.sizes, new.offset, new.device) == (old.dtype, old.sizes, old.offset, old.device)
-        and all(a == b or size == 1 for a, b, size in zip(new.strides, old.strides, new.sizes, strict=True))
+        and same_strides(new.strides, old.strides, new.sizes)
     )

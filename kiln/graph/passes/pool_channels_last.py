@@ -20,7 +20,7 @@ import torch
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.interpret import fill_template
+from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.ops.emit import Emit
@@ -75,5 +75,5 @@ def pooled(builder: Builder, node: Node, emit: Emit) -> Node:
     """The same call on a copy in the other layout; its rule predicts the strides of the results."""
     (image,) = node.inputs
     copy = builder.node("clone", image, strides=format_strides(image.tensor.sizes, "channels_last"))
-    args = [fill_template(one, (copy,), lambda value: value) for one in node.attrs["args"]]
-    return builder.add(node.op, (copy,), node.attrs, LIBRARY.get(POOL)(emit, *args))  # type: ignore[misc]
+    args, _ = node_arguments(node, (copy,))
+    return builder.add(node.op, (copy,), node.attrs, LIBRARY[POOL](emit, *args))

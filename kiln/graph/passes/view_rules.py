@@ -24,14 +24,15 @@ def compose(inner: Axes, outer: Axes) -> Axes:
 
 
 def same_axis(match: Match) -> bool:
-    return bool(match.values["q"] == (match.values["axis"],))
+    return bool(match.attrs["q"] == (match.attrs["axis"],))
 
 
 def is_whole(match: Match) -> bool:
     """The slice takes everything."""
     spec: TensorSpec = match.nodes["x"].tensor
-    whole = (0, spec.sizes[match.values["axis"]], 1)
-    return (match.values["start"], match.values["stop"], match.values["step"]) == whole
+    axis = match.attrs["axis"]
+    assert isinstance(axis, int)
+    return (match.attrs["start"], match.attrs["stop"], match.attrs["step"]) == (0, spec.sizes[axis], 1)
 
 
 def is_packed(match: Match) -> bool:
@@ -42,7 +43,7 @@ def is_packed(match: Match) -> bool:
 PLACE = {"axis": axis, "start": start, "stop": stop, "step": step}
 SPOT = {"axis": axis, "index": index}
 
-# A replacement whose strides or offset would differ does not apply (`same_place`): what reads it relies on them.
+# A replacement whose strides or offset would differ does not apply (`can_replace`): what reads it relies on them.
 # fmt: off
 VIEWS = RuleSet(
     #    name                     pattern                                                   replacement      only if

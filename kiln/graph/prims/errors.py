@@ -1,4 +1,4 @@
-"""Errors of the shape rules: what eager itself would refuse.
+"""Errors of the shape rules: what eager also refuses.
 
 `broadcast` of [3] and [4]  =>  KILN2201: the sizes 3 and 4 do not broadcast
 """
@@ -9,16 +9,16 @@ from kiln.support.errors import KilnError
 
 
 class ShapeMismatch(KilnError, RuntimeError):
-    """Sizes that do not fit an op; eager raises too."""
+    """Sizes that an op does not accept; eager raises too."""
 
     code = "KILN2201"
-    what = "`{op}` cannot take these sizes"
+    what = "`{op}` does not accept these sizes"
     why = "{problem}"
-    try_ = ("run the program eagerly: it reports the same mismatch with its own message",)
+    try_ = ("run the program eagerly: it raises for the same mismatch",)
 
 
 class DeviceMismatch(KilnError, RuntimeError):
-    """Tensors of two devices in one op; only CPU tensors of rank 0 mix with another device."""
+    """Inputs on different devices; only CPU tensors of rank 0 mix with another device."""
 
     code = "KILN2202"
     what = "`{op}` has inputs on different devices"
@@ -27,9 +27,9 @@ class DeviceMismatch(KilnError, RuntimeError):
 
 
 class ImpossibleView(KilnError, RuntimeError):
-    """A view that would need a copy."""
+    """A view that is only possible as a copy."""
 
     code = "KILN2203"
     what = "a tensor of sizes {sizes} and strides {strides} has no view of sizes {new_sizes}"
-    why = "a dimension would span elements that are not evenly spaced"
-    try_ = ("use `reshape`, which copies where it must",)
+    why = "the elements of a dimension would not be evenly spaced"
+    try_ = ("use `reshape`, which copies where necessary",)

@@ -1,4 +1,4 @@
-"""The rows of the primitive op set."""
+"""The rows of the primitive op set; `PRIMS["add"]` is the row of `add`."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ STRUCTURE, EFFECT, NESTED = Kind.STRUCTURE, Kind.EFFECT, Kind.NESTED
 PRIMS = PrimTable(
     #    name               inputs meaning                                          kind
     # structure
-    Prim("input",           0, "argument number `index` of the graph",              STRUCTURE, ("index", "name"), flops=0),
+    Prim("input",           0, "argument `index` of the graph",                     STRUCTURE, ("index", "name"), flops=0),
     Prim("constant_tensor", 0, "a tensor known at compile time, by content key",    STRUCTURE, ("key",), flops=0),
-    Prim("item",            1, "result number `index` of an op with several",       STRUCTURE, ("index",), flops=0),
+    Prim("item",            1, "result `index` of an op with several",              STRUCTURE, ("index",), flops=0),
 
     # arithmetic
     Prim("neg",             1, "-x",                                                POINTWISE),
     Prim("abs",             1, "|x|",                                               POINTWISE),
-    Prim("sign",            1, "-1, 0 or 1; 0 of NaN, as in eager",                 POINTWISE),
+    Prim("sign",            1, "-1, 0 or 1; 0 for NaN, as in eager",                POINTWISE),
     Prim("add",             2, "x + y",                                             POINTWISE, commutative=True),
     Prim("sub",             2, "x - y",                                             POINTWISE),
     Prim("mul",             2, "x * y",                                             POINTWISE, commutative=True),
     Prim("div",             2, "x / y, floating point only",                        POINTWISE, floating=True, flops=4),
-    Prim("floor_div",       2, "floor(x / y) as Python's //",                       POINTWISE, flops=4),
+    Prim("floor_div",       2, "floor(x / y), Python's //",                         POINTWISE, flops=4),
     Prim("trunc_div",       2, "trunc(x / y)",                                      POINTWISE, flops=4),
-    Prim("remainder",       2, "x - y*floor(x/y), the sign of y",                   POINTWISE, flops=6),
-    Prim("fmod",            2, "x - y*trunc(x/y), the sign of x",                   POINTWISE, flops=6),
-    Prim("fma",             3, "x*y + z rounded once",                              POINTWISE, floating=True),
+    Prim("remainder",       2, "x - y*floor(x/y), sign of y",                       POINTWISE, flops=6),
+    Prim("fmod",            2, "x - y*trunc(x/y), sign of x",                       POINTWISE, flops=6),
+    Prim("fma",             3, "x*y + z, rounded once",                             POINTWISE, floating=True),
     Prim("pow",             2, "x to the power y",                                  POINTWISE, flops=20),
-    Prim("maximum",         2, "the larger; NaN wins",                              POINTWISE, commutative=True),
-    Prim("minimum",         2, "the smaller; NaN wins",                             POINTWISE, commutative=True),
-    Prim("fmax",            2, "the larger; NaN loses",                             POINTWISE, commutative=True),
-    Prim("fmin",            2, "the smaller; NaN loses",                            POINTWISE, commutative=True),
+    Prim("maximum",         2, "larger of x and y; NaN propagates",                 POINTWISE, commutative=True),
+    Prim("minimum",         2, "smaller of x and y; NaN propagates",                POINTWISE, commutative=True),
+    Prim("fmax",            2, "larger of x and y, ignoring NaN",                   POINTWISE, commutative=True),
+    Prim("fmin",            2, "smaller of x and y, ignoring NaN",                  POINTWISE, commutative=True),
     Prim("where",           3, "y where x (bool) is true, else z",                  POINTWISE),
     Prim("copysign",        2, "|x| with the sign of y",                            POINTWISE, floating=True),
-    Prim("nextafter",       2, "the next number from x towards y",                  POINTWISE, floating=True),
+    Prim("nextafter",       2, "next number after x towards y",                     POINTWISE, floating=True),
     Prim("hypot",           2, "sqrt(x*x + y*y) without overflow",                  POINTWISE, floating=True, flops=8),
 
     # rounding
     Prim("floor",           1, "largest integer not above x",                       POINTWISE, floating=True),
     Prim("ceil",            1, "smallest integer not below x",                      POINTWISE, floating=True),
-    Prim("trunc",           1, "x without its fraction",                            POINTWISE, floating=True),
+    Prim("trunc",           1, "x without its fractional part",                     POINTWISE, floating=True),
     Prim("round",           1, "nearest integer, ties to even",                     POINTWISE, floating=True),
 
     # roots, exponentials, trigonometry
@@ -68,7 +68,7 @@ PRIMS = PrimTable(
     Prim("asin",            1, "arc sine",                                          POINTWISE, floating=True, flops=20),
     Prim("acos",            1, "arc cosine",                                        POINTWISE, floating=True, flops=20),
     Prim("atan",            1, "arc tangent",                                       POINTWISE, floating=True, flops=20),
-    Prim("atan2",           2, "angle of the point (y=x, x=y)",                     POINTWISE, floating=True, flops=24),
+    Prim("atan2",           2, "angle of the point (y, x)",                         POINTWISE, floating=True, flops=24),
     Prim("sinh",            1, "hyperbolic sine",                                   POINTWISE, floating=True, flops=20),
     Prim("cosh",            1, "hyperbolic cosine",                                 POINTWISE, floating=True, flops=20),
     Prim("tanh",            1, "hyperbolic tangent",                                POINTWISE, floating=True, flops=16),
@@ -89,28 +89,28 @@ PRIMS = PrimTable(
     Prim("le",              2, "x <= y",                                            POINTWISE, result="bool"),
     Prim("gt",              2, "x > y",                                             POINTWISE, result="bool"),
     Prim("ge",              2, "x >= y",                                            POINTWISE, result="bool"),
-    Prim("isnan",           1, "x is not a number",                                 POINTWISE, result="bool"),
+    Prim("isnan",           1, "x is NaN",                                          POINTWISE, result="bool"),
     Prim("isinf",           1, "x is plus or minus infinity",                       POINTWISE, result="bool"),
     Prim("signbit",         1, "the sign bit is set",                               POINTWISE, result="bool"),
     Prim("logical_not",     1, "not x, on bool",                                    POINTWISE, result="bool"),
-    Prim("bitwise_and",     2, "bits of both; logical and on bool",                 POINTWISE, commutative=True),
-    Prim("bitwise_or",      2, "bits of either; logical or on bool",                POINTWISE, commutative=True),
-    Prim("bitwise_xor",     2, "bits of one; inequality on bool",                   POINTWISE, commutative=True),
-    Prim("bitwise_not",     1, "all bits flipped; not on bool",                     POINTWISE),
+    Prim("bitwise_and",     2, "x & y; logical and on bool",                        POINTWISE, commutative=True),
+    Prim("bitwise_or",      2, "x | y; logical or on bool",                         POINTWISE, commutative=True),
+    Prim("bitwise_xor",     2, "x ^ y; inequality on bool",                         POINTWISE, commutative=True),
+    Prim("bitwise_not",     1, "~x; not on bool",                                   POINTWISE),
     Prim("shift_left",      2, "x << y",                                            POINTWISE),
     Prim("shift_right",     2, "x >> y, arithmetic",                                POINTWISE),
     Prim("convert",         1, "the value in another dtype",                        POINTWISE, ("dtype",), result="attr"),
-    Prim("bitcast",         1, "the same bits as another dtype of equal width",     POINTWISE, ("dtype",), result="attr", flops=0),
+    Prim("bitcast",         1, "the same bits as a dtype of equal width",           POINTWISE, ("dtype",), result="attr", flops=0),
 
-    # reductions: attribute axes; index reductions take one axis and give int64
+    # reductions: attribute axes; index reductions take one axis and return int64
     Prim("sum",             1, "sum along `axes`",                                  REDUCTION, ("axes",)),
     Prim("prod",            1, "product along `axes`",                              REDUCTION, ("axes",)),
-    Prim("amax",            1, "largest element along `axes`; NaN wins",            REDUCTION, ("axes",)),
-    Prim("amin",            1, "smallest element along `axes`; NaN wins",           REDUCTION, ("axes",)),
-    Prim("any",             1, "some element is true (bool)",                       REDUCTION, ("axes",)),
-    Prim("all",             1, "every element is true (bool)",                      REDUCTION, ("axes",)),
-    Prim("argmax",          1, "index of the first largest along `axes` (one)",     REDUCTION, ("axes",), result="int64"),
-    Prim("argmin",          1, "index of the first smallest along `axes` (one)",    REDUCTION, ("axes",), result="int64"),
+    Prim("amax",            1, "largest element along `axes`; NaN propagates",      REDUCTION, ("axes",)),
+    Prim("amin",            1, "smallest element along `axes`; NaN propagates",     REDUCTION, ("axes",)),
+    Prim("any",             1, "whether any element is true (bool)",                REDUCTION, ("axes",)),
+    Prim("all",             1, "whether all elements are true (bool)",              REDUCTION, ("axes",)),
+    Prim("argmax",          1, "first index of the largest along one axis",         REDUCTION, ("axes",), result="int64"),
+    Prim("argmin",          1, "first index of the smallest along one axis",        REDUCTION, ("axes",), result="int64"),
 
     # scans: attribute axis
     Prim("cumsum",          1, "running sum along `axis`",                          SCAN, ("axis",)),
@@ -118,44 +118,44 @@ PRIMS = PrimTable(
     Prim("cummax",          1, "running maximum along `axis`",                      SCAN, ("axis",)),
     Prim("cummin",          1, "running minimum along `axis`",                      SCAN, ("axis",)),
 
-    # views: the meaning is that of the eager view; strides and offset as eager gives them
-    Prim("expand",          1, "broadcast to `sizes` (leading dims added)",         VIEW, ("sizes",), flops=0),
-    Prim("permute",         1, "dimension i is input dimension dims[i]",            VIEW, ("dims",), flops=0),
+    # views: as in eager, strides and offset included
+    Prim("expand",          1, "broadcast to `sizes`; new dims lead",               VIEW, ("sizes",), flops=0),
+    Prim("permute",         1, "result dimension i is dimension dims[i] of x",      VIEW, ("dims",), flops=0),
     Prim("view",            1, "the elements in order under `sizes`, no copy",      VIEW, ("sizes",), flops=0),
-    Prim("unsqueeze",       1, "a dimension of size 1 at `axis`",                   VIEW, ("axis",), flops=0),
+    Prim("unsqueeze",       1, "a new dimension of size 1 at `axis`",               VIEW, ("axis",), flops=0),
     Prim("squeeze",         1, "without the size-1 dimensions `axes`",              VIEW, ("axes",), flops=0),
     Prim("slice",           1, "start:stop:step along `axis`, already clamped",     VIEW, ("axis", "start", "stop", "step"), flops=0),
-    Prim("select",          1, "index `index` along `axis`, which goes",            VIEW, ("axis", "index"), flops=0),
-    Prim("diagonal",        1, "diagonal of dims axis1, axis2, appended last",      VIEW, ("offset", "axis1", "axis2"), flops=0),
-    Prim("unfold",          1, "sliding windows along `axis`, appended last",       VIEW, ("axis", "size", "step"), flops=0),
+    Prim("select",          1, "element `index` along `axis`, which is removed",    VIEW, ("axis", "index"), flops=0),
+    Prim("diagonal",        1, "diagonal of dims axis1, axis2, as the last dim",    VIEW, ("offset", "axis1", "axis2"), flops=0),
+    Prim("unfold",          1, "sliding windows along `axis`, as the last dim",     VIEW, ("axis", "size", "step"), flops=0),
     Prim("as_strided",      1, "sizes, strides and offset over the storage",        VIEW, ("sizes", "strides", "offset"), flops=0),
-    Prim("view_dtype",      1, "the same bytes as another dtype, last dim scaled",  VIEW, ("dtype",), result="attr", flops=0),
+    Prim("view_dtype",      1, "the same bytes as another dtype",                   VIEW, ("dtype",), result="attr", flops=0),
 
-    # moves
-    Prim("clone",           1, "a copy with strides `strides` (None: contiguous)",  DATA_MOVEMENT, ("strides",), flops=0),
-    Prim("reshape",         1, "the elements in order under `sizes`, contiguous copy", DATA_MOVEMENT, ("sizes",), flops=0),
-    Prim("cat",          None, "inputs one after the other along `axis`",           DATA_MOVEMENT, ("axis",), flops=0),
+    # data movement
+    Prim("clone",           1, "a copy with `strides` (None: contiguous)",          DATA_MOVEMENT, ("strides",), flops=0),
+    Prim("reshape",         1, "a contiguous copy under `sizes`",                   DATA_MOVEMENT, ("sizes",), flops=0),
+    Prim("cat",          None, "inputs joined along `axis`",                        DATA_MOVEMENT, ("axis",), flops=0),
     Prim("flip",            1, "reversed along `axes`",                             DATA_MOVEMENT, ("axes",), flops=0),
-    Prim("pad",             2, "x with `low` and `high` elements y (rank 0) added per dim; negative crops", DATA_MOVEMENT, ("low", "high"), flops=0),
+    Prim("pad",             2, "x with `low` and `high` elements y (rank 0) added per dimension; negative crops", DATA_MOVEMENT, ("low", "high"), flops=0),
     Prim("gather",          2, "out[i..] = x[i.., index[i..] at `axis`, ..]",       DATA_MOVEMENT, ("axis",), flops=0),
     Prim("index",        None, "x[..., i0, i1, ...]: advanced indexing, indices at `axes` (adjacent as in eager)", DATA_MOVEMENT, ("axes",), flops=0),
-    Prim("select_scatter",  2, "x with y put at `index` of `axis`",                 DATA_MOVEMENT, ("axis", "index"), flops=0),
-    Prim("slice_scatter",   2, "x with y put at start:stop:step of `axis`",         DATA_MOVEMENT, ("axis", "start", "stop", "step"), flops=0),
-    Prim("diagonal_scatter", 2, "x with y put on the diagonal",                     DATA_MOVEMENT, ("offset", "axis1", "axis2"), flops=0),
-    Prim("as_strided_scatter", 2, "x with y put at sizes, strides, offset of its storage", DATA_MOVEMENT, ("sizes", "strides", "offset"), flops=0),
+    Prim("select_scatter",  2, "x with element `index` along `axis` set to y",      DATA_MOVEMENT, ("axis", "index"), flops=0),
+    Prim("slice_scatter",   2, "x with start:stop:step along `axis` set to y",      DATA_MOVEMENT, ("axis", "start", "stop", "step"), flops=0),
+    Prim("diagonal_scatter", 2, "x with its diagonal set to y",                     DATA_MOVEMENT, ("offset", "axis1", "axis2"), flops=0),
+    Prim("as_strided_scatter", 2, "x with the view of sizes, strides, offset set to y", DATA_MOVEMENT, ("sizes", "strides", "offset"), flops=0),
 
     # scatters
-    Prim("scatter",         3, "x with out[i.., index[i..] at `axis`, ..] = src; `reduce` is None, sum, prod, amax, amin", SCATTER, ("axis", "reduce"), flops=0),
-    Prim("index_put",    None, "x with values (last input) put, or added, at indices `axes`", SCATTER, ("axes", "accumulate"), flops=0),
+    Prim("scatter",         3, "out = x; out[.., index[i], ..] = src[i] along `axis`, combined by `reduce` (None, sum, prod, amax, amin)", SCATTER, ("axis", "reduce"), flops=0),
+    Prim("index_put",    None, "x with values (last input) stored, or added, at the indices of `axes`", SCATTER, ("axes", "accumulate"), flops=0),
 
     # creation: attributes dtype, device
-    Prim("constant",        0, "one number, rank 0",                                CREATE, ("value", "dtype", "device"), result="attr", flops=0),
+    Prim("constant",        0, "a number, rank 0",                                  CREATE, ("value", "dtype", "device"), result="attr", flops=0),
     Prim("scalar_tensor",   1, "a scalar input as a tensor of rank 0",              CREATE, ("dtype", "device"), result="attr", flops=0),
-    Prim("full",            1, "`sizes` copies of x (rank 0)",                      CREATE, ("sizes",), flops=0),
+    Prim("full",            1, "x (rank 0) repeated to `sizes`",                    CREATE, ("sizes",), flops=0),
     Prim("iota",            0, "start + step * i for i < length",                   CREATE, ("length", "start", "step", "dtype", "device"), result="attr"),
     Prim("empty",           0, "uninitialised memory",                              CREATE, ("sizes", "strides", "dtype", "device"), result="attr", flops=0),
 
-    # randomness: one node serves forward and backward
+    # randomness: forward and backward share the node
     Prim("random",       None, "`distribution` (uniform, normal, bernoulli, randint, exponential) with `params`", RANDOM,
          ("distribution", "params", "sizes", "dtype", "device"), result="attr", flops=10),
 
@@ -165,11 +165,11 @@ PRIMS = PrimTable(
     # effects
     Prim("assert",          1, "stop with `message` unless x (bool, rank 0)",       EFFECT, ("message",), flops=0),
     Prim("opaque",       None, "an op with unknown effects: `target` on `args`, `kwargs`", EFFECT, ("target", "args", "kwargs")),
-    Prim("local_scalar",    1, "the value of x (rank 0) as a scalar of the host; stop unless `checks` hold", EFFECT, ("kind", "checks"), flops=0),
+    Prim("local_scalar",    1, "the value of x (rank 0) as a host scalar; stop unless `checks` hold", EFFECT, ("kind", "checks"), flops=0),
 
     # nested graphs
     Prim("cond",         None, "graph `true` or `false` on inputs 1.., by input 0", NESTED, ("true", "false")),
-    Prim("while_loop",   None, "graph `body` while graph `test`",                   NESTED, ("test", "body")),
+    Prim("while_loop",   None, "repeats graph `body` while graph `test` holds",     NESTED, ("test", "body")),
     Prim("region",       None, "graph `body`, tagged (checkpoint, repeated block)", NESTED, ("body", "tag")),
 )
 # fmt: on

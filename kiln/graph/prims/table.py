@@ -1,14 +1,16 @@
 """The primitive op set: one row per op, as data. What a stage knows of an op is a column.
 
-Every ATen op that Kiln understands becomes nodes of these. The rows say *what* an op is; how its
-spec is computed (`meta`), how it is lowered, printed in C++ or Triton, or interpreted is a column
-filled next to the stage that needs it and tested for gaps.
+    Prim("where", 3, "y where x (bool) is true, else z", POINTWISE)       a row: what the op is
+    @meta("where")                                                        a cell: how its spec is computed
+
+Every ATen op that Kiln understands becomes nodes of these. How an op is lowered, printed as C++ or Triton,
+or interpreted is a column that is filled next to the stage that needs it, and tested for gaps.
 
 Conventions
 * POINTWISE inputs have equal dtypes (a decomposition inserts `convert`) and broadcast as in NumPy.
 * A Python number in an expression is a `constant` node of rank 0.
 * Axes are non-negative and sorted; a reduction removes its axes (keepdim is an `unsqueeze`).
-* The graph is functional. VIEW ops have the strides that eager's view would have.
+* The graph is functional. VIEW ops have the strides of eager's view.
 * What is left to a library (matmul, convolution, attention, sort) is `aten`: attribute `target` is
   the overload ("aten.mm.default"), `args`/`kwargs` are templates in which `Arg(i)` stands for input i.
 """
@@ -18,32 +20,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, final
+from typing import Generic, TypeVar, cast, final
+
+Cell = TypeVar("Cell")
+Filled = TypeVar("Filled")
 
 
 class Kind(Enum):
-    """What an op does with elements; lowering has one way for each kind."""
+    """What an op does with elements; lowering treats all ops of a kind alike."""
 
-    POINTWISE = "one result element from the elements at the same place"
+    POINTWISE = "each result element from the input elements at the same index"
     REDUCTION = "combines elements along axes"
-    SCAN = "running combination along one axis"
-    VIEW = "the same elements under other sizes and strides"
-    DATA_MOVEMENT = "result elements are input elements, picked by an index expression or by data"
-    SCATTER = "input elements are written to places picked by data"
-    CREATE = "elements from nothing but attributes"
+    SCAN = "running combination along an axis"
+    VIEW = "the same memory under other sizes and strides"
+    DATA_MOVEMENT = "result elements are input elements, selected by an index expression or by data"
+    SCATTER = "input elements are written to positions selected by data"
+    CREATE = "elements from attributes alone"
     RANDOM = "elements from a random stream"
     LIBRARY = "left to an ATen kernel"
     STRUCTURE = "bookkeeping: input, constant tensor, item of a tuple"
-    EFFECT = "kept in order by an effect token: assert, opaque op, collective"
+    EFFECT = "has an effect besides its result, kept in order: assert, opaque op, host read"
     NESTED = "holds graphs: branch, loop, checkpoint region, repeated block"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Prim:
-    """One primitive op.
+    """A primitive op.
 
-    `result`: "same" (dtype of the inputs), "bool", "int64" or "attr" (attribute `dtype`).
+    `result`: the dtype of the result: "same" (as the inputs), "bool", "int64" or "attr" (attribute `dtype`).
     `flops`: arithmetic cost per element for the cost model; 0 for data movement.
     """
 
@@ -63,34 +68,34 @@ class Prim:
         return self.kind not in (Kind.RANDOM, Kind.EFFECT, Kind.NESTED)
 
 
-class Column:
+class Column(Generic[Cell]):
     """What one stage knows of each op: a function (or a value) per row of a table."""
 
     def __init__(self, table: PrimTable, name: str, required: frozenset[Kind]) -> None:
         self.table, self.name, self.required = table, name, required
-        self.cells: dict[str, Any] = {}
+        self.cells: dict[str, Cell] = {}
 
-    def __call__(self, *names: str) -> Callable[[Any], Any]:
+    def __call__(self, *names: str) -> Callable[[Filled], Filled]:
         """Decorator: fill the cells of these ops."""
 
-        def fill(cell: Any) -> Any:
+        def fill(cell: Filled) -> Filled:
             for name in names:
-                self[name] = cell
+                self[name] = cast(Cell, cell)
             return cell
 
         return fill
 
-    def __setitem__(self, name: str, cell: Any) -> None:
+    def __setitem__(self, name: str, cell: Cell) -> None:
         if name not in self.table:
             raise KeyError(f"no primitive op `{name}` in the table (column {self.name})")
         if name in self.cells:
-            raise KeyError(f"column {self.name} has a cell for `{name}` already")
+            raise KeyError(f"column {self.name} already has a cell for `{name}`")
         self.cells[name] = cell
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Cell:
         return self.cells[name]
 
-    def get(self, name: str) -> Any | None:
+    def get(self, name: str) -> Cell | None:
         return self.cells.get(name)
 
     def gaps(self) -> list[str]:
@@ -99,20 +104,20 @@ class Column:
 
 
 class PrimTable:
-    """The rows by name, in order, and the columns made on them."""
+    """The rows by name, in order, and the columns over them."""
 
     def __init__(self, *rows: Prim) -> None:
         self.rows = {row.name: row for row in rows}
         if len(self.rows) != len(rows):
             raise ValueError("a primitive op has two rows")
-        self.columns: dict[str, Column] = {}
+        self.columns: set[str] = set()
 
-    def column(self, name: str, *, required: frozenset[Kind] = frozenset()) -> Column:
+    def column(self, name: str, *, required: frozenset[Kind] = frozenset()) -> Column[Cell]:
         """A new column; `required`: the kinds of op that must have a cell."""
         if name in self.columns:
-            raise ValueError(f"there is a column {name} already")
-        column = self.columns[name] = Column(self, name, required)
-        return column
+            raise ValueError(f"there already is a column {name}")
+        self.columns.add(name)
+        return Column(self, name, required)
 
     def __getitem__(self, name: str) -> Prim:
         return self.rows[name]

@@ -13,20 +13,19 @@ ground to choose a program: they differ in every call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.table import Kind
+from kiln.graph.ir.rewrite import symbols_of
+from kiln.graph.trace.constant_value import PURE_KINDS
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
-from kiln.symbolic import Expr, Symbol
+from kiln.symbolic import Symbol
 from kiln.tensor.spec import TensorSpec
 
-PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE})
 LARGEST = 1 << 22
 """Elements of the largest tensor that a condition may be computed from."""
 
@@ -44,7 +43,7 @@ def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, l
     needed = _cone(roots)
     kept = [node for node in recorder.nodes if node in needed]
     records = [record for record in recorder.inputs if record.node in needed]
-    missing = _symbols(needed) - _given(records)
+    missing = symbols_of(needed) - _given(records)
     for record in recorder.inputs:
         if record.node not in needed and missing & _given([record]):
             records.append(record)
@@ -82,23 +81,10 @@ def _is_integral(node: Node) -> bool:
         return False
     if node.op.name == "input":
         return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
-    return node.op.kind in PURE or node.op.name == "constant_tensor"
-
-
-def _symbols(value: Any) -> frozenset[Symbol]:
-    """The symbols in attributes and sizes."""
-    if isinstance(value, Expr):
-        return value.free_symbols()
-    if isinstance(value, Node):
-        return _symbols(tuple(value.attrs.values())) | _symbols(value.spec)
-    if isinstance(value, TensorSpec):
-        return _symbols((*value.sizes, *value.strides, value.offset))
-    if isinstance(value, tuple | dict):
-        return frozenset().union(*map(_symbols, value))
-    return frozenset()
+    return node.op.kind in PURE_KINDS or node.op.name == "constant_tensor"
 
 
 def _given(records: Sequence[InputRecord]) -> frozenset[Symbol]:
     """The symbols that can be read off these inputs."""
     specs = [record.spec for record in records if isinstance(record.spec, TensorSpec)]
-    return frozenset(one for spec in specs for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol))
+    return frozenset(size for spec in specs for size in (*spec.sizes, *spec.strides) if isinstance(size, Symbol))

@@ -15,14 +15,16 @@ import torch
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import symbols_in
 from kiln.graph.prims.table import Kind
-from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 16
 """Elements of the largest tensor that is computed at compile time."""
 
-_PURE = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE})
+PURE_KINDS = frozenset(
+    {Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE}
+)
 
 
 def constant_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -31,7 +33,8 @@ def constant_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, to
     if not _collect(node, needed):
         return None
     graph = Graph((), [one for one in nodes if id(one) in needed], (Output(node),))
-    value: torch.Tensor = interpret(graph, [], constants=constants).outputs[0]
+    value = interpret(graph, [], constants=constants).outputs[0]
+    assert isinstance(value, torch.Tensor)
     return value
 
 
@@ -51,15 +54,11 @@ def _collect(root: Node, needed: set[int]) -> bool:
 
 def _is_known(node: Node) -> bool:
     spec = node.spec
-    if node.op.kind not in _PURE and node.op.name != "constant_tensor":
+    if node.op.kind not in PURE_KINDS and node.op.name != "constant_tensor":
         return False
     if node.op.name == "empty" or not isinstance(spec, TensorSpec):
         return False
     number = spec.numel()
     if not isinstance(number, int) or number > LARGEST:
         return False
-    return not any(_is_symbolic(value) for value in node.attrs.values())
-
-
-def _is_symbolic(value: object) -> bool:
-    return any(map(_is_symbolic, value)) if isinstance(value, tuple) else isinstance(value, Expr)
+    return not symbols_in(tuple(node.attrs.values()))

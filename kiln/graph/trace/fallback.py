@@ -1,30 +1,35 @@
 """Ops without a rule: their registered fake, else a probe of the real op, else a graph break.
 
-    mylib.scale(x)                  `torch.library.register_fake` was called for it: run that on fakes
-    aten.linalg_qr(x: f32[4, 4])    the real op runs once on a matrix of these sizes; its results tell the specs
+    mylib.scale(x)                  has a `torch.library.register_fake`: run that on fakes
+    aten.linalg_qr(x: f32[4, 4])    run the real op once on a matrix of these sizes; its results give the specs
 
-A probe specialises symbolic sizes (each becomes a guard). Ops that draw random numbers are kept in order (`opaque`);
-ops with data-dependent results, and those that write to their arguments, are not guessed at.
+A probe specialises symbolic sizes (each adds a guard). Ops that draw random numbers are kept in order (`opaque`).
+Ops with data-dependent results, and those that write to their arguments, are not probed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
+from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
-from kiln.graph.trace.mode import Handler, RecordingMode
+from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.symbolic import Expr
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
+Named = tuple[tuple[str, object], ...]
+SpecOf = Callable[[torch.Tensor], TensorSpec]
+
 LARGEST = {"cpu": 1 << 22}
 LARGEST_ELSEWHERE = 1 << 28
-"""Elements of the largest tensors that a probe makes; an accelerator fills them in no time."""
+"""Elements of the largest tensors that a probe makes; accelerators fill them quickly."""
 
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _exclude = torch._C._SetExcludeDispatchKeyGuard
@@ -33,11 +38,11 @@ _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outp
 _UNTAGGED = frozenset({
     "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount",
 })  # fmt: skip
-"""Some versions of torch lack their tags."""
+"""Data dependent, though some versions of torch lack the tag."""
 
 
 def fallback_handler(op: OpOverload) -> Handler:
-    """The handler of an op that no table knows; raises a `TraceBreak` where nothing can be predicted."""
+    """The handler of an op that no table knows; raises a `TraceBreak` where it has none."""
     name = str(op)
     if op.name().split(".")[0] in _UNTAGGED or any(tag in op.tags for tag in _DATA_DEPENDENT):
         raise DataDependentOp(op=name)
@@ -45,19 +50,19 @@ def fallback_handler(op: OpOverload) -> Handler:
         functional = functional_twin(op)
         if functional is not None:
             return _writing_handler(functional)
-        raise UnsupportedMutation(op=name, reason="it writes to its arguments, and has no rule")
-    if any(one.alias_info is not None for one in op._schema.returns):
-        raise UnsupportedOp(op=name, reason="its result shares memory with an argument, and it has no rule")
+        raise UnsupportedMutation(op=name, reason="it writes to its arguments and has no rule")
+    if any(result.alias_info is not None for result in op._schema.returns):
+        raise UnsupportedOp(op=name, reason="its result shares memory with an argument and it has no rule")
     entry = registered_ops.find(op.name().split(".")[0])
     kernel = entry.fake_impl.kernel if entry is not None else None
     return _fake_handler(kernel) if kernel is not None else _probing_handler
 
 
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """Of `aten.put_` the overload `aten.put`: the same arguments, and the new value as the result."""
+    """For `aten.put_` the overload `aten.put`: the same arguments, and the new value as the result."""
     base, overload = op.name().partition(".")[::2]
     namespace, name = base.split("::")
-    written = [one.name for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
     found = getattr(packet, overload or "default", None) if packet is not None and written == ["self"] else None
     return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
@@ -66,101 +71,99 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 def _writing_handler(functional: OpOverload) -> Handler:
     inner = fallback_handler(functional)
 
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         made = inner(mode, functional, args, kwargs)
-        mode.write(args[0], mode.value(made), op)
+        mode.write(args[0], mode.node_of(made), op)
         return args[0]
 
     return handler
 
 
-def _fake_handler(kernel: Any) -> Handler:
-    """Runs the registered fake under the mode; what it records is dead code."""
+def _fake_handler(kernel: Callable[..., object]) -> Handler:
+    """Runs the registered fake under the mode; the nodes that it records are dead."""
 
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         with mode:
-            made = kernel.func(*args, **kwargs) if hasattr(kernel, "func") else kernel(*args, **kwargs)
-        return _record(mode, op, args, kwargs, _specs(op, made, lambda one: mode.view_of(one).spec))
+            made = getattr(kernel, "func", kernel)(*args, **kwargs)
+        return _record(mode, op, args, kwargs, _specs(op, made, lambda tensor: mode.view_of(tensor).spec))
 
     return handler
 
 
-def _probing_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    specialise = mode.symbols.specialise
-    given = _frozen(specialise, mode, args), _frozen(specialise, mode, tuple(sorted(kwargs.items())))
+def _probing_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    given = cast(Args, _frozen(mode, args)), cast(Named, _frozen(mode, tuple(sorted(kwargs.items()))))
     made = probed(op, *given)
     if mode.autocast and _calls_others(op.name()):
         with _exclude(AutocastCPU, False), _exclude(AutocastCUDA, False):
             if probed.__wrapped__(op, *given) != made:
-                raise UnsupportedOp(op=str(op), reason="it has no rule, and calls operators that autocast changes")
+                raise UnsupportedOp(op=str(op), reason="it has no rule and calls operators that autocast changes")
     return _record(mode, op, args, kwargs, made)
 
 
 def _calls_others(name: str) -> bool:
-    """Whether the op is one kernel for all devices, made of other ops, which eager's autocast sees too."""
+    """Whether the op is composed of other ops, which eager's autocast sees too."""
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in COMPOSITE)
 
 
-def _record(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
-    values = [mode.value(one) for one in args]
-    named = {key: mode.value(one) for key, one in kwargs.items()}
+def _record(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs, spec: Spec) -> object:
+    values, named = mode.arguments(args, kwargs)
     random = torch.Tag.nondeterministic_seeded in op.tags
     made = mode.emit.library(str(op), values, named, spec, random=random)
     if not isinstance(spec, tuple):
         return mode.wrap(made)
-    parts = zip(spec, made, strict=True)
+    parts = zip(spec, cast(Iterable[Node | None], made), strict=True)
     return tuple([part.value if isinstance(part, ScalarSpec) else mode.wrap(node) for part, node in parts])
 
 
-# What a probe is asked, hashable: specs stand for tensors.
+# The arguments of a probe, hashable: specs stand for tensors.
 
 
-def _frozen(specialise: Any, mode: RecordingMode, value: Any) -> Any:
+def _frozen(mode: RecordingMode, value: object) -> object:
     if isinstance(value, torch.Tensor):
         spec = mode.view_of(value).spec
-        numbers = [tuple([specialise(one) for one in part]) for part in (spec.sizes, spec.strides)]
-        return TensorSpec(spec.dtype, numbers[0], numbers[1], 0, spec.device)
+        sizes, strides = (tuple(map(mode.symbols.specialise, part)) for part in (spec.sizes, spec.strides))
+        return TensorSpec(spec.dtype, sizes, strides, 0, spec.device)
     if isinstance(value, list | tuple):
-        return tuple([_frozen(specialise, mode, one) for one in value])
-    return specialise(value) if isinstance(value, Expr | torch.SymInt) else value
+        return tuple([_frozen(mode, part) for part in value])
+    return mode.symbols.specialise(value) if isinstance(value, Expr | torch.SymInt) else value
 
 
 @lru_cache(maxsize=1024)
-def probed(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Spec:
+def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     """Specs of the results of the real op on tensors of these specs."""
-    given = [one for one in (*_flat(args), *_flat(kwargs)) if isinstance(one, TensorSpec)]
-    devices = {one.device for one in given}
-    trusts = op.name().startswith(TRUSTING) and any(_is_whole(one.dtype) for one in given)
+    given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
+    devices = {spec.device for spec in given}
+    trusts = op.name().startswith(TRUSTING) and any(_is_whole(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None
     if found is None:
-        with torch.random.fork_rng([one for one in devices if one.type == "cuda"]):
+        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
             found = _tried(op, args, kwargs)
     trained, made = found
     spec_of = partial(_spec_of_real, str(op), next(iter(devices), CPU))
     specs = _specs(op, made, spec_of)
     if specs != _specs(op, trained, spec_of):
-        raise UnsupportedOp(op=str(op), reason="what it returns depends on whether gradients are on")
+        raise UnsupportedOp(op=str(op), reason="its result depends on whether gradients are enabled")
     return specs
 
 
-def _without_data(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """What `_tried` returns, of the meta device, where the op runs there: nothing is indexed by a made-up number."""
+def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object] | None:
+    """The same as `_tried`, on the meta device if the op runs there: no made-up number is used as an index."""
     try:
         with torch.enable_grad():
-            trained = _trial(op, _on(META, args), _on(META, kwargs), 0)
+            trained = _trial(op, *_on(META, args, kwargs), 0)
         with torch.no_grad():
-            return trained, _trial(op, _on(META, args), _on(META, kwargs), 0)
-    except Exception:  # of whatever kind: the real op says more
+            return trained, _trial(op, *_on(META, args, kwargs), 0)
+    except Exception:  # of any kind: the real op gives the better message
         return None
 
 
-def _tried(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
-    """What the op returns while gradients are on, and while they are off, as plans run it.
+def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object]:
+    """The results with gradients enabled, and with them disabled, as plans run the op.
 
-    Integers are all 0, an index that there is; where the op refuses these, 1: the first row, as LAPACK counts. On a
-    GPU an index that there is not would be the end of the process, so the CPU is asked first which of them it takes.
+    All integers are 0, a valid index; if the op refuses them, 1, the first row for LAPACK. An invalid index on a GPU
+    would end the process, so the CPU is tried first.
     """
-    problem: Exception | str = "an error for the indices 0 and 1"
+    problem: Exception | str = "an error for indices 0 and 1"
     for integer in integers_to_try(op, args, kwargs):
         try:
             with torch.enable_grad():
@@ -172,42 +175,46 @@ def _tried(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any],
         except Exception as error:
             problem = problem if isinstance(problem, Exception) else error
     cause = problem if isinstance(problem, Exception) else None
-    raise UnsupportedOp(op=str(op), reason=f"it has no rule, and a trial of it raised {problem}") from cause
+    raise UnsupportedOp(op=str(op), reason=f"it has no rule, and probing it raised {problem}") from cause
 
 
 TRUSTING = ("aten::linalg_", "aten::lu_")
-"""LAPACK does not look whether pivots are right before it uses them. (Elsewhere the real op says more than meta.)"""
+"""LAPACK uses pivots unchecked. (For other ops the real kernel predicts more than the meta device.)"""
 INTEGERS = (0, 1)
 META = torch.device("meta")
 
 
-def integers_to_try(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
-    """What integers of a trial may be. An op that does not run on the CPU is given 0 elsewhere."""
-    specs = [one for one in (*_flat(args), *_flat(kwargs)) if isinstance(one, TensorSpec)]
-    if all(one.device.type == "cpu" for one in specs):
+def integers_to_try(op: OpOverload, args: Args, kwargs: Named) -> tuple[int, ...]:
+    """Values for the integers of a probe; 0 for an op that does not run on the CPU."""
+    specs = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
+    if all(spec.device.type == "cpu" for spec in specs):
         return INTEGERS
-    if not any(_is_whole(one.dtype) for one in specs):
+    if not any(_is_whole(spec.dtype) for spec in specs):
         return INTEGERS[:1]
     for integer in INTEGERS:
         try:
             with torch.no_grad():
-                _trial(op, _on(CPU, args), _on(CPU, kwargs), integer)
+                _trial(op, *_on(CPU, args, kwargs), integer)
         except NotImplementedError:
             return INTEGERS[:1]
-        except Exception:  # it refuses these; what an op raises for an index is its own affair
+        except Exception:  # an op may raise anything for an invalid index
             continue
         return (integer,)
     return ()
 
 
-def _flat(value: Any) -> list[Any]:
-    return [leaf for one in value for leaf in _flat(one)] if isinstance(value, tuple) else [value]
+def _flat(value: object) -> list[object]:
+    return [leaf for part in value for leaf in _flat(part)] if isinstance(value, tuple) else [value]
 
 
-def _on(device: torch.device, value: Any) -> Any:
+def _on(device: torch.device, args: Args, kwargs: Named) -> tuple[Args, Named]:
     """The same arguments on another device."""
+    return cast(Args, _moved(device, args)), cast(Named, _moved(device, kwargs))
+
+
+def _moved(device: torch.device, value: object) -> object:
     if isinstance(value, tuple):
-        return tuple([_on(device, one) for one in value])
+        return tuple([_moved(device, part) for part in value])
     if isinstance(value, TensorSpec):
         return replace(value, device=device)
     return device if isinstance(value, torch.device) else value
@@ -217,37 +224,39 @@ def _is_whole(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _trial(op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], integer: int) -> Any:
-    given = _thawed(str(op), args, integer)
+def _trial(op: OpOverload, args: Args, kwargs: Named, integer: int) -> object:
+    given = [_thawed(str(op), value, integer) for value in args]
     named = {key: _thawed(str(op), value, integer) for key, value in kwargs}
-    made = op(*given, **named)
+    made: object = op(*given, **named)
     if not _tensors(made).isdisjoint(_tensors((*given, *named.values()))):
-        raise UnsupportedOp(op=str(op), reason="it has no rule, and its result is an argument")
+        raise UnsupportedOp(op=str(op), reason="it has no rule and returns an argument")
     return made
 
 
-def _tensors(value: Any) -> set[int]:
-    """The tensors of arguments, or of all results, by identity."""
+def _tensors(value: object) -> set[int]:
+    """All tensors in arguments or results, by identity."""
     if isinstance(value, list | tuple):
         return set().union(*map(_tensors, value))
     return {id(value)} if isinstance(value, torch.Tensor) else set()
 
 
 def _spec_of_real(op: str, device: torch.device, x: torch.Tensor) -> TensorSpec:
-    """`device`: that of the arguments, for a result without data."""
+    """`device`: of the arguments, for results on the meta device."""
     if x.layout is not torch.strided or x.is_quantized:
-        raise UnsupportedOp(op=op, reason=f"it has no rule, and its result is {x.layout} of {x.dtype}")
+        raise UnsupportedOp(
+            op=op, reason=f"it has no rule and its result has the layout {x.layout} and dtype {x.dtype}"
+        )
     return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, device if x.is_meta else x.device)
 
 
-def _thawed(op: str, value: Any, integer: int) -> Any:
-    """Tensors for specs, with values that few ops refuse: an identity in floating point, else `integer`."""
+def _thawed(op: str, value: object, integer: int) -> object:
+    """Tensors for specs, with values that most ops accept: identity matrices in floating point, else `integer`."""
     if isinstance(value, tuple):
-        return [_thawed(op, one, integer) for one in value]
+        return [_thawed(op, part, integer) for part in value]
     if not isinstance(value, TensorSpec):
         return value
     if not _is_small(value):
-        raise UnsupportedOp(op=op, reason=f"it has no rule, and a tensor of {value} is too large for a trial")
+        raise UnsupportedOp(op=op, reason=f"it has no rule, and {value} is too large for a probe")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
     made.fill_(integer if _is_whole(value.dtype) else 0)
     if value.dtype.is_floating_point and value.rank >= 2:
@@ -262,17 +271,16 @@ def _is_small(spec: TensorSpec) -> bool:
     return isinstance(number, int) and number <= LARGEST.get(spec.device.type, LARGEST_ELSEWHERE)
 
 
-def _part_spec(part: Any, spec_of: Any) -> TensorSpec | ScalarSpec | None:
-    """Of one of several results; a number depends on sizes only, and is known."""
+def _part_spec(part: torch.Tensor | int | None, spec_of: SpecOf) -> TensorSpec | ScalarSpec | None:
+    """The spec of one of several results; integers depend on sizes only."""
     if part is None:
         return None
-    return ScalarSpec(int, part) if isinstance(part, int) else spec_of(part)  # type: ignore[no-any-return]
+    return ScalarSpec(int, part) if isinstance(part, int) else spec_of(part)
 
 
-def _specs(op: OpOverload, made: Any, spec_of: Any) -> Spec:
+def _specs(op: OpOverload, made: object, spec_of: SpecOf) -> Spec:
     if isinstance(made, torch.Tensor):
-        spec: TensorSpec = spec_of(made)
-        return spec
-    if isinstance(made, list | tuple) and all(one is None or isinstance(one, torch.Tensor | int) for one in made):
-        return tuple([_part_spec(one, spec_of) for one in made])
-    raise UnsupportedOp(op=str(op), reason="it has no rule, and returns something that is not a tensor")
+        return spec_of(made)
+    if isinstance(made, list | tuple) and all(part is None or isinstance(part, torch.Tensor | int) for part in made):
+        return tuple([_part_spec(part, spec_of) for part in made])
+    raise UnsupportedOp(op=str(op), reason="it has no rule and returns something that is not a tensor")

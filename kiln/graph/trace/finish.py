@@ -14,16 +14,16 @@ from typing import Any
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import live_nodes
+from kiln.graph.ir.rewrite import live_nodes, symbols_in
 from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.functionalise import repeats
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.storage_view import StorageView, root_of
-from kiln.symbolic import Expr, Int, Symbol
-from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.symbolic import Expr
+from kiln.tensor.spec import TensorSpec
 
 
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
@@ -102,17 +102,6 @@ def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None
         needed -= symbols
 
 
-def symbols_in(value: object) -> frozenset[Symbol]:
-    """The symbols that specs and attributes mention."""
-    if isinstance(value, TensorSpec):
-        return symbols_in((*value.sizes, *value.strides, value.offset))
-    if isinstance(value, ScalarSpec):
-        return symbols_in(value.value)
-    if isinstance(value, tuple):
-        return frozenset().union(*map(symbols_in, value))
-    return value.free_symbols() if isinstance(value, Expr) else frozenset()
-
-
 def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
@@ -171,9 +160,9 @@ class _Outputs:
             base = base.inputs[0]
         shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
         strides = view.spec.strides
-        if shared or id(base) in self.bases or not _same_strides(value.tensor.strides, strides, value.tensor.sizes):
+        if shared or id(base) in self.bases or not same_strides(value.tensor.strides, strides, value.tensor.sizes):
             base = value = self.copied(value, view.spec)
-            if repeats(view.spec):
+            if has_repeated_elements(view.spec):
                 base = value.inputs[0]
         self.bases.add(id(base))
         return value
@@ -181,7 +170,7 @@ class _Outputs:
     def copied(self, value: Node, spec: TensorSpec) -> Node:
         """A fresh copy with the strides of `spec`; what is repeated there is copied once and expanded."""
         emit = self.mode.emit
-        if not repeats(spec):
+        if not has_repeated_elements(spec):
             return emit.node("clone", value, strides=spec.strides)
         for axis, (step, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
             if step == 0 and size != 1:
@@ -216,7 +205,3 @@ def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
         raise UnsupportedOp(
             op="view", reason=f"a result {view} lies in the memory of {base}, which is returned or given"
         )
-
-
-def _same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
-    return all(a == b or size == 1 for a, b, size in zip(left, right, sizes, strict=True))

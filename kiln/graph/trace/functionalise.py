@@ -1,39 +1,44 @@
-"""Functionalise while recording: reads and writes of views as functional nodes.
+"""Functionalise while recording: reads and writes of storage views as functional nodes.
 
     v = x[1]; v.add_(1); w = x * 2         %1 = select(%0, axis=0, index=1)
                                            %3 = add(%1, 1)
                                            %4 = select_scatter(%0, %3, axis=0, index=1)      the new x
                                            %5 = mul(%4, 2)
 
-A write goes up the chain through the inverse of each view. A stale view is replayed from its parent
-when it is read. The strides of a view never change by a write: a new value with others is relaid by a `clone`.
+A write goes up the chain of views through the inverse of each. A stale view is replayed from its parent when it is
+read. Writes never change the strides of a view: a new value with other strides is copied by a `clone`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import cast, final
 
-from kiln.graph.ir.node import Node
-from kiln.graph.ops import Emit, Step
+from kiln.graph.ir.node import Attr, Node
+from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.prims.meta import META, equal, view_strides
+from kiln.graph.prims.meta import META, equal, has_repeated_elements, same_strides, view_strides
 from kiln.graph.trace.storage_view import StorageView, parent_of, reaches_outside, root_of
+from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
-Inverse = Callable[[Emit, Node, Node, dict[str, Any]], Node]
-"""The new value of the parent from its old value and the new value of the view."""
+Sizes = tuple[Int, ...]
+Axes = tuple[int, ...]
+
+Attrs = dict[str, Attr]
+Inverse = Callable[[Emit, Node, Node, Attrs], Node]
+"""The new value of the parent, from its old value and the new value of the view."""
 
 
 @final
 class Functionaliser:
-    """Reads, writes and views of views; makes the nodes that they need."""
+    """Reads and writes of storage views, and views of them; emits the nodes they need."""
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
 
     def read(self, view: StorageView) -> Node:
-        """The node with the present value of `view`."""
+        """The node of the present value of `view`."""
         if view.version != view.storage.version:
             self._replay(view)
         return view.node
@@ -45,51 +50,54 @@ class Functionaliser:
         view.version = view.storage.version
 
     def within(self, view: StorageView, whole: Node) -> Node:
-        """`view` as a view of `whole`, a value of the root of its storage."""
+        """`view` as a view of `whole`, a value for the root of its storage."""
         if view.step is None:
             return whole
         parent = parent_of(view)
         return self._apply(view.step, self.within(parent, whole), parent)
 
-    def _apply(self, step: Step, node: Node, parent: StorageView) -> Node:
+    def _apply(self, step: ViewStep, node: Node, parent: StorageView) -> Node:
         name, attrs = step
-        if name == "view" and view_strides(self.emit.oracle, node.tensor, attrs["sizes"]) is None:
+        if name == "view" and view_strides(self.emit.oracle, node.tensor, cast(Sizes, attrs["sizes"])) is None:
             name = "reshape"
         elif name == "as_strided":
             attrs = self._rebased(attrs, node, parent)
         return self.emit.node(name, node, **attrs)
 
-    def _rebased(self, attrs: dict[str, Any], node: Node, root: StorageView) -> dict[str, Any]:
-        """Sizes, strides and offset over the storage, for the node that now holds what is in it."""
+    def _rebased(self, attrs: Attrs, node: Node, root: StorageView) -> Attrs:
+        """Attributes of an `as_strided` of the root, for the node that now holds the contents of the storage."""
         if node.spec is root.spec:
             return attrs
-        if not self._same_strides(node.tensor, root.spec) or reaches_outside(attrs, root.spec):
-            raise UnsupportedMutation(op="as_strided", reason="it reads memory around a tensor that was changed")
-        return attrs | {"offset": attrs["offset"] - root.spec.offset + node.tensor.offset}
+        if not same_strides(node.tensor.strides, root.spec.strides, root.spec.sizes) or reaches_outside(
+            attrs, root.spec
+        ):
+            raise UnsupportedMutation(op="as_strided", reason="it reads memory outside of a tensor that was changed")
+        return attrs | {"offset": cast(Int, attrs["offset"]) - root.spec.offset + node.tensor.offset}
 
-    def step_view(self, view: StorageView, step: Step) -> StorageView:
-        """The view one view step below `view`."""
+    def step_view(self, view: StorageView, step: ViewStep) -> StorageView:
+        """The result of a view step on `view`."""
         parent = root_of(view.storage) if step[0] == "as_strided" else view
         source = self.read(parent)
         node = self._apply(step, source, parent)
         spec = node.tensor if source.spec is parent.spec else self._spec(step, parent.spec)
         return StorageView(view.storage, node, spec, parent, step)
 
-    def _spec(self, step: Step, parent: TensorSpec) -> TensorSpec:
+    def _spec(self, step: ViewStep, parent: TensorSpec) -> TensorSpec:
         name, attrs = step
-        spec: TensorSpec = META[name](self.emit.oracle, parent, **attrs)
+        spec = META[name](self.emit.oracle, parent, **attrs)
+        assert isinstance(spec, TensorSpec)
         return spec
 
     def write(self, view: StorageView, value: Node, op: str) -> None:
-        """`view` now holds `value`: a node with its sizes and dtype."""
+        """Set the contents of `view` to `value`, of the same sizes and dtype."""
         storage = view.storage
         if storage.tangled:
-            raise UnsupportedMutation(op=op, reason="it writes to memory that two inputs share in part")
+            raise UnsupportedMutation(op=op, reason="it writes to memory of partially overlapping inputs")
         target, value = view, self._relaid(value, view.spec)
         chain = [(target, value)]
         while target.step is not None:
-            if target is not view and repeats(target.spec):
-                raise UnsupportedMutation(op=op, reason="it writes to a part of an expanded tensor")
+            if target is not view and has_repeated_elements(target.spec):
+                raise UnsupportedMutation(op=op, reason="it writes to part of an expanded tensor")
             parent = parent_of(target)
             value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
             target = parent
@@ -99,7 +107,7 @@ class Functionaliser:
             target.node, target.version = value, storage.version
 
     def _put_back(self, target: StorageView, parent: StorageView, value: Node, op: str) -> Node:
-        """The new value of `parent` when the view `target` of it becomes `value`."""
+        """The new value of `parent` when its view `target` becomes `value`."""
         assert target.step is not None
         name, attrs = target.step
         inverse = INVERSES.get(name)
@@ -110,26 +118,17 @@ class Functionaliser:
             attrs = self._rebased(attrs, old, parent)
         return inverse(self.emit, old, value, attrs)
 
-    def _same_strides(self, left: TensorSpec, right: TensorSpec) -> bool:
-        parts = zip(left.strides, right.strides, left.sizes, strict=True)
-        return left.strides == right.strides or all(a == b or size == 1 for a, b, size in parts)
-
     def _relaid(self, value: Node, spec: TensorSpec) -> Node:
-        """`value` with the strides of `spec`, packed where `spec` has gaps: the order is what ops on it see."""
-        if self._same_strides(value.tensor, spec) or repeats(spec):
+        """`value` with the stride order of `spec`, packed where `spec` has gaps."""
+        if same_strides(value.tensor.strides, spec.strides, spec.sizes) or has_repeated_elements(spec):
             return value
         strides = self.emit.preserved_strides(spec)
         return value if strides == value.tensor.strides else self.emit.node("clone", value, strides=strides)
 
 
-def repeats(spec: TensorSpec) -> bool:
-    """Is some dimension of more than one element repeated with stride 0?"""
-    return any(step == 0 and size != 1 for step, size in zip(spec.strides, spec.sizes, strict=True))
-
-
 def refuse_overlap(spec: TensorSpec) -> None:
-    """Eager refuses to write to elements that are one another."""
-    if repeats(spec):
+    """As eager: refuse to write to overlapping elements."""
+    if has_repeated_elements(spec):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
             " Please clone() the tensor before performing the operation."
@@ -140,19 +139,19 @@ def _scatter(name: str) -> Inverse:
     return lambda e, old, new, attrs: e.node(name, old, new, **attrs)
 
 
-def _reshaped(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
+def _reshaped(e: Emit, old: Node, new: Node, attrs: Attrs) -> Node:
     sizes = old.tensor.sizes
     name = "reshape" if view_strides(e.oracle, new.tensor, sizes) is None else "view"
     return e.node(name, new, sizes=sizes)
 
 
-def _unpermuted(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
-    dims = attrs["dims"]
-    return e.node("permute", new, dims=tuple(sorted(range(len(dims)), key=dims.__getitem__)))
+def _unpermuted(e: Emit, old: Node, new: Node, attrs: Attrs) -> Node:
+    dims = cast(Axes, attrs["dims"])
+    return e.node("permute", new, dims=tuple([dims.index(axis) for axis in range(len(dims))]))
 
 
-def _unexpanded(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
-    """Any of the repeated elements: only ops that write one value to all of them get here."""
+def _unexpanded(e: Emit, old: Node, new: Node, attrs: Attrs) -> Node:
+    """Any of the repeated elements: only uniform values are written to an expanded tensor."""
     sizes = old.tensor.sizes
     for _ in range(new.tensor.rank - len(sizes)):
         new = e.node("select", new, axis=0, index=0)
@@ -162,8 +161,8 @@ def _unexpanded(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
     return new
 
 
-def _unsqueezed(e: Emit, old: Node, new: Node, attrs: dict[str, Any]) -> Node:
-    for axis in attrs["axes"]:
+def _unsqueezed(e: Emit, old: Node, new: Node, attrs: Attrs) -> Node:
+    for axis in cast(Axes, attrs["axes"]):
         new = e.node("unsqueeze", new, axis=axis)
     return new
 
@@ -180,4 +179,4 @@ INVERSES: dict[str, Inverse] = {
     "unsqueeze": lambda e, old, new, attrs: e.node("squeeze", new, axes=(attrs["axis"],)),
     "view_dtype": lambda e, old, new, attrs: e.node("view_dtype", new, dtype=old.tensor.dtype),
 }
-"""A view step without an inverse (`unfold`) cannot be written through."""
+"""Views without an inverse (`unfold`) cannot be written through."""

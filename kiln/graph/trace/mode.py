@@ -1,23 +1,22 @@
 """The dispatch mode that records: every ATen op below autograd becomes primitive nodes.
 
-    aten.add_(v, 1)     =>     nodes of `aten.add`, then a write to the view of v
+    aten.add_(v, 1)     =>     nodes of `aten.add`, then a write to the storage view of v
 
-A handler is made once per overload (`resolve`), from the first of these that applies:
-a special handler, a view rule, a mutation rule, a decomposition, a library rule; for an in-place or `out=`
-overload the functional one and a write; the composite kernel run under the mode; a predicted or probed
-opaque step; else a graph break with a code.
+The handler of an overload is resolved once (`resolve.py`), from the first of these that applies: a special
+handler; a view, mutation, decomposition or library rule; for in-place and `out=` overloads the functional rule and
+a write; the composite kernel, run under the mode; a registered fake or a probe; else a break with a code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops import Emit
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
@@ -28,13 +27,15 @@ from kiln.symbolic import Expr
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import TensorSpec
 
-Handler = Callable[["RecordingMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
+Handler = Callable[["RecordingMode", OpOverload, Args, Kwargs], object]
 Resolver = Callable[[OpOverload], Handler]
 
 
 @final
 class RecordingMode(TorchDispatchMode):
-    """Records while it is entered; keeps nothing of a call but nodes and views."""
+    """Records while it is entered; of a call it keeps only nodes and storage views."""
 
     def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, symbols: TraceSymbols) -> None:
         super().__init__()
@@ -46,15 +47,17 @@ class RecordingMode(TorchDispatchMode):
         self.mutations = 0
         self.symbolic = False
         self.autocast = False
-        """Is the call made under autocast? torch's own flags are off where this mode looks."""
-        self._handlers: dict[int, Handler] = {}  # by identity: overloads live for ever, and hashing one is slow
+        """Whether the call is made under autocast; torch's own flags are off below the mode."""
+        self._handlers: dict[int, Handler] = {}  # by identity: overloads are never freed, and slow to hash
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Else torch wraps the method below and imports its own compiler."""
+        """Otherwise torch wraps the method below and imports its own compiler."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         handler = self._handlers.get(id(func))
         if handler is None:
             handler = self._handlers[id(func)] = self.resolve(func)
@@ -62,60 +65,62 @@ class RecordingMode(TorchDispatchMode):
 
     # Fakes to nodes and back.
 
-    def view_of(self, tensor: torch.Tensor) -> StorageView:
-        """Where a tensor is; a real one is a constant of the graph."""
+    def view_of(self, tensor: object) -> StorageView:
+        """The storage view of a tensor; a real one becomes a constant of the graph."""
         if type(tensor) is FakeTensor:
             return tensor.storage_view
+        assert isinstance(tensor, torch.Tensor)
         return self.constants.bake(self.emit, tensor)
 
-    def values(self, arguments: Iterable[Any]) -> list[Any]:
-        """`value` of each; the common kinds without a call."""
-        made: list[Any] = []
-        for one in arguments:
-            kind = type(one)
+    def node_of(self, tensor: object) -> Node:
+        """The node of a tensor's present value."""
+        return self.memory.read(self.view_of(tensor))
+
+    def values(self, arguments: Iterable[object]) -> list[Argument]:
+        """`value` of each; common types are handled without a call."""
+        made: list[Argument] = []
+        for argument in arguments:
+            kind = type(argument)
             if kind is FakeTensor:
-                view = one.storage_view
+                view = argument.storage_view  # type: ignore[attr-defined]
                 made.append(view.node if view.version == view.storage.version else self.memory.read(view))
             elif kind in _PLAIN:
-                made.append(one)
+                made.append(argument)  # type: ignore[arg-type]
             else:
-                made.append(self.value(one))
+                made.append(self.value(argument))
         return made
 
-    def value(self, argument: Any) -> Any:
+    def value(self, argument: object) -> Argument:
         """An argument as rules take it: nodes for tensors, `Int` for sizes."""
-        kind = type(argument)
-        if kind is FakeTensor:
-            return self.memory.read(argument.storage_view)
-        if kind in _PLAIN:
-            return argument
-        if kind is list or kind is tuple:
-            return self.values(argument)
-        if kind is torch.SymInt:
-            return from_sym(argument)
-        if kind is torch.SymFloat:
-            return argument.node.value
         if isinstance(argument, torch.Tensor):
-            return self.memory.read(self.view_of(argument))
-        return argument
+            return self.node_of(argument)
+        if type(argument) is list or type(argument) is tuple:
+            return self.values(argument)
+        if type(argument) is torch.SymInt:
+            return from_sym(argument)
+        return argument.node.value if type(argument) is torch.SymFloat else argument  # type: ignore[return-value]
+
+    def arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Argument], dict[str, Argument]]:
+        """Positional and named arguments as rules take them."""
+        return self.values(args), {name: self.value(value) for name, value in kwargs.items()}
 
     def fake(self, view: StorageView, requires_grad: bool = False) -> FakeTensor:
-        """A fake tensor at `view`."""
+        """A fake tensor of `view`."""
         spec = view.spec
         if self.symbolic and (is_symbolic(spec.sizes) or is_symbolic(spec.strides) or isinstance(spec.offset, Expr)):
             return make_symbolic_fake(view, self.symbols, requires_grad)
         return make_fake(view, requires_grad)
 
-    def wrap(self, result: Any) -> Any:
-        """Fresh fakes for the nodes that a rule gave."""
+    def wrap(self, result: object) -> object:
+        """The results of a rule, with fresh fakes for nodes."""
         if type(result) is Node:
             return self.fake(new_storage(result)) if type(result.spec) is TensorSpec else result
         if isinstance(result, list | tuple):
-            return type(result)([self.wrap(one) for one in result])
+            return type(result)([self.wrap(part) for part in result])
         return self.symbols.sym(result) if isinstance(result, Expr) else result
 
-    def write(self, target: torch.Tensor, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
-        """New contents; `uniform` ones may go to elements that are one another."""
+    def write(self, target: object, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
+        """New contents of a tensor; only `uniform` ones may be written to overlapping elements."""
         view = self.view_of(target)
         if not uniform:
             refuse_overlap(view.spec)

@@ -1,22 +1,26 @@
-"""Which handler records an ATen overload: found from the tables of rules and the op's schema."""
+"""The handler of an ATen overload, found from the tables of rules and the op's schema.
+
+resolve(aten.silu.default)      runs the decomposition of silu
+resolve(aten.add_.Tensor)       runs the decomposition of aten.add.Tensor, then writes the result to the argument
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import cast, final
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
+from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.ops.emit import Rule
+from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.fake import QUESTIONS
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.foreach import foreach_handler
-from kiln.graph.trace.mode import Handler, RecordingMode
+from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView
 from kiln.tensor.spec import TensorSpec
@@ -29,10 +33,10 @@ def resolve(op: OpOverload) -> Handler:
         return handler
     if question := QUESTIONS.get(name):
         return lambda mode, op, args, kwargs: question(*args, **kwargs)
-    if rule := VIEWS.get(name):
-        return view_handler(rule)
-    if rule := MUTATIONS.get(name):
-        return mutation_handler(rule)
+    if view_rule := VIEWS.get(name):
+        return view_handler(view_rule)
+    if mutation := MUTATIONS.get(name):
+        return mutation_handler(mutation)
     if rule := functional_rule(name):
         return functional_handler(rule)
     if op._schema.is_mutable and (handler := mutable_handler(op, name)):
@@ -41,115 +45,116 @@ def resolve(op: OpOverload) -> Handler:
         return composite_handler
     if handler := foreach_handler(op, functional_rule):
         return handler
-    if rule := VIEWS.get(name.replace("_copy.", ".")):
-        return view_copy_handler(rule)
+    if view_rule := VIEWS.get(name.replace("_copy.", ".")):
+        return view_copy_handler(view_rule)
     return fallback_handler(op)
 
 
-def functional_rule(name: str) -> Rule | None:
-    """A rule from nodes to nodes: a decomposition, or a step left to ATen."""
-    rule: Rule | None = DECOMPOSITIONS.get(name)
+def functional_rule(name: str) -> Decomposition | None:
+    """A rule from nodes to nodes: a decomposition, or an ATen call."""
+    rule = DECOMPOSITIONS.get(name)
     if rule is None and (specs := LIBRARY.get(name)):
         return library_rule(name, specs)
     return rule
 
 
-def library_rule(name: str, specs: Rule) -> Rule:
-    def rule(e: Any, *args: Any, **kwargs: Any) -> Any:
+def library_rule(name: str, specs: SpecRule) -> Decomposition:
+    def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
         return e.library(name, args, kwargs, specs(e, *args, **kwargs))
 
     return rule
 
 
-def arguments(mode: RecordingMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    return mode.values(args), {key: mode.value(one) for key, one in kwargs.items()} if kwargs else kwargs
-
-
-def functional_handler(rule: Rule) -> Handler:
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, named = arguments(mode, args, kwargs)
+def functional_handler(rule: Decomposition) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        values, named = mode.arguments(args, kwargs)
         return mode.wrap(rule(mode.emit, *values, **named))
 
     return handler
 
 
-def walk(mode: RecordingMode, view: StorageView, steps: Any) -> torch.Tensor:
-    """The fake at the end of some view steps."""
+def view_after(mode: RecordingMode, view: StorageView, steps: ViewSteps) -> torch.Tensor:
+    """The fake after some view steps."""
     for step in steps:
         view = mode.memory.step_view(view, step)
     return mode.fake(view)
 
 
-def view_copy_handler(rule: Rule) -> Handler:
-    """`view_copy` and its kin: the view, contiguous and in memory of its own."""
+def view_copy_handler(rule: ViewRule) -> Handler:
+    """`view_copy` and the like: the view as a contiguous copy."""
 
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        source = mode.value(args[0])
-        values, named = arguments(mode, args[1:], kwargs)
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        source = mode.node_of(args[0])
+        values, named = mode.arguments(args[1:], kwargs)
         steps = rule(mode.emit, source.tensor, *values, **named)
-        made = [copied_steps(mode, source, one) for one in steps] if isinstance(steps, list) else None
-        return mode.wrap(copied_steps(mode, source, steps) if made is None else made)
+        if isinstance(steps, list):
+            return mode.wrap([copied_view(mode, source, part) for part in steps])
+        return mode.wrap(copied_view(mode, source, steps))
 
     return handler
 
 
-def copied_steps(mode: RecordingMode, node: Node, steps: Any) -> Node:
+def copied_view(mode: RecordingMode, node: Node, steps: ViewSteps) -> Node:
     for name, attrs in steps:
         node = mode.emit.node(name, node, **attrs)
     return mode.emit.node("clone", node, strides=None)
 
 
-def view_handler(rule: Rule) -> Handler:
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view_handler(rule: ViewRule) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         view = mode.view_of(args[0])
-        values, named = arguments(mode, args[1:], kwargs)
+        values, named = mode.arguments(args[1:], kwargs)
         steps = rule(mode.emit, view.spec, *values, **named)
         if isinstance(steps, list):
-            return [walk(mode, view, one) for one in steps]
-        return walk(mode, view, steps)
+            return [view_after(mode, view, part) for part in steps]
+        return view_after(mode, view, steps)
 
     return handler
 
 
-def mutation_handler(rule: Rule) -> Handler:
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, named = arguments(mode, args, kwargs)
+def mutation_handler(rule: MutationRule) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        values, named = mode.arguments(args, kwargs)
         effects = rule(mode.emit, *values, **named)
         for key, value in effects.writes.items():
             target = args[key] if isinstance(key, int) else kwargs[key]
-            mode.write(target, fitted(mode, value, mode.view_of(target).spec, op), op)
+            mode.write(target, fitted(mode, value, mode.view_of(target).spec), op)
         return mode.wrap(effects.results)
 
     return handler
 
 
-def composite_handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Composite kernels arrive whole where autograd is off (inference mode): run them under the mode again."""
+def composite_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Without autograd (inference mode), composite ops arrive whole: run their kernel under the mode again."""
     with mode:
-        return op.decompose(*args, **kwargs)
+        return cast(object, op.decompose(*args, **kwargs))
 
 
-# In-view and out= overloads from their functional ones.
+# In-place and out= overloads from their functional ones.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MutableRule:
-    """How a mutable overload is recorded: the functional one, and where its results go."""
+    """How a mutable overload is recorded: its functional overload, and the arguments that take the results."""
 
     functional: str
     written: list[str]
     in_place: bool
 
 
+def written_arguments(op: OpOverload) -> list[str]:
+    return [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+
+
 def mutable_rule(op: OpOverload, name: str) -> MutableRule | None:
-    """The functional overload behind an in-place or `out=` one, if it has a rule."""
+    """The functional overload of an in-place or `out=` one, if it has a rule."""
     base, overload = name.rsplit(".", 1)
-    written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    written = written_arguments(op)
     if base.endswith("_") and not base.endswith("__") and written == ["self"]:
-        near = INPLACE.get(name) or f"{base[:-1]}.{overload}"
-        if functional_rule(near):
-            return MutableRule(near, written, True)
+        likely = INPLACE.get(name) or f"{base[:-1]}.{overload}"
+        if functional_rule(likely):
+            return MutableRule(likely, written, True)
         other = functional_overload(getattr(torch.ops.aten, base[5:-1], None), op, [])
         return MutableRule(other, written, True) if other and functional_rule(other) else None
     if all(arg.kwarg_only for arg in op._schema.arguments if arg.name in written):
@@ -176,11 +181,11 @@ FACTORIES = frozenset(
         "rand.default", "randn.default", "randint.default", "randint.low", "eye.default", "eye.m", "linspace.default",
     )
 )  # fmt: skip
-"""Functions of no tensor: their `out=` overload takes dtype and device from `out`."""
+"""Functions without tensor arguments: their `out=` overloads take dtype and device from `out`."""
 
 
-def functional_overload(packet: Any, op: OpOverload, written: list[str]) -> str | None:
-    """The overload that takes the same arguments (but those of a factory) and returns its result."""
+def functional_overload(packet: OpOverloadPacket | None, op: OpOverload, written: list[str]) -> str | None:
+    """The overload that takes the same arguments (except those of a factory) and returns the result."""
     if packet is None:
         return None
     taken = [(arg.name, str(arg.type)) for arg in op._schema.arguments if arg.name not in written]
@@ -188,45 +193,46 @@ def functional_overload(packet: Any, op: OpOverload, written: list[str]) -> str 
         other = getattr(packet, overload)
         if other._schema.is_mutable:
             continue
-        arguments = [(arg.name, str(arg.type)) for arg in other._schema.arguments]
-        if arguments == taken or (
-            arguments[: len(taken)] == taken and [name for name, _ in arguments[len(taken) :]] == FACTORY_ARGUMENTS
+        given = [(arg.name, str(arg.type)) for arg in other._schema.arguments]
+        if given == taken or (
+            given[: len(taken)] == taken and [name for name, _ in given[len(taken) :]] == FACTORY_ARGUMENTS
         ):
             return str(other)
     return None
 
 
-def inplace_handler(rule: Rule) -> Handler:
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def inplace_handler(rule: Decomposition) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
-        values, named = arguments(mode, args, kwargs)
-        mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec, op), op)
+        values, named = mode.arguments(args, kwargs)
+        mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec), op)
         return args[0]
 
     return handler
 
 
-def out_handler(rule: Rule, written: list[str], factory: bool) -> Handler:
-    def handler(mode: RecordingMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outs = [kwargs[name] for name in written]
-        named = {key: mode.value(one) for key, one in kwargs.items() if key not in written}
+def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handler:
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        outs = [cast(torch.Tensor, kwargs[name]) for name in written]
+        values, named = mode.arguments(args, {key: value for key, value in kwargs.items() if key not in written})
         if factory:
             named |= {"dtype": outs[0].dtype, "device": outs[0].device}
-        result = rule(mode.emit, *[mode.value(one) for one in args], **named)
+        result = rule(mode.emit, *values, **named)
         for out, value in zip(outs, result if isinstance(result, tuple | list) else (result,), strict=True):
             spec = mode.view_of(out).spec
+            assert isinstance(value, Node)
             if not same_sizes(mode.emit, spec.sizes, value.tensor.sizes):
-                raise UnsupportedMutation(
-                    op=str(op), reason=f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"
-                )
-            mode.write(out, fitted(mode, value, spec, op), op)
+                reason = f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"
+                raise UnsupportedMutation(op=str(op), reason=reason)
+            mode.write(out, fitted(mode, value, spec), op)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return handler
 
 
-def fitted(mode: RecordingMode, value: Node, spec: TensorSpec, op: OpOverload) -> Node:
-    """The result of an op as new content of a tensor of `spec`."""
+def fitted(mode: RecordingMode, value: Results, spec: TensorSpec) -> Node:
+    """The result of an op as the new contents of a tensor of `spec`."""
+    assert isinstance(value, Node)
     have = value.tensor
     if not same_sizes(mode.emit, have.sizes, spec.sizes):
         raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")

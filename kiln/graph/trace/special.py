@@ -1,9 +1,14 @@
-"""Handlers of ATen ops that act on views: aliases, writes of given values, changes of metadata."""
+"""Handlers of ATen ops that act on storage views: aliases, given contents, changes of metadata, values.
+
+x.detach()      another fake of the same storage view
+x.t_()          the fake moves to the view after `permute`
+x.item()        the constant that x is computed from, or an unbacked symbol
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 from torch._ops import OpOverload
@@ -12,16 +17,15 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation
 from kiln.graph.ops.pointwise import truth
+from kiln.graph.ops.registry import ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.mode import Handler, RecordingMode
-from kiln.symbolic import rel_le
+from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.storage_view import StorageView
+from kiln.symbolic import Int, rel_le
 from kiln.tensor.spec import ScalarSpec
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 SPECIAL: dict[str, Handler] = {}
 
@@ -36,13 +40,13 @@ def special(*names: str) -> Callable[[Handler], Handler]:
 
 
 @special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
-def same_place(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     return mode.fake(mode.view_of(args[0]))
 
 
 @special("copy_.default")
-def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    spec, source = mode.view_of(args[0]).spec, mode.value(args[1])
+def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    spec, source = mode.view_of(args[0]).spec, mode.node_of(args[1])
     value = mode.emit.convert(source, spec.dtype)
     if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
         value = mode.emit.node("expand", value, sizes=spec.sizes)
@@ -51,27 +55,27 @@ def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> An
 
 
 @special("fill_.Scalar", "fill_.Tensor", "zero_.default")
-def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     spec = mode.view_of(args[0]).spec
     value = mode.value(args[1]) if len(args) > 1 else 0
-    if not isinstance(value, int | float | complex):
-        one = mode.emit.convert(value, spec.dtype)
+    if isinstance(value, int | float | complex):
+        number = mode.emit.number(value, spec.dtype, spec.device)
     else:
-        one = mode.emit.number(value, spec.dtype, spec.device)
-    mode.write(args[0], mode.emit.node("full", one, sizes=spec.sizes), op, uniform=True)
+        number = mode.emit.convert(cast(Node, value), spec.dtype)
+    mode.write(args[0], mode.emit.node("full", number, sizes=spec.sizes), op, uniform=True)
     return args[0]
 
 
 def metadata_change(name: str) -> Handler:
-    """`x.t_()`: the tensor moves to the view; its geometry is changed below the Python key."""
+    """`x.t_()` and the like, through the view op `name`."""
 
-    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        fake: FakeTensor = args[0]
+    def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        fake = cast(FakeTensor, args[0])
         if fake.is_input:
             raise UnsupportedMutation(op=str(op), reason="it changes the sizes or strides of an input")
         view = fake.storage_view
-        rule: Any = VIEWS.get(name)
-        for step in rule(mode.emit, view.spec, *[mode.value(one) for one in args[1:]], **kwargs):
+        values, named = mode.arguments(args[1:], kwargs)
+        for step in cast(ViewSteps, VIEWS[name](mode.emit, view.spec, *values, **named)):
             view = mode.memory.step_view(view, step)
         mode.mutations += 1
         move(mode, fake, view)
@@ -80,7 +84,8 @@ def metadata_change(name: str) -> Handler:
     return handler
 
 
-def move(mode: RecordingMode, fake: FakeTensor, view: Any) -> None:
+def move(mode: RecordingMode, fake: FakeTensor, view: StorageView) -> None:
+    """Make `fake` a fake of another view; its geometry in C++ is set below the Python dispatch key."""
     spec, symbols = view.spec, mode.symbols
     sizes, strides, offset = symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset)
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -104,37 +109,42 @@ for _name, _view in {
     "resize_.default",
     "resize_as_.default",
 )
-def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     raise UnsupportedMutation(op=str(op), reason="it changes the storage of a tensor")
 
 
 @special("_assert_async.msg", "_assert_async.default")
-def assert_async(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    message = args[1] if len(args) > 1 else "an assertion on a tensor failed"
-    mode.emit.node("assert", truth(mode.emit, mode.value(args[0])), message=message)
+def assert_async(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    message = cast(str, args[1]) if len(args) > 1 else "an assertion on a tensor failed"
+    mode.emit.node("assert", truth(mode.emit, mode.node_of(args[0])), message=message)
+    return None
 
 
 @special("_linalg_check_errors.default")
-def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    emit, info = mode.emit, mode.value(args[0])
-    fine = emit.pointwise("eq", info, 0)
-    whole = emit.node("all", fine, axes=tuple(range(info.tensor.rank))) if info.tensor.rank else fine
-    emit.node("assert", whole, message=f"{args[1]}: the input matrix is singular or not positive-definite")
+def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    emit, info = mode.emit, mode.node_of(args[0])
+    succeeded = emit.pointwise("eq", info, 0)
+    if info.tensor.rank:
+        succeeded = emit.node("all", succeeded, axes=tuple(range(info.tensor.rank)))
+    emit.node("assert", succeeded, message=f"{args[1]}: the input matrix is singular or not positive-definite")
+    return None
 
 
 @special("sym_constrain_range.default", "sym_constrain_range_for_size.default")
-def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`torch._check_is_size` and its kin: facts about a size."""
-    size, symbols = mode.value(args[0]), mode.symbols
-    low = kwargs.get("min", 0 if "for_size" in str(op) else None)
-    for relation in (None if low is None else rel_le(low, size), kwargs.get("max") and rel_le(size, kwargs["max"])):
+def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """`torch._check_is_size` and the like: facts about a size."""
+    size, symbols = cast(Int, mode.value(args[0])), mode.symbols
+    low = cast(int | None, kwargs.get("min", 0 if "for_size" in str(op) else None))
+    high = cast(int | None, kwargs.get("max"))
+    for relation in (None if low is None else rel_le(low, size), None if high is None else rel_le(size, high)):
         if relation is not None:
             symbols.env.assume(relation, symbols.location)
+    return None
 
 
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
-def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    node = mode.value(args[0])
+def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    node = mode.node_of(args[0])
     value = constant_value(mode.emit.nodes, node, mode.constants.tensors)
     if value is not None:
         return value.item()
@@ -144,8 +154,8 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
     return unbacked_integer(mode, node)
 
 
-def unbacked_integer(mode: RecordingMode, node: Node) -> Any:
-    """The integer in a tensor as a symbol without a number; an effect node reads it at run time."""
+def unbacked_integer(mode: RecordingMode, node: Node) -> object:
+    """The integer in a tensor as an unbacked symbol; an effect node reads it at run time."""
     limits = torch.iinfo(node.tensor.dtype)
     symbol = mode.symbols.env.create_unbacked(lo=limits.min, hi=limits.max)
     mode.symbolic = True

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops import Step
+from kiln.graph.ops import ViewStep
 from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
 
@@ -45,7 +45,7 @@ class StorageView:
         node: Node,
         spec: TensorSpec,
         parent: StorageView | None = None,
-        step: Step | None = None,
+        step: ViewStep | None = None,
     ) -> None:
         self.storage = storage
         self.node = node

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind, Prim
+from kiln.graph.prims.table import Column, Kind, Prim
 
 Tensor = torch.Tensor
 
-REFERENCE = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
+REFERENCE: Column[Callable[..., Tensor]] = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
 """Function on tensors of each POINTWISE primitive but `convert` and `bitcast`, which `apply` knows."""
 
 _SAME_NAME = (

@@ -11,18 +11,18 @@ floats) is left to ATen: see `library.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind
+from kiln.graph.prims.table import Column, Kind
 from kiln.support.target import Target
 from kiln.tensor.spec import TensorSpec
 
-ELEMENT = PRIMS.column("element", required=frozenset({Kind.POINTWISE, Kind.VIEW}))
-STATEMENT = PRIMS.column(
+ELEMENT: Column[Callable[..., int]] = PRIMS.column("element", required=frozenset({Kind.POINTWISE, Kind.VIEW}))
+STATEMENT: Column[Callable[..., None]] = PRIMS.column(
     "statement", required=frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
 )
 

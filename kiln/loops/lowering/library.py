@@ -105,12 +105,12 @@ def _complex_number(lowering: Lowering, node: Node) -> None:
     call(lowering, node, "aten.complex.default", tuple([BufferArg(one.name) for one in parts]))
 
 
-def _clone(node: Node, inputs: list[Any]) -> AtenCall:
+def _clone(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
     """Whatever strides the kernel gives: the executor brings results into the planned layout."""
     return AtenCall("aten.clone.default", tuple(inputs), ())
 
 
-def _pad(node: Node, inputs: list[Any]) -> AtenCall | None:
+def _pad(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg] | None:
     """With a number that is known, which is real."""
     value = node.inputs[1].attrs["value"] if node.inputs[1].op.name == "constant" else None
     if not isinstance(value, int | float | complex) or complex(value).imag:
@@ -120,15 +120,15 @@ def _pad(node: Node, inputs: list[Any]) -> AtenCall | None:
     return AtenCall("aten.constant_pad_nd.default", (inputs[0], amounts, complex(value).real), ())
 
 
-def _full(node: Node, inputs: list[Any]) -> AtenCall:
+def _full(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
     return AtenCall("aten.repeat.default", (inputs[0], node.tensor.sizes), ())
 
 
-def _reshape(node: Node, inputs: list[Any]) -> AtenCall:
+def _reshape(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
     return AtenCall("aten._reshape_copy.default", (inputs[0], node.tensor.sizes), ())
 
 
-OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[Any]], AtenCall | None]] = {
+OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[BufferArg] | None]] = {
     "clone": _clone,
     "full": _full,
     "pad": _pad,

@@ -3,9 +3,8 @@
     constant_to_json((1, 2.5, float("nan")))   ->  ["tuple", [1, ["float", "0x1.4000000000000p+1"], ["float", "nan"]]]
     reference("torch.nn.modules.linear:Linear") ->  ObjectRef("torch.nn.modules.linear:Linear", <class Linear>)
 
-JSON merges what Python keeps apart (1 and 1.0, a tuple and a list, nan), so everything but None,
-bool, int and str is written as `[kind, content]`. An object without a value to write (a class, a
-function, a code object) is written as the path under which an import finds it again.
+JSON merges values that Python distinguishes (1 and 1.0, a tuple and a list) and has no nan, so everything but None,
+bool, int and str is written as `[kind, content]`. A class, a function or a code object is written as an import path.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _READERS: dict[str, Callable[[Json], object]] = {
 
 
 def is_constant(value: object) -> bool:
-    """Whether `value` is immutable all through, so that equality of type and value is all there is to guard."""
+    """Whether `value` is deeply immutable, so that a guard on its type and value is enough."""
     if type(value) in (tuple, frozenset):
         return all(is_constant(item) for item in value)  # type: ignore[attr-defined]
     return value is None or type(value) in (bool, int, str) or type(value) in _WRITERS

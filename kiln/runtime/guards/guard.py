@@ -1,11 +1,11 @@
-"""A guard is data: where a value is found, what must hold of it, and which user line asked.
+"""Guards as data: where a value is found, what must hold of it, and which user line asked.
 
     Guard(LocalSource("x"), GuardKind.TENSOR, tensor_expectation(x, sizes=(None, 768)))
         ->  "x is a Tensor of float32 on cpu, sizes [*, 768], strides [768, 1]"
 
-`tree.py` turns a list of guards into the native tree that checks them. What `expected` holds is told
-by the kind, see `GuardKind`; it never holds an `id()`. A live object (a class, a function's code) is an
-`ObjectRef`, which is written as an import path; a guard whose object has none cannot be written.
+`tree.py` builds the native tree that checks them. `GuardKind` says what `expected` holds, which is never an `id()`. A
+live object (a class, a function's code) is an `ObjectRef`, written as an import path; a guard on an object without one
+cannot be written.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from kiln.support.location import Location
 
 @final
 class GuardKind(enum.Enum):
-    """What is asked of the value. In brackets what `expected` holds."""
+    """What must hold of the value; in brackets what `expected` holds."""
 
-    TYPE_IS = "type_is"  # [ObjectRef of the class] type(value) is it, no subclass
+    TYPE_IS = "type_is"  # [ObjectRef of the class] type(value) is it, not a subclass
     EQUALS = "equals"  # [constant] same type and value; nan equals nan, -0.0 differs from 0.0
-    IS = "is"  # [ObjectRef] the very object
+    IS = "is"  # [ObjectRef] the same object
     IS_NONE = "is_none"  # [None]
     LENGTH = "length"  # [int] of a list, tuple, dict, set or string
     DICT_KEYS = "dict_keys"  # [tuple of constants] all keys, in order
     HAS_ATTR = "has_attr"  # [str] found in the instance's dict or on its type
     NO_ATTR = "no_attr"  # [str] found in neither
-    ABSENT = "absent"  # [None] the last step of the source finds nothing (a name that no global shadows)
-    EMPTY_DICT = "empty_dict"  # [None] a dict or None without an entry: hooks
+    ABSENT = "absent"  # [None] the last step of the source finds nothing: a name that no global shadows
+    EMPTY_DICT = "empty_dict"  # [None] an empty dict or None: hooks
     TENSOR = "tensor"  # [TensorExpectation]
     TENSOR_ALIASES = "tensor_aliases"  # [AliasExpectation] of several sources; `source` is the first
     SHAPE_RELATION = "shape_relation"  # [ShapeRelation] of several sources; `source` is the first
@@ -58,10 +58,10 @@ TENSOR_TYPES = {torch.Tensor: PLAIN_TENSOR, torch.nn.Parameter: reference(torch.
 @final
 @dataclass(frozen=True, slots=True)
 class TensorExpectation:
-    """Metadata of a tensor. In `sizes` and `strides` None is a dim that may have any value.
+    """Metadata of a tensor. In `sizes` and `strides`, None is a dimension that may have any value.
 
-    `strides=None` does not look at strides. `keys` is the set of dispatch keys (`torch._C._dispatch_keys`
-    as an integer); 0 derives nothing: any keys. `is_leaf=None` does not ask.
+    `keys` is the set of dispatch keys (`torch._C._dispatch_keys` as an integer). `strides=None`, `keys=0` and
+    `is_leaf=None` check nothing.
     """
 
     dtype: torch.dtype
@@ -89,9 +89,9 @@ class TensorExpectation:
 @final
 @dataclass(frozen=True, slots=True)
 class AliasExpectation:
-    """`groups[i]` is the group of `sources[i]`: within a group shared, between groups not.
+    """`groups[i]` is the group of `sources[i]`: sources share iff their groups are equal.
 
-    What is shared is the tensor object (`by="object"`) or only its storage (`by="storage"`).
+    They share the tensor object (`by="object"`) or only its storage (`by="storage"`).
     """
 
     sources: tuple[Source, ...]
@@ -121,12 +121,12 @@ class ShapeRelation:
 @final
 @dataclass(frozen=True, slots=True)
 class GlobalState:
-    """What torch keeps per thread or process and what changes the meaning of a program.
+    """The state of torch, per thread or process, that changes the meaning of a program.
 
-    `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode.
-    `cuda_device` is the current one, on which tensors are made that are told no number. `attention_off` are the
-    back ends of attention that may not be chosen, a bit each: math, flash, memory-efficient, cuDNN, overrideable.
-    `other` is 0 unless a mode is on that this class does not know: then a region must run eager.
+    `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode. `cuda_device` is
+    the current one, on which tensors are made by default. `attention_off`: attention back ends that are disabled, a bit
+    each: math, flash, memory-efficient, cuDNN, overrideable. `other` is not 0 if a mode is on that this class does not
+    know; the region must then run eager.
     """
 
     grad_mode: bool
@@ -144,7 +144,7 @@ class GlobalState:
     attention_off: int = 0
 
     def text(self) -> str:
-        return ", ".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
 @final
@@ -152,24 +152,24 @@ class GlobalState:
 class SetExpectation:
     """The items of a set: constants, and `ObjectRef`s, which are compared by identity.
 
-    `ordered`: iteration gives them in this order. Sets of strings are ordered anew in each process.
+    `ordered`: iteration gives them in this order, which for strings differs between processes.
     """
 
     items: tuple[object, ...]
     ordered: bool = False
 
     def text(self) -> str:
-        items = [expected_text(one) for one in self.items]
+        items = [expected_text(item) for item in self.items]
         return f"{{{', '.join(items if self.ordered else sorted(items))}}}" + " in this order" * self.ordered
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FunctionExpectation:
-    """A function by its code, not by identity: a new closure over the same code passes.
+    """A function identified by its code: a new closure over the same code passes.
 
-    `code` is an `ObjectRef`, written by its contents; `module` names the function's globals. `defaults` and
-    `closure` are how many there are.
+    `code` is written by its contents; `module` names the function's globals. `defaults`, `keyword_defaults` and
+    `closure` are counts.
     """
 
     code: ObjectRef
@@ -202,7 +202,7 @@ def tensor_expectation(
     *,
     is_leaf: bool = False,
 ) -> TensorExpectation:
-    """What a guard on `tensor` expects; `sizes` and `strides` replace the static ones, `is_leaf=True` asks for it."""
+    """What a guard on `tensor` expects; `sizes` and `strides` replace the static ones."""
     return TensorExpectation(
         tensor.dtype,
         tensor.device,
@@ -217,9 +217,9 @@ def tensor_expectation(
 
 @final
 class Guard(NamedTuple):
-    """`kind` with `expected` holds of the value at `source`; `location` and `reason` say who asked.
+    """`kind` with `expected` holds of the value at `source`; `location` and `reason` say what asked for it.
 
-    A tuple, because thousands are made and a frozen dataclass takes eight times as long.
+    A tuple, because thousands are made and making a frozen dataclass takes eight times as long.
     """
 
     source: Source
@@ -254,7 +254,7 @@ _EXPECTATIONS: dict[str, type] = {
     "set": SetExpectation,
 }
 _TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
-_FIELDS = {tag: tuple([one.name for one in fields(kind)]) for tag, kind in _EXPECTATIONS.items()}
+_FIELDS = {tag: tuple([field.name for field in fields(kind)]) for tag, kind in _EXPECTATIONS.items()}
 
 
 SourceWriter = Callable[[Source], Json]
@@ -286,28 +286,28 @@ def _expected_from_json(data: Json, read: SourceReader) -> object:
 
 
 def guards_to_json(guards: Iterable[Guard], write: SourceWriter) -> Json:
-    """Many guards; who asked, which few lines of code do for all, once each. Raises `NotSerialisable`."""
+    """Guards as rows; each location and reason is written once. Raises `NotSerialisable`."""
     numbers: dict[tuple[Location | None, str], int] = {}
     rows: list[Json] = []
     for guard in guards:
         expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
         why = numbers.setdefault((guard.location, guard.reason), len(numbers))
         rows.append([write(guard.source), guard.kind._value_, expected, why])
-    places: list[Json] = [None if at is None else [at.file, at.line, at.function] for at, _ in numbers]
-    return {"guards": rows, "places": places, "reasons": [reason for _, reason in numbers]}
+    locations: list[Json] = [None if at is None else [at.file, at.line, at.function] for at, _ in numbers]
+    return {"guards": rows, "locations": locations, "reasons": [reason for _, reason in numbers]}
 
 
 def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
     """Inverse of `guards_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
     assert isinstance(data, dict)
-    rows, places, reasons = data["guards"], data["places"], data["reasons"]
-    assert isinstance(rows, list) and isinstance(places, list) and isinstance(reasons, list)
-    asked = [Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None for at in places]
+    rows, written, reasons = data["guards"], data["locations"], data["reasons"]
+    assert isinstance(rows, list) and isinstance(written, list) and isinstance(reasons, list)
+    locations = [Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None for at in written]
     found = []
     for row in rows:
         assert isinstance(row, list)
         source, kind, expected, number = row
         why = int(str(number))
         held = _expected_from_json(expected, read)
-        found.append(Guard(read(source), GuardKind(kind), held, asked[why], str(reasons[why])))
+        found.append(Guard(read(source), GuardKind(kind), held, locations[why], str(reasons[why])))
     return found

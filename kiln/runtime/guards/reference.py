@@ -1,11 +1,11 @@
 """Live objects in guards and constants, and the names under which another process finds them again.
 
-    path_of(torch.nn.Linear)      "torch.nn.modules.linear:Linear"       an import finds it
+    path_of(torch.nn.Linear)      "torch.nn.modules.linear:Linear"       can be imported
     path_of(F.gelu)               "torch._C._nn:gelu"
-    reference_path(f.__code__)    "#code:9f2c..."                        no import does: told by its contents
+    reference_path(f.__code__)    "#code:9f2c..."                        cannot: identified by its contents
 
-A path that begins with `#` names contents, not a place: whoever reads it looks where the guard's source leads and
-compares (`bind.py`). So code that was edited since, or that stands behind a decorator, is told apart by what it does.
+A path that begins with `#` is a digest of contents: the reader follows the guard's source and compares
+(`tree_file.py`). So code that was edited since, or is hidden behind a decorator, is recognised by what it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 CONTENT = "#"
 CODE, TWIN = "#code:", "#twin:"
@@ -32,7 +32,7 @@ class NotSerialisable(ValueError):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectRef:
-    """A live object and the path (`module:qualname`) that finds it again; `""` where no import does."""
+    """A live object and the path (`module:qualname`) under which it can be imported; `""` if it cannot."""
 
     path: str
     value: object = field(repr=False)
@@ -45,21 +45,21 @@ class ObjectRef:
 
 
 class Nameless:
-    """Types of CPython that stand in no module."""
+    """Types of CPython that no module exports."""
 
-    list_iterator: type[Any] = type(iter([]))
-    list_reverseiterator: type[Any] = type(reversed([]))
-    tuple_iterator: type[Any] = type(iter(()))
-    range_iterator: type[Any] = type(iter(range(0)))
-    str_ascii_iterator: type[Any] = type(iter(""))
-    set_iterator: type[Any] = type(iter(set()))
-    dict_keyiterator: type[Any] = type(iter({}))
-    dict_valueiterator: type[Any] = type(iter({}.values()))
-    dict_itemiterator: type[Any] = type(iter({}.items()))
-    dict_keys: type[Any] = type({}.keys())
-    dict_values: type[Any] = type({}.values())
-    dict_items: type[Any] = type({}.items())
-    callable_iterator: type[Any] = type(iter(int, 1))
+    list_iterator: type = type(iter([]))
+    list_reverseiterator: type = type(reversed([]))
+    tuple_iterator: type = type(iter(()))
+    range_iterator: type = type(iter(range(0)))
+    str_ascii_iterator: type = type(iter(""))
+    set_iterator: type = type(iter(set()))
+    dict_keyiterator: type = type(iter({}))
+    dict_valueiterator: type = type(iter({}.values()))
+    dict_itemiterator: type = type(iter({}.items()))
+    dict_keys: type = type({}.keys())
+    dict_values: type = type({}.values())
+    dict_items: type = type({}.items())
+    callable_iterator: type = type(iter(int, 1))
 
 
 def resolve(path: str) -> object:
@@ -75,7 +75,7 @@ def resolve(path: str) -> object:
 
 
 def reference(value: object, path: str = "") -> ObjectRef:
-    """`value` with `path`, or with the path made of its own `__module__` and `__qualname__`, if that finds it."""
+    """`value` with `path`, by default that of its `__module__` and `__qualname__`, if an import finds it there."""
     if not path:
         module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if isinstance(module, str) and isinstance(qualname, str):
@@ -88,14 +88,14 @@ def reference(value: object, path: str = "") -> ObjectRef:
 
 
 def load_reference(path: str) -> ObjectRef:
-    """The other way: the reference that was written as `path`. One told by its contents is not bound yet."""
+    """The reference that was written as `path`; one identified by its contents is not bound yet."""
     return ObjectRef(path, None if path.startswith(CONTENT) else resolve(path))
 
 
-def path_of(value: Any) -> str:
-    """The path that finds the very object `value`, or `""`."""
-    for module, qualname in _places(value):
-        found: Any = sys.modules.get(module)
+def path_of(value: object) -> str:
+    """The path under which an import finds `value` itself, or `""`."""
+    for module, qualname in _candidates(value):
+        found: object = sys.modules.get(module)
         try:
             for name in qualname.split(".") if qualname else ():
                 found = getattr(found, name)
@@ -107,11 +107,11 @@ def path_of(value: Any) -> str:
 
 
 _MADE_ANEW = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
-"""Bound methods: each look-up makes another object."""
+"""Bound methods: every look-up makes a new object."""
 
 
-def _places(value: Any) -> Iterator[tuple[str, str]]:
-    """Where an object says, one way or another, that it stands."""
+def _candidates(value: object) -> Iterator[tuple[str, str]]:
+    """The modules and names that an object gives for itself."""
     if isinstance(value, types.ModuleType):
         yield value.__name__, ""
         return
@@ -133,12 +133,12 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
         yield module, str(getattr(value, "__qualname__", name))
         yield module, name
     if isinstance(value, type):
-        yield from (("types", key) for key, one in vars(types).items() if one is value)
+        yield from (("types", name) for name, found in vars(types).items() if found is value)
         yield __name__, f"Nameless.{name}"
 
 
 def reference_path(ref: ObjectRef) -> str:
-    """The path to write for a reference: code by its contents, anything else by where an import finds it."""
+    """The path to write for a reference: the contents of code, the import path of anything else."""
     if isinstance(ref.value, types.CodeType):
         return CODE + code_key(ref.value)
     path = ref.path or path_of(ref.value)
@@ -146,7 +146,7 @@ def reference_path(ref: ObjectRef) -> str:
         original = path_of(ref.value.__mro__[1])
         path = original and TWIN + original
     if not path:
-        raise NotSerialisable(f"no import finds {ref.value!r:.100}")
+        raise NotSerialisable(f"{ref.value!r:.100} cannot be imported")
     return path
 
 
@@ -161,23 +161,23 @@ def fits(path: str, value: object) -> bool:
 
 
 def code_key(code: types.CodeType) -> str:
-    """What a code object does: everything but file, lines and columns."""
+    """A digest of everything in a code object but file, lines and columns."""
     return hashlib.blake2b(repr(_content(code)).encode(), digest_size=16).hexdigest()
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> tuple[object, ...]:
     if isinstance(value, types.CodeType):
         counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_name)
         body = (value.co_code, value.co_exceptiontable)
-        return ("code", counts, names, body, [_content(one) for one in value.co_consts])
+        return ("code", counts, names, body, [_content(constant) for constant in value.co_consts])
     if isinstance(value, frozenset):
-        return ("frozenset", sorted(repr(_content(one)) for one in value))
+        return ("frozenset", sorted(repr(_content(item)) for item in value))
     if isinstance(value, tuple):
-        return ("tuple", [_content(one) for one in value])
+        return ("tuple", [_content(item) for item in value])
     if isinstance(value, (type(None), bool, int, float, complex, str, bytes, type(...), slice)):
         return (type(value).__name__, repr(value))
-    inner = getattr(value, "function", None)  # a dispatcher: the resume function that code of ours calls
+    inner = getattr(value, "function", None)  # a dispatcher of a resume function
     if isinstance(inner, types.FunctionType):
         return ("function", inner.__globals__.get("__name__"), _content(inner.__code__))
     return ("object", path_of(value) or type(value).__qualname__)

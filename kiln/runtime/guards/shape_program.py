@@ -1,4 +1,4 @@
-"""A relation's text as a postfix program for the native tree.
+"""Compiles the text of a relation to a postfix program for the native tree.
 
     compile_relation("s0*2 <= s1")  ->  steps ((operand 0) (constant 2) mul (operand 1) le), names ("s0", "s1")
 

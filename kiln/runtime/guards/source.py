@@ -3,11 +3,10 @@
     ItemSource(DictAttrSource(LocalSource("self"), "_modules"), "layer").text()
         ->  "self.__dict__['_modules']['layer']"
 
-A source names no object and holds no `id()`, so it can be written to disk and evaluated in another
-process. Evaluating one runs no Python code of the user: an attribute is found in the instance's
-dict, in a slot, or on the type; a property or `__getattr__` has to be spelt out by its parts.
-Emitting bytecode that computes a source is `capture/interpreter`'s table; checking one is
-`native/_frames`.
+A source holds no object and no `id()`, so it can be written to disk and evaluated in another process. Evaluating it
+runs no Python code of the user: an attribute is found in the instance's dict, in a slot, or on the type; a property or
+`__getattr__` is spelt out by its parts. `capture/interpreter` emits the bytecode that computes a source, and
+`native/_frames` checks it.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class GlobalSource(RootSource):
 @final
 @dataclass(frozen=True, slots=True)
 class ModuleGlobalSource(RootSource):
-    """A name in the globals of another module, `module` being what one would import."""
+    """A name in the globals of another module, given by its import name."""
 
     tag = "module_global"
     module: str
@@ -124,7 +123,7 @@ class BuiltinSource(RootSource):
 @final
 @dataclass(frozen=True, slots=True)
 class ImportSource(RootSource):
-    """A module as `sys.modules` has it."""
+    """A module in `sys.modules`."""
 
     tag = "import"
     module: str
@@ -164,7 +163,7 @@ class ItemSource(StepSource):
 
     tag = "item"
     key: object
-    # 1, 1.0 and True are one key of a dict but not one source.
+    # 1, 1.0 and True are the same key of a dict but different sources.
     key_type: type = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -305,7 +304,7 @@ class MroSource(StepSource):
 @final
 @dataclass(frozen=True, slots=True)
 class CellObjectSource(RootSource):
-    """The cell of a free variable of the root function: not its contents, the cell itself."""
+    """The cell itself of a free variable of the root function."""
 
     tag = "cell_object"
     name: str
@@ -322,19 +321,19 @@ _CONCRETE: tuple[type[Source], ...] = (
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {
-    kind: tuple(one.name for one in fields(kind) if one.init) for kind in _CONCRETE
+    kind: tuple(field.name for field in fields(kind) if field.init) for kind in _CONCRETE
 }
-"""What is written of a source, in the order of its constructor."""
+"""The fields written of a source, in the order of its constructor."""
 
 
 @final
 class SourceTable:
-    """Many sources as one list of rows, each path below another written once; a source is its row's number."""
+    """Sources as rows, each path written once below its parent; a source is its row's number."""
 
     def __init__(self) -> None:
         self.rows: list[Json] = []
         self._known: dict[int, tuple[Source, int]] = {}
-        """By address, which the source beside it keeps taken."""
+        """By address; the source is kept so that its address is not reused."""
         self._numbers: dict[str, int] = {}
 
     def number(self, source: Source) -> int:

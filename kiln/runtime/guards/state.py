@@ -1,9 +1,9 @@
-"""The word of global state and its meaning.
+"""The native word of global state, and its meaning.
 
     current_state()  ->  GlobalState(grad_mode=True, ..., default_dtype=torch.float32, ...)
 
-The layout of the word is that of csrc/frames/global_state.h, the numbers of dtypes are those of c10 (part
-of its stable ABI). Quantised types have none here: a guard on one is refused.
+The layout of the word is that of csrc/frames/global_state.h; the numbers of dtypes are those of c10, part of its
+stable ABI. Quantised dtypes are not supported: a guard on one raises.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
 
 def state_from_word(word: int) -> GlobalState:
-    """What `word` says."""
+    """The meaning of `word`."""
     cpu, cuda = word >> 8 & 63, word >> 14 & 63
     return GlobalState(
         grad_mode=bool(word & 1),

@@ -1,12 +1,12 @@
-"""Guards to the native tree that checks them.
+"""Builds the native tree that checks guards.
 
     self.__dict__['_parameters']['weight']: tensor       0 local 0
     self.__dict__['_parameters']['bias']: is_none   =>   1   dict_attr '_parameters'
     self: type_is Linear                                 2     item 'weight'     checks: tensor
                                                          3     item 'bias'       checks: is
-Sources that share a prefix share its nodes, so each object is fetched once. Nodes are in preorder, the
-checks of a node cheapest first and `type_is` before all others, since what follows may rely on it.
-Needs: `kiln.native._frames`. The numbers of accesses and kinds are those of csrc/frames/guard_tree.h.
+Sources with a common prefix share its nodes, so each object is fetched once. Nodes are in preorder; the checks of a
+node are cheapest first, with `type_is` before all others, which may rely on it. The numbers of accesses and kinds are
+those of csrc/frames/guard_tree.h.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, TypeVar, cast, final
 
 import torch
 
@@ -69,36 +69,40 @@ from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
 _EXTENTS: dict[type[Source], int] = {SizeSource: 0, StrideSource: 1, OffsetSource: 2}
 _PYTHON_INT = 3
 
-NativeCheck: TypeAlias = "tuple[int, int, int, Any]"
-"""(kind, index of the guard, node, payload)"""
+NodeRow: TypeAlias = tuple[int, int, int, int, int, object, int]
+"""(access, parent, end of its subtree, first check, end of its checks, key, index)"""
+CheckRow: TypeAlias = tuple[int, int, int, object]
+"""(kind, number of the guard, node or -1, payload)"""
+S = TypeVar("S", bound=Source)
+T = TypeVar("T")
 
 
 class BadGuard(ValueError):
-    """A guard or source that the native tree has no way to check."""
+    """A guard or source that the native tree cannot check."""
 
 
 @final
 class _Node:
     __slots__ = ("access", "checks", "children", "index", "key", "number")
 
-    def __init__(self, access: int, key: Any, index: int) -> None:
+    def __init__(self, access: int, key: object, index: int) -> None:
         self.access = access
         self.key = key
         self.index = index
-        self.children: dict[Any, _Node] = {}
-        self.checks: list[tuple[int, int, Any]] = []
+        self.children: dict[tuple[object, ...], _Node] = {}
+        self.checks: list[tuple[int, int, object]] = []
         self.number = -1
 
-    def child(self, access: int, key: Any = None, index: int = 0) -> _Node:
-        # An object as key is told apart by its address: the node holds it, and `True` is not `1`.
-        mark: Any
+    def child(self, access: int, key: object = None, index: int = 0) -> _Node:
+        # Other objects are compared by address (the node keeps them alive); the type tells `True` from `1`.
+        identity: tuple[object, ...]
         if type(key) is str:
-            mark = (access, key)
+            identity = (access, key)
         else:
-            mark = (access, index, type(key), key if isinstance(key, (str, int)) else id(key))
-        node = self.children.get(mark)
+            identity = (access, index, type(key), key if isinstance(key, (str, int)) else id(key))
+        node = self.children.get(identity)
         if node is None:
-            node = self.children[mark] = _Node(access, key, index)
+            node = self.children[identity] = _Node(access, key, index)
         return node
 
 
@@ -117,12 +121,13 @@ class TreeBuilder:
         self.root = _Node(-1, None, 0)
         self.slots = _local_slots(function)
         self.cells = {name: index for index, name in enumerate(function.__code__.co_freevars)}
-        self.whole: list[tuple[int, int, Callable[[], Any]]] = []
-        # By address: hashing a source walks all its steps. The source is kept, so the address stays its own.
+        self.tree_checks: list[tuple[int, int, Callable[[], object]]] = []
+        """Checks of several nodes: their payload needs the numbers of nodes."""
+        # By address, since hashing a source walks all its steps; the source is kept so that its address is not reused.
         self.known: dict[int, tuple[Source, _Node]] = {}
 
     def node(self, source: Source) -> _Node:
-        """The node of `source`, made with all above it."""
+        """The node of `source`, made with its ancestors."""
         known = self.known.get(id(source))
         if known is not None:
             return known[1]
@@ -146,7 +151,7 @@ class TreeBuilder:
         if missing := set(used) - set(names):
             raise BadGuard(f"`{text}` has names without a source: {sorted(missing)}")
         operands = [self.operand(names[name]) for name in used]
-        self.whole.append((RELATION, guard, lambda: (steps, tuple((k, n.number, d) for k, n, d in operands))))
+        self.tree_checks.append((RELATION, guard, lambda: (steps, tuple((k, n.number, d) for k, n, d in operands))))
 
     def add(self, number: int, guard: Guard) -> None:
         if guard.kind is GuardKind.EQUALS and type(guard.source) in _EXTENTS:
@@ -155,18 +160,18 @@ class TreeBuilder:
         # `_value_`: the hash of an enum member is computed in Python.
         row = _ROWS.get(guard.kind._value_)
         if row is None:
-            _WHOLE_CHECKS[guard.kind](self, number, guard)
+            _TREE_CHECKS[guard.kind](self, number, guard)
             return
         kind, payload = row
         self.node(guard.source).checks.append((kind, number, payload(guard)))
 
-    def number_nodes(self) -> tuple[list[tuple[Any, ...]], list[NativeCheck]]:
-        nodes: list[Any] = []
-        checks: list[NativeCheck] = []
+    def number_nodes(self) -> tuple[list[NodeRow], list[CheckRow]]:
+        nodes: list[NodeRow] = []
+        checks: list[CheckRow] = []
 
         def visit(node: _Node, parent: int) -> None:
             number = node.number = len(nodes)
-            nodes.append(None)
+            nodes.append(UNFINISHED)
             first = len(checks)
             if len(node.checks) > 1:
                 node.checks.sort(key=_by_kind)
@@ -179,67 +184,75 @@ class TreeBuilder:
 
         for node in self.root.children.values():
             visit(node, -1)
-        checks.extend((kind, guard, -1, payload()) for kind, guard, payload in self.whole)
+        checks.extend((kind, guard, -1, payload()) for kind, guard, payload in self.tree_checks)
         return nodes, checks
 
 
-def _by_kind(check: tuple[int, int, Any]) -> int:
+UNFINISHED: NodeRow = (0, 0, 0, 0, 0, None, 0)
+
+
+def _by_kind(check: tuple[int, int, object]) -> int:
     return check[0]
 
 
-def _local(builder: TreeBuilder, source: Any) -> _Node:
+def _local(builder: TreeBuilder, source: LocalSource) -> _Node:
     if source.name not in builder.slots:
         raise BadGuard(f"the function has no argument {source.name!r}")
     return builder.root.child(LOCAL, None, builder.slots[source.name])
 
 
-def _cell(builder: TreeBuilder, source: Any) -> _Node:
+def _cell(builder: TreeBuilder, source: CellSource | CellObjectSource) -> _Node:
     if source.name not in builder.cells:
         raise BadGuard(f"the function has no free variable {source.name!r}")
     access = CELL if type(source) is CellSource else CELL_OBJECT
     return builder.root.child(access, None, builder.cells[source.name])
 
 
-def _module_dict(name: str) -> dict[str, Any]:
+def _module_dict(name: str) -> dict[str, object]:
     module = sys.modules.get(name)
     if module is None:
         raise BadGuard(f"module {name!r} is not imported")
     return vars(module)
 
 
-def _default(builder: TreeBuilder, source: Any) -> _Node:
+def _default(builder: TreeBuilder, source: DefaultSource) -> _Node:
     base = builder.node(source.base)
     return base.child(DEFAULT, None, source.key) if isinstance(source.key, int) else base.child(KW_DEFAULT, source.key)
 
 
-def _item(builder: TreeBuilder, source: Any) -> _Node:
+def _item(builder: TreeBuilder, source: ItemSource) -> _Node:
     index = source.key if type(source.key) is int else 0
     return builder.node(source.base).child(ITEM, source.key, index)
 
 
-_STEPS: dict[type[Source], Callable[[TreeBuilder, Any], _Node]] = {
-    LocalSource: _local,
-    CellSource: _cell,
-    CellObjectSource: _cell,
-    GlobalSource: lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name),
-    ModuleGlobalSource: lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name),
-    BuiltinSource: lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name),
-    ImportSource: lambda b, s: b.root.child(CONST, sys.modules).child(ITEM, s.module),
-    AttrSource: lambda b, s: b.node(s.base).child(ATTR, s.name),
-    DictAttrSource: lambda b, s: b.node(s.base).child(DICT_ATTR, s.name),
-    ItemSource: _item,
-    DefaultSource: _default,
-    ClosureSource: lambda b, s: b.node(s.base).child(CLOSURE, None, s.index),
-    TypeSource: lambda b, s: b.node(s.base).child(TYPE),
-    MethodFuncSource: lambda b, s: b.node(s.base).child(METHOD_FUNC),
-    MethodSelfSource: lambda b, s: b.node(s.base).child(METHOD_SELF),
-    GradSource: lambda b, s: b.node(s.base).child(ATTR, "grad"),
-    KeysSource: lambda b, s: b.node(s.base).child(KEY, None, s.index),
-    MroSource: lambda b, s: b.node(s.base).child(MRO, None, s.index),
-}
+def _row(kind: type[S], node: Callable[[TreeBuilder, S], _Node]) -> tuple[type[Source], NodeMaker]:
+    return kind, cast(NodeMaker, node)
 
 
-def _expected(guard: Guard, kind: type) -> Any:
+NodeMaker = Callable[[TreeBuilder, Source], _Node]
+_STEPS: dict[type[Source], NodeMaker] = dict((
+    _row(LocalSource, _local),
+    _row(CellSource, _cell),
+    _row(CellObjectSource, _cell),
+    _row(GlobalSource, lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name)),
+    _row(ModuleGlobalSource, lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name)),
+    _row(BuiltinSource, lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name)),
+    _row(ImportSource, lambda b, s: b.root.child(CONST, sys.modules).child(ITEM, s.module)),
+    _row(AttrSource, lambda b, s: b.node(s.base).child(ATTR, s.name)),
+    _row(DictAttrSource, lambda b, s: b.node(s.base).child(DICT_ATTR, s.name)),
+    _row(ItemSource, _item),
+    _row(DefaultSource, _default),
+    _row(ClosureSource, lambda b, s: b.node(s.base).child(CLOSURE, None, s.index)),
+    _row(TypeSource, lambda b, s: b.node(s.base).child(TYPE)),
+    _row(MethodFuncSource, lambda b, s: b.node(s.base).child(METHOD_FUNC)),
+    _row(MethodSelfSource, lambda b, s: b.node(s.base).child(METHOD_SELF)),
+    _row(GradSource, lambda b, s: b.node(s.base).child(ATTR, "grad")),
+    _row(KeysSource, lambda b, s: b.node(s.base).child(KEY, None, s.index)),
+    _row(MroSource, lambda b, s: b.node(s.base).child(MRO, None, s.index)),
+))  # fmt: skip
+
+
+def _expected(guard: Guard, kind: type[T]) -> T:
     if not isinstance(guard.expected, kind):
         raise BadGuard(f"{guard.kind.value} at {guard.source.text()} expects a {kind.__name__}")
     return guard.expected
@@ -247,37 +260,37 @@ def _expected(guard: Guard, kind: type) -> Any:
 
 def _constant(guard: Guard) -> object:
     if isinstance(guard.expected, ObjectRef) or not is_constant(guard.expected):
-        raise BadGuard(f"{guard.source.text()}: a {type(guard.expected).__name__} is not a constant to be equal to")
+        raise BadGuard(f"{guard.source.text()}: a {type(guard.expected).__name__} is not a constant")
     return guard.expected
 
 
 def _function(guard: Guard) -> tuple[object, int, int, int]:
-    expected: FunctionExpectation = _expected(guard, FunctionExpectation)
+    expected = _expected(guard, FunctionExpectation)
     return expected.code.value, expected.defaults, expected.keyword_defaults, expected.closure
 
 
 def _set_items(guard: Guard) -> tuple[bool, tuple[object, ...]]:
-    expected: SetExpectation = _expected(guard, SetExpectation)
-    return expected.ordered, tuple(one.value if isinstance(one, ObjectRef) else one for one in expected.items)
+    expected = _expected(guard, SetExpectation)
+    return expected.ordered, tuple(item.value if isinstance(item, ObjectRef) else item for item in expected.items)
 
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def _tensor(guard: Guard) -> tuple[Any, ...]:
-    expected: TensorExpectation = _expected(guard, TensorExpectation)
+def _tensor(guard: Guard) -> tuple[object, ...]:
+    expected = _expected(guard, TensorExpectation)
     leaf = -1 if expected.is_leaf is None else int(expected.is_leaf)
     if expected.dtype not in DTYPE_NUMBERS:
-        raise BadGuard(f"{guard.source.text()}: tensors of {expected.dtype} are not known to the native checks")
+        raise BadGuard(f"{guard.source.text()}: the native checks do not support {expected.dtype}")
     if leaf >= 0 and expected.python_type.value not in _PLAIN_TYPES:
-        raise BadGuard(f"{guard.source.text()}: asking a tensor subclass whether it is a leaf may run Python code")
+        raise BadGuard(f"{guard.source.text()}: `is_leaf` of a tensor subclass may run Python code")
     return (
         *(expected.python_type.value, expected.keys, DTYPE_NUMBERS[expected.dtype], str(expected.device)),
         *(expected.requires_grad, leaf, expected.sizes, expected.strides),
     )
 
 
-_NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], Any]]] = {
+_NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], object]]] = {
     GuardKind.TYPE_IS: (TYPE_IS, lambda guard: _expected(guard, ObjectRef).value),
     GuardKind.EQUALS: (EQUALS, _constant),
     GuardKind.IS: (IS, lambda guard: _expected(guard, ObjectRef).value),
@@ -296,25 +309,25 @@ _ROWS = {kind.value: row for kind, row in _NODE_CHECKS.items()}
 
 
 def _aliases(builder: TreeBuilder, number: int, guard: Guard) -> None:
-    expected: AliasExpectation = _expected(guard, AliasExpectation)
+    expected = _expected(guard, AliasExpectation)
     nodes = [builder.node(source) for source in expected.sources]
     order: dict[int, int] = {}
     groups = tuple(order.setdefault(group, len(order)) for group in expected.groups)
     by_storage = expected.by == "storage"
-    builder.whole.append((ALIASES, number, lambda: (by_storage, tuple(n.number for n in nodes), groups)))
+    builder.tree_checks.append((ALIASES, number, lambda: (by_storage, tuple(n.number for n in nodes), groups)))
 
 
 def _relation(builder: TreeBuilder, number: int, guard: Guard) -> None:
-    expected: ShapeRelation = _expected(guard, ShapeRelation)
+    expected = _expected(guard, ShapeRelation)
     builder.relation(number, expected.relation, dict(expected.names))
 
 
 def _state(builder: TreeBuilder, number: int, guard: Guard) -> None:
     word = state_to_word(_expected(guard, GlobalState))
-    builder.whole.append((GLOBAL_STATE, number, lambda: word))
+    builder.tree_checks.append((GLOBAL_STATE, number, lambda: word))
 
 
-_WHOLE_CHECKS: dict[GuardKind, Callable[[TreeBuilder, int, Guard], None]] = {
+_TREE_CHECKS: dict[GuardKind, Callable[[TreeBuilder, int, Guard], None]] = {
     GuardKind.TENSOR_ALIASES: _aliases,
     GuardKind.SHAPE_RELATION: _relation,
     GuardKind.GLOBAL_STATE: _state,
@@ -324,10 +337,10 @@ _WHOLE_CHECKS: dict[GuardKind, Callable[[TreeBuilder, int, Guard], None]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """What the native tree is made from: its nodes in preorder, its checks, the nodes whose objects it hands over."""
+    """What the native tree is made from: nodes in preorder, checks, and the nodes whose objects it collects."""
 
-    nodes: list[tuple[Any, ...]]
-    checks: list[NativeCheck]
+    nodes: list[NodeRow]
+    checks: list[CheckRow]
     collect: tuple[int, ...]
 
     def tree(self) -> _frames.GuardTree:
@@ -347,9 +360,8 @@ def tree_rows(guards: Iterable[Guard], *, collect: Iterable[Source] = (), functi
 def build_tree(guards: Iterable[Guard], *, collect: Iterable[Source] = (), function: FunctionType) -> _frames.GuardTree:
     """The native tree that checks `guards` on the arguments, globals and cells of `function`.
 
-    A successful check leaves in `tree.bindings` the objects at the sources `collect`, in that order; hand them
-    to a region with `_frames.BoundCall(tree, target)` as the callable of the entry. `tree.explain(locals)` names
-    the guard that fails by its index in `guards`. Sources name arguments of `function` (in slot order: positional,
-    keyword-only, `*args`, `**kwargs`) and its free variables. Raises `BadGuard` for what cannot be checked.
+    A successful check leaves the objects at the sources `collect` in `tree.bindings`; the callable of an entry gets
+    them from `_frames.BoundCall(tree, target)`. `tree.explain(locals)` gives the index of the guard that fails.
+    Arguments are in slot order: positional, keyword-only, `*args`, `**kwargs`. Raises `BadGuard`.
     """
     return tree_rows(guards, collect=collect, function=function).tree()

@@ -3,12 +3,12 @@
     write_tree(tree_rows(guards, collect=..., function=f), guards)   ->  {"nodes": ..., "checks": ..., "objects": ...}
     read_tree(data, f, values)                                       ->  GuardTree, or None: not for this call
 
-Reading follows no source twice and makes no `Guard`: it takes a few milliseconds where collecting took a second.
-Classes and functions are found by an import; what no import finds (`reference.py`) is looked up where its guard looks,
-on the values of the call at hand, and taken if it has the contents that were written.
+Reading follows no source twice and makes no `Guard`: it takes milliseconds where collecting took a second. Classes and
+functions are imported. An object that cannot be imported (`reference.py`) is looked up where its guard looks, on the
+values of the current call, and accepted if its contents are those that were written.
 
-A list stands for a tuple, `{"o": n}` for object n, `{"c": ...}` for a constant that JSON does not have, `{"m": name}`
-for the namespace of a module.
+A list stands for a tuple, `{"o": n}` for object n, `{"c": ...}` for a constant unknown to JSON, `{"m": name}` for the
+namespace of a module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import types
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TypedDict, final
 
 from kiln.native._frames import GuardTree
 from kiln.runtime.guards.constant import (
@@ -30,9 +30,18 @@ from kiln.runtime.guards.constant import (
 )
 from kiln.runtime.guards.guard import FunctionExpectation, Guard
 from kiln.runtime.guards.reference import CONTENT, fits, reference_path, resolve
-from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, TreeRows
+from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, CheckRow, NodeRow, TreeRows
 
 TYPE, SELF = "type", "self"
+
+
+class TreeData(TypedDict):
+    """What `write_tree` gives; read from JSON, its tuples are lists."""
+
+    nodes: list[NodeRow]
+    checks: list[CheckRow]
+    collect: list[int]
+    objects: list[str | tuple[str, int, str]]
 
 
 def write_tree(tree: TreeRows, guards: Sequence[Guard]) -> Json:
@@ -51,33 +60,34 @@ class TreeWriter:
         self._numbers: dict[tuple[str, int], int] = {}
         self._paths: dict[int, str] = {}
 
-    def check(self, kind: int, guard: int, node: int, payload: Any) -> Json:
+    def check(self, kind: int, guard: int, node: int, payload: object) -> Json:
         if kind == FUNCTION_CODE:
+            assert isinstance(payload, tuple)
             code, *counts = payload
             expected = self.guards[guard].expected
             module = expected.module if isinstance(expected, FunctionExpectation) else ""
-            return [kind, guard, node, [self.object(code, node, f"function {module}"), *counts]]
+            return [kind, guard, node, [self.live_object(code, node, f"function {module}"), *counts]]
         return [kind, guard, node, self.value(payload, node, TYPE if kind == TYPE_IS else SELF)]
 
-    def value(self, value: Any, node: int, how: str) -> Json:
+    def value(self, value: object, node: int, how: str) -> Json:
         if value is None or type(value) in (bool, int, str):
-            return value  # type: ignore[no-any-return]
-        if type(value) is tuple:
+            return value  # type: ignore[return-value]
+        if isinstance(value, tuple) and type(value) is tuple:
             return [self.value(item, node, how) for item in value]
-        return {"c": constant_to_json(value)} if is_constant(value) else self.object(value, node, how)
+        return {"c": constant_to_json(value)} if is_constant(value) else self.live_object(value, node, how)
 
-    def object(self, value: object, node: int, how: str) -> Json:
+    def live_object(self, value: object, node: int, how: str) -> Json:
         path = self._paths.get(id(value))
         if path is None:
             path = self._paths[id(value)] = reference_path(ObjectRef("", value))
-        loose = path.startswith(CONTENT)
-        number = self._numbers.setdefault((path, node if loose else -1), len(self.objects))
+        by_content = path.startswith(CONTENT)
+        number = self._numbers.setdefault((path, node if by_content else -1), len(self.objects))
         if number == len(self.objects):
-            self.objects.append([path, node, how] if loose else path)
+            self.objects.append([path, node, how] if by_content else path)
         return {"o": number}
 
-    def key(self, key: Any) -> Json:
-        if type(key) is not dict:
+    def key(self, key: object) -> Json:
+        if not isinstance(key, dict) or type(key) is not dict:
             return self.value(key, -1, SELF)
         if key is sys.modules:
             return {"m": ""}
@@ -87,40 +97,40 @@ class TreeWriter:
         return {"m": name}
 
 
-def read_tree(data: Any, function: types.FunctionType, values: Sequence[object]) -> GuardTree | None:
-    """The tree for a call of `function` with `values` in slot order; it has been checked.
+def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[object]) -> GuardTree | None:
+    """The tree for a call of `function` with `values` in slot order; None where its guards do not hold.
 
-    Raises NotSerialisable, KeyError, TypeError or ValueError where the data names what is not there.
+    Raises NotSerialisable, KeyError, TypeError or ValueError where the data names what does not exist.
     """
     scope = (values, function.__globals__, function.__closure__)
     reader = TreeReader()
-    nodes = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
-    reader.objects = [None if type(row) is list else resolve(row) for row in data["objects"]]
-    loose = [(number, *row) for number, row in enumerate(data["objects"]) if type(row) is list]
-    if loose:
-        finder = paths_alone(nodes, [node for _, _, node, _ in loose])
+    nodes: list[NodeRow] = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
+    reader.objects = [resolve(row) if isinstance(row, str) else None for row in data["objects"]]
+    by_content = [(number, *row) for number, row in enumerate(data["objects"]) if not isinstance(row, str)]
+    if by_content:
+        finder = paths_only(nodes, [node for _, _, node, _ in by_content])
         if not finder.check(*scope):
             return None
-        for (number, path, _, how), found in zip(loose, finder.bindings or (), strict=True):
-            there = _expected_part(found, how)
-            if not fits(path, there):
+        for (number, path, _, how), found in zip(by_content, finder.bindings or (), strict=True):
+            part = _expected_part(found, how)
+            if not fits(path, part):
                 return None
-            reader.objects[number] = there
+            reader.objects[number] = part
     checks = [(kind, guard, node, reader.value(payload)) for kind, guard, node, payload in data["checks"]]
     tree = GuardTree(nodes, checks, tuple(data["collect"]))
     return tree if tree.check(*scope) else None
 
 
-def paths_alone(nodes: Sequence[tuple[Any, ...]], wanted: Sequence[int]) -> GuardTree:
-    """A tree without checks that only fetches the nodes `wanted`: others may lead to nothing, as their checks say."""
+def paths_only(nodes: Sequence[NodeRow], wanted: Sequence[int]) -> GuardTree:
+    """A tree without checks that fetches only the nodes `wanted`: others may not exist, as their checks say."""
     kept: set[int] = set()
     for node in wanted:
         while node >= 0 and node not in kept:
             kept.add(node)
             node = nodes[node][1]
     order = sorted(kept)
-    number = {node: place for place, node in enumerate(order)}
-    rows = [
+    number = {node: position for position, node in enumerate(order)}
+    rows: list[NodeRow] = [
         (access, number.get(parent, -1), bisect_left(order, end), 0, 0, key, index)
         for access, parent, end, _, _, key, index in (nodes[node] for node in order)
     ]
@@ -128,7 +138,7 @@ def paths_alone(nodes: Sequence[tuple[Any, ...]], wanted: Sequence[int]) -> Guar
 
 
 def _expected_part(found: object, how: str) -> object:
-    """What a check compares: the type, the object, or the code of a function of the module that was written."""
+    """What a check compares: the type, the object, or the code of a function of the named module."""
     if how == TYPE:
         return type(found)
     kind, _, module = how.partition(" ")
@@ -143,10 +153,10 @@ class TreeReader:
     def __init__(self) -> None:
         self.objects: list[object] = []
 
-    def value(self, data: Any) -> Any:
-        if type(data) is list:
+    def value(self, data: object) -> object:
+        if isinstance(data, list):
             return tuple([self.value(item) if type(item) in (list, dict) else item for item in data])
-        if type(data) is not dict:
+        if not isinstance(data, dict):
             return data
         ((kind, content),) = data.items()
         if kind == "o":

@@ -57,9 +57,9 @@ def test_neighbourhood() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("add(%4, %2)", "add(%4, %99)", "no value is called %99"),
-        ("add(", "addd(", "no op is called 'addd'"),
-        ("add(%4, %2)", "add(%4, 2)", "an input is a value"),
+        ("add(%4, %2)", "add(%4, %99)", "there is no value %99"),
+        ("add(", "addd(", "there is no op 'addd'"),
+        ("add(%4, %2)", "add(%4, 2)", "expected a value"),
         ("f32[s0, 16] = add", "g32[s0, 16] = add", "not a spec"),
         ("return %8, %9", "", "ends inside a graph"),
     ],

@@ -18,7 +18,7 @@ from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.manager import PassContext
-from kiln.graph.passes.patterns import Apply, Attr, ConstVar, Literal, Pattern, RewriteRule, RuleSet, Var
+from kiln.graph.passes.patterns import Apply, AttrVar, ConstVar, Literal, Pattern, RewriteRule, RuleSet, Var
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.view_rules import VIEWS
 from kiln.tensor.spec import TensorSpec, contiguous_strides
@@ -67,7 +67,7 @@ def instance(rule: RewriteRule, dtypes: dict[str, torch.dtype], number: Any, att
 
 def instances(rule: RewriteRule) -> Iterator[Graph]:
     names = sorted(names_in(rule.pattern, Var))
-    attr_names = sorted(names_in(rule.pattern, Attr))
+    attr_names = sorted(names_in(rule.pattern, AttrVar))
     for dtype, number in itertools.product(DTYPES, NUMBERS):
         for bools in itertools.product((False, True), repeat=len(names)):
             dtypes = {name: torch.bool if flag else dtype for name, flag in zip(names, bools, strict=True)}

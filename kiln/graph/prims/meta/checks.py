@@ -1,10 +1,10 @@
-"""The column `checks`: what the kernel of an op relies on beyond what its shape rule asks.
+"""The column `checks`: what the kernel of an op relies on beyond what its shape rule requires.
 
     CHECKS["gather"](oracle, f32[2, 3], i64[40, 2], axis=1)     raises: index is larger than the input along 0
 
 A check is `check(oracle, *input_specs, **attrs) -> None`, with the arguments of the op's shape rule, and raises where
-eager does. Recording runs it before each node, the verifier again. An op whose rule in `META` asks all there is to
-ask says so by `CHECKED_BY_META`.
+eager does. It runs before each node is recorded, and in the verifier. `CHECKED_BY_META` marks ops whose rule in `META`
+covers everything.
 """
 
 from __future__ import annotations
@@ -17,33 +17,22 @@ from kiln.graph.prims.errors import ShapeMismatch
 from kiln.graph.prims.meta.layout import Sizes, broadcast, equal, less
 from kiln.graph.prims.meta.views import diagonal_meta, slice_meta
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind
+from kiln.graph.prims.table import Column, Kind
 from kiln.symbolic import Int, rel_le
 from kiln.tensor.spec import SizeOracle, TensorSpec
 
-Check = Callable[..., None]
+ShapeCheck = Callable[..., None]
 
-CHECKS = PRIMS.column(
+CHECKS: Column[ShapeCheck] = PRIMS.column(
     "checks",
-    required=frozenset(
-        {
-            Kind.POINTWISE,
-            Kind.REDUCTION,
-            Kind.SCAN,
-            Kind.VIEW,
-            Kind.DATA_MOVEMENT,
-            Kind.SCATTER,
-            Kind.CREATE,
-            Kind.RANDOM,
-        }
-    ),
+    required=frozenset(Kind) - {Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED},
 )
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def CHECKED_BY_META(oracle: SizeOracle, *specs: object, **attrs: object) -> None:
-    """The shape rule has asked everything."""
+    """The shape rule checks everything."""
 
 
 def fail(op: str, problem: str) -> None:
@@ -82,10 +71,10 @@ def require_index(op: str, index: TensorSpec) -> None:
 
 
 def require_elements(oracle: SizeOracle, op: str, size: Int, picked: Sequence[Int]) -> None:
-    """Nothing can be picked from a dimension without elements, and there is no address that a kernel could read."""
+    """Indexing an empty dimension is only valid with an empty index."""
     if size != 0 and not equal(oracle, size, 0):
         return
-    if not any(equal(oracle, one, 0) for one in picked):
+    if not any(equal(oracle, length, 0) for length in picked):
         raise IndexError(f"{op}: index is out of bounds for dimension with size 0")
 
 
@@ -168,7 +157,7 @@ def check_as_strided(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes, strides
     require_not_negative(oracle, "as_strided", (*sizes, *strides, offset))
 
 
-# Moves.
+# Data movement.
 
 
 @CHECKS("flip")
@@ -192,7 +181,7 @@ def check_gather(oracle: SizeOracle, x: TensorSpec, index: TensorSpec, *, axis: 
 
 
 def _check_along(oracle: SizeOracle, op: str, x: TensorSpec, index: TensorSpec, axis: int) -> None:
-    """An index of the rank of `x`, no larger than it but along `axis`."""
+    """The index has the rank of `x`, and its sizes, except along `axis`, are at most those of `x`."""
     if x.rank != index.rank:
         fail(op, f"an index of rank {index.rank} for a tensor of rank {x.rank}")
     require_axes(op, x.rank, (axis,))
@@ -212,7 +201,7 @@ def check_index(oracle: SizeOracle, x: TensorSpec, *indices: TensorSpec, axes: t
 def indexed_sizes(
     oracle: SizeOracle, op: str, x: TensorSpec, indices: Sequence[TensorSpec], axes: tuple[int, ...]
 ) -> Sizes:
-    """Sizes of `x` indexed at `axes`; refuses what no kernel could read."""
+    """Sizes of `x` indexed at `axes`; raises for invalid indices."""
     if not x.rank or len(indices) != len(axes) or any(not 0 <= axis < x.rank for axis in axes):
         raise IndexError(f"{op}: too many indices for a tensor of dimension {x.rank}")
     for index in indices:

@@ -2,9 +2,9 @@
 
     META["sum"](oracle, f32[4, 8], axes=(1,))   =   f32[4]
 
-A rule is `rule(oracle, *input_specs, **attrs) -> Spec`. Strides are those that eager's kernel gives.
+A rule is `rule(oracle, *input_specs, **attrs) -> Spec`. Strides are those of eager's kernel.
 Rules raise `ShapeMismatch`, `DeviceMismatch` or `ImpossibleView` where eager raises. Ops in
-`SUPPLIED` have no rule: whoever makes the node hands the spec in.
+`SUPPLIED` have no rule: the maker of the node supplies the spec.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind
+from kiln.graph.prims.table import Column, Kind
 from kiln.tensor.spec import Spec
 
 MetaRule = Callable[..., Spec]
 
-META = PRIMS.column("meta", required=frozenset(Kind) - {Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT})
+META: Column[MetaRule] = PRIMS.column("meta", required=frozenset(Kind) - {Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT})
 
 SUPPLIED = frozenset({"input", "constant_tensor", "aten", "opaque", "local_scalar"})

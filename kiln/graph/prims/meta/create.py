@@ -1,14 +1,14 @@
-"""Specs of ops that make tensors from attributes, of structure, effects and nested graphs.
+"""Shape rules of creation, structure, effects and nested graphs.
 
 iota(length=8, start=0, step=1, dtype=i64, device=cpu)   =  i64[8]
-item(one of several results, index=1)                    =  its spec
+item(results, index=1)                                   =  the spec of result 1
 cond(b8[], ..., true=graph, false=graph)                 =  the specs of the outputs of `true`
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -18,11 +18,21 @@ from kiln.symbolic import Int
 from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec, contiguous_strides
 
 
+class HasSpec(Protocol):
+    @property
+    def spec(self) -> Spec: ...
+
+
+class HasValue(Protocol):
+    @property
+    def value(self) -> HasSpec: ...
+
+
 class HasOutputs(Protocol):
-    """What a rule needs to know of a nested graph."""
+    """A nested graph, as far as its shape rule needs it."""
 
     @property
-    def outputs(self) -> Sequence[Any]: ...
+    def outputs(self) -> Sequence[HasValue]: ...
 
 
 @META("constant")
@@ -71,7 +81,7 @@ def random_meta(
 def item_meta(oracle: SizeOracle, whole: tuple[TensorSpec | ScalarSpec | None, ...], *, index: int) -> Spec:
     part = whole[index]
     if part is None:
-        raise ValueError(f"result number {index} is no tensor")
+        raise ValueError(f"result {index} is not a tensor")
     return part
 
 
@@ -81,7 +91,7 @@ def assert_meta(oracle: SizeOracle, x: TensorSpec, *, message: str) -> Spec:
 
 
 def output_specs(graph: HasOutputs) -> Spec:
-    return tuple([output.value.spec for output in graph.outputs])
+    return tuple([output.value.spec for output in graph.outputs])  # type: ignore[misc]
 
 
 @META("cond")

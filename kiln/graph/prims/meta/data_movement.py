@@ -1,4 +1,4 @@
-"""Specs of ops that move elements: copies, joins, indexing, scatters.
+"""Shape rules of data movement: copies, concatenation, indexing, scatters.
 
 cat(f32[4, 8], f32[2, 8], axis=0)                   =  f32[6, 8]
 index(f32[4, 8], i64[3], i64[2, 1], axes=(0, 1))    =  f32[2, 3]
@@ -64,14 +64,14 @@ def flip_meta(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> Te
 
 
 def preserved(oracle: SizeOracle, x: TensorSpec) -> TensorSpec:
-    """A fresh tensor like `x`, as `torch.empty_like` makes it."""
+    """A fresh tensor like `x`, as from `torch.empty_like`."""
     return TensorSpec(x.dtype, x.sizes, preserved_strides(oracle, x.sizes, x.strides), 0, x.device)
 
 
 @META("pad")
 def pad_meta(oracle: SizeOracle, x: TensorSpec, value: TensorSpec, *, low: Sizes, high: Sizes) -> TensorSpec:
     if value.rank:
-        raise ValueError("pad takes its value as a tensor of rank 0")
+        raise ValueError("the padding value is a tensor of rank 0")
     sizes = tuple([size + a + b for size, a, b in zip(x.sizes, low, high, strict=True)])
     if all(isinstance(amount, int) and amount <= 0 for amount in (*low, *high)):
         # Eager crops by views, then clones.
@@ -101,7 +101,7 @@ def index_meta(oracle: SizeOracle, x: TensorSpec, *indices: TensorSpec, axes: tu
 def _index_layouts(
     oracle: SizeOracle, indices: Sequence[TensorSpec], picked: Sizes, before: int, after: int, cuda: bool
 ) -> list[Layout]:
-    """The indices as operands beside the indexed tensor: broadcast, with size-1 dimensions around."""
+    """The indices as TensorIterator operands: broadcast, with size-1 dimensions for the others."""
     shape = (1,) * before + picked + (1,) * after
     layouts: list[Layout] = []
     for index in indices:
@@ -115,17 +115,14 @@ def _index_layouts(
 
 @META("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
 def view_scatter_meta(oracle: SizeOracle, x: TensorSpec, y: TensorSpec, **attrs: object) -> TensorSpec:
-    """The memory of `x` after a write to a view of it: the same place for each element.
-
-    A tensor with overlapping elements has no such copy; eager makes it contiguous.
-    """
+    """`x` after a write to a view of it, in the layout of `x`; eager makes a tensor with overlap contiguous."""
     if has_repeated_elements(x):
         return x.with_sizes(x.sizes)
     return x
 
 
 def has_repeated_elements(x: TensorSpec) -> bool:
-    """Is some dimension of more than one element repeated with stride 0?"""
+    """Whether a dimension with more than one element has stride 0."""
     return any(stride == 0 and size != 1 for size, stride in zip(x.sizes, x.strides, strict=True))
 
 

@@ -1,12 +1,12 @@
-"""How eager chooses strides: contiguity, memory formats, TensorIterator's order of dimensions.
+"""How eager chooses strides: contiguity, memory formats, the dimension order of TensorIterator.
 
     sizes (4, 5), operands strided (1, 4) and (1, 4)     =>   (1, 4)
     sizes (4, 5), operands strided (5, 1) and (1, 4)     =>   (5, 1)
 
-The facts are those of ATen (`TensorIterator.cpp`, `MemoryFormat.h`, `TensorImpl`), found by experiment and
-tested against eager on random layouts. Questions that depend on a symbolic size go to the oracle, and only
-after the textual answer was no.
-Needs: sizes of eager tensors; a symbolic size is taken to be at least 1.
+The rules are those of ATen (`TensorIterator.cpp`, `MemoryFormat.h`, `TensorImpl`), found by experiment and
+tested against eager on random layouts. A relation between symbolic sizes goes to the oracle only where
+comparing the expressions does not decide it.
+Needs: sizes of eager tensors; a symbolic size is assumed to be at least 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT_ORDERS: dict[str, tuple[int, ...]] = {  # dimensions from the innermost
 
 
 def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
-    """Does left == right hold? Asks only where the text does not tell."""
+    """Whether left == right; asks the oracle only where the expressions do not decide it."""
     if left == right:
         return True
     if isinstance(left, Expr) or isinstance(right, Expr):
@@ -42,7 +42,7 @@ def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
 
 
 def less(oracle: SizeOracle, left: Int, right: Int) -> bool:
-    """Does left < right hold?"""
+    """Whether left < right."""
     if isinstance(left, Expr) or isinstance(right, Expr):
         return left != right and oracle.decide(rel_lt(left, right))
     return left < right
@@ -56,7 +56,7 @@ def largest(oracle: SizeOracle, left: Int, right: Int) -> Int:
 
 
 def broadcast(oracle: SizeOracle, shapes: Sequence[Sizes], op: str = "broadcast") -> Sizes:
-    """The common sizes of `shapes`, as in NumPy."""
+    """The broadcast of `shapes`, as in NumPy."""
     result = shapes[0]
     for shape in shapes[1:]:
         if shape != result:
@@ -82,7 +82,7 @@ def _broadcast_size(oracle: SizeOracle, left: Int, right: Int, op: str) -> Int:
         return left
     if equal(oracle, left, 1):
         return right
-    raise ShapeMismatch(op=op, problem=f"the sizes {left} and {right} do not broadcast")
+    raise ShapeMismatch(op=op, problem=f"sizes {left} and {right} do not broadcast")
 
 
 # Predicates on layouts.
@@ -90,12 +90,17 @@ def _broadcast_size(oracle: SizeOracle, left: Int, right: Int, op: str) -> Int:
 
 @lru_cache(maxsize=8192)
 def is_canonical(sizes: Sizes, strides: Sizes) -> bool:
-    """Exactly the strides of a fresh contiguous tensor, by text, and no size 0."""
+    """Exactly the strides of a fresh contiguous tensor, and no size 0."""
     return 0 not in sizes and strides == contiguous_strides(sizes)
 
 
+def same_strides(left: Sequence[Int], right: Sequence[Int], sizes: Sequence[Int]) -> bool:
+    """Equal but for dimensions of size 1."""
+    return left == right or all(a == b or size == 1 for a, b, size in zip(left, right, sizes, strict=True))
+
+
 def is_contiguous(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
-    """Eager's `is_contiguous()`: strides of size-1 dimensions do not count."""
+    """Eager's `is_contiguous()`, which ignores strides of size-1 dimensions."""
     return is_canonical(sizes, strides) or 0 in sizes or _steps_fit(oracle, sizes, strides, range(len(sizes))[::-1])
 
 
@@ -108,7 +113,7 @@ def is_in_format(oracle: SizeOracle, sizes: Sizes, strides: Sizes, layout: Memor
 
 
 def _steps_fit(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: Sequence[int]) -> bool:
-    """Walking dimensions in `order`, each stride is the product of the sizes before."""
+    """Whether each stride is the product of the sizes before it in `order`."""
     step: Int = 1
     for axis in order:
         size, stride = sizes[axis], strides[axis]
@@ -120,11 +125,11 @@ def _steps_fit(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: Sequence
 
 
 def is_dense(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
-    """Eager's `is_non_overlapping_and_dense`: some order of dimensions makes it contiguous."""
+    """Eager's `is_non_overlapping_and_dense`: contiguous under some order of dimensions."""
     if is_canonical(sizes, strides):
         return True
     if 0 in sizes:
-        # Eager calls an empty tensor contiguous.
+        # Eager considers an empty tensor contiguous.
         return True
     rest = [axis for axis, size in enumerate(sizes) if size != 1]
     step: Int = 1
@@ -150,7 +155,7 @@ def suggested_format(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Memory
 
 def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: tuple[int, ...]) -> bool:
     if is_canonical(sizes, strides) and sizes[1] != 1 and 1 not in sizes[2:]:
-        # Channels before pixels: certain without a question. Ambiguous only with size-1 dimensions.
+        # Row-major strides are ambiguous only with size-1 dimensions.
         return False
     if strides[1] == 0 or 0 in sizes:
         return False
@@ -160,7 +165,7 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
         if less(oracle, stride, step) or (axis == 0 and equal(oracle, step, strides[1])):
             return False
         if axis != 0:
-            # The batch is the last: nothing is compared with its step, so nothing is asked about its size.
+            # The batch comes last and its step is never compared, so its size needs no decision.
             step = stride if equal(oracle, size, 1) else stride * size
     return True
 
@@ -181,7 +186,7 @@ def format_strides(sizes: Sizes, layout: MemoryFormat) -> Sizes:
 
 
 def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes:
-    """Strides of a copy that preserves the format: the same where dense, else packed in the same order."""
+    """Strides of a copy that preserves the format: unchanged where dense, else packed in the same order."""
     if is_dense(oracle, sizes, strides):
         return strides
     order = sorted_axes(oracle, sizes, (strides,))
@@ -195,7 +200,7 @@ def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes
 
 
 def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout]) -> Sizes:
-    """Strides that TensorIterator gives an output of `sizes`, the broadcast of `operands`."""
+    """Strides of TensorIterator's output of `sizes`, the broadcast of `operands`."""
     same_sizes = all(shape == sizes for shape, _ in operands)
     if all(is_canonical(*operand) for operand in operands) and (same_sizes or 0 not in sizes):
         return contiguous_strides(sizes)
@@ -215,13 +220,14 @@ def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout
 
 
 def _fast_strides(oracle: SizeOracle, sizes: Sizes, strides: Sequence[Sizes]) -> Sizes | None:
-    """What TensorIterator decides before it looks at single dimensions, when all operands have equal sizes."""
-    if all(is_contiguous(oracle, sizes, one) for one in strides):
+    """TensorIterator's fast path, when all operands have equal sizes; None where it does not apply."""
+    if all(is_contiguous(oracle, sizes, operand) for operand in strides):
         return contiguous_strides(sizes)
-    if len(sizes) == 4 and all(is_in_format(oracle, sizes, one, "channels_last") for one in strides):
+    if len(sizes) == 4 and all(is_in_format(oracle, sizes, operand, "channels_last") for operand in strides):
         return format_strides(sizes, "channels_last")
     first = strides[0]
-    if all(one == first or _all_equal(oracle, one, first) for one in strides) and is_dense(oracle, sizes, first):
+    alike = all(operand == first or _all_equal(oracle, operand, first) for operand in strides)
+    if alike and is_dense(oracle, sizes, first):
         return first
     return None
 
@@ -231,7 +237,7 @@ def _all_equal(oracle: SizeOracle, left: Sizes, right: Sizes) -> bool:
 
 
 def _broadcast_strides(oracle: SizeOracle, sizes: Sizes, shape: Sizes, strides: Sizes) -> Sizes:
-    """Strides of an operand over the common sizes: 0 where it is repeated."""
+    """Strides of an operand over the broadcast sizes: 0 where it is repeated."""
     missing = len(sizes) - len(shape)
     return (0,) * missing + tuple(
         0 if size != own and equal(oracle, own, 1) and not equal(oracle, size, 1) else stride
@@ -240,22 +246,22 @@ def _broadcast_strides(oracle: SizeOracle, sizes: Sizes, shape: Sizes, strides: 
 
 
 def sorted_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes]) -> tuple[int, ...]:
-    """Axes from the innermost, by an insertion sort that tolerates ambiguous comparisons, as TensorIterator's."""
+    """Axes, innermost first, by TensorIterator's insertion sort, which tolerates ambiguous comparisons."""
     order = list(range(len(sizes)))[::-1]
     for start in range(1, len(order)):
-        place = start
+        current = start
         for before in range(start - 1, -1, -1):
-            answer = _compare_axes(oracle, sizes, operands, order[before], order[place])
+            answer = _compare_axes(oracle, sizes, operands, order[before], order[current])
             if answer > 0:
-                order[before], order[place] = order[place], order[before]
-                place = before
+                order[before], order[current] = order[current], order[before]
+                current = before
             elif answer < 0:
                 break
     return tuple(order)
 
 
 def _compare_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes], inner: int, outer: int) -> int:
-    """1: they must change places, -1: they must not, 0: no operand tells."""
+    """1: swap, -1: keep the order, 0: no operand decides."""
     for strides in operands:
         left, right = strides[inner], strides[outer]
         if left == 0 or right == 0:
@@ -274,25 +280,25 @@ def iterator_layout(oracle: SizeOracle, operands: Sequence[Layout]) -> Layout:
     return sizes, iterator_strides(oracle, sizes, operands)
 
 
-class _NotTold(Exception):
-    """The text of the sizes does not answer a question."""
+class _Undecided(Exception):
+    """A relation depends on the values of symbols."""
 
 
-class _TextOracle:
-    """Answers nothing: what comes out without it holds in every environment, so it may be memoised."""
+class _SymbolFreeOracle:
+    """Decides nothing about symbols, so that results hold in every environment and may be memoised."""
 
     def decide(self, relation: Relation | bool) -> bool:
         if isinstance(relation, bool):
             return relation
-        raise _NotTold
+        raise _Undecided
 
     expect = decide
 
 
 @lru_cache(maxsize=8192)
-def layout_by_text(operands: tuple[Layout, ...]) -> Layout | None:
-    """`iterator_layout` where no question about a symbol comes up, else None."""
+def layout_without_symbols(operands: tuple[Layout, ...]) -> Layout | None:
+    """`iterator_layout` where it does not depend on values of symbols, else None."""
     try:
-        return iterator_layout(_TextOracle(), operands)
-    except _NotTold:
+        return iterator_layout(_SymbolFreeOracle(), operands)
+    except _Undecided:
         return None

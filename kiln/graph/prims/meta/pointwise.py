@@ -1,4 +1,4 @@
-"""Specs of pointwise ops: broadcast sizes, TensorIterator's strides, the device of the tensors.
+"""Shape rules of pointwise ops: broadcast sizes, TensorIterator's strides, the common device.
 
 add(f32[4, 8], f32[8])                      =  f32[4, 8]
 mul(f32[4, 8 | 1, 4], f32[4, 8 | 1, 4])     =  f32[4, 8 | 1, 4]
@@ -13,14 +13,14 @@ import torch
 
 from kiln.graph.prims.errors import DeviceMismatch
 from kiln.graph.prims.meta.column import META, MetaRule
-from kiln.graph.prims.meta.layout import is_canonical, iterator_layout, layout_by_text, preserved_strides
+from kiln.graph.prims.meta.layout import is_canonical, iterator_layout, layout_without_symbols, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.tensor.spec import SizeOracle, TensorSpec
 
 
 def pointwise_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch.dtype) -> TensorSpec:
-    """Result of a pointwise op on tensors of `specs`, as a TensorIterator lays it out."""
+    """Result of a pointwise op on tensors of `specs`, laid out as by TensorIterator."""
     lead = specs[0]
     device = lead.device
     for spec in specs:
@@ -40,12 +40,12 @@ def pointwise_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch
 
 def _general_spec(oracle: SizeOracle, specs: Sequence[TensorSpec], dtype: torch.dtype) -> TensorSpec:
     operands = tuple([(spec.sizes, spec.strides) for spec in specs])
-    sizes, strides = layout_by_text(operands) or iterator_layout(oracle, operands)
+    sizes, strides = layout_without_symbols(operands) or iterator_layout(oracle, operands)
     return TensorSpec(dtype, sizes, strides, 0, joint_device(specs))
 
 
 def joint_device(specs: Sequence[TensorSpec]) -> torch.device:
-    """The one device of the inputs; CPU tensors of rank 0 may be beside another device."""
+    """The device of the inputs; CPU tensors of rank 0 mix with another device."""
     device = specs[0].device
     for spec in specs:
         if spec.device == device:
@@ -53,10 +53,12 @@ def joint_device(specs: Sequence[TensorSpec]) -> torch.device:
         if device.type == "cpu":
             device = spec.device
         elif spec.device.type != "cpu":
-            raise DeviceMismatch(op="pointwise op", problem=f"one is on {device}, another on {spec.device}")
+            raise DeviceMismatch(op="pointwise op", problem=f"inputs are on {device} and {spec.device}")
     for spec in specs:
         if spec.device != device and spec.rank:
-            raise DeviceMismatch(op="pointwise op", problem=f"one is on {device}, a tensor of rank {spec.rank} on cpu")
+            raise DeviceMismatch(
+                op="pointwise op", problem=f"an input is on {device}, another of rank {spec.rank} on the CPU"
+            )
     return device
 
 
@@ -92,7 +94,7 @@ def convert_meta(oracle: SizeOracle, x: TensorSpec, *, dtype: torch.dtype) -> Te
 @META("bitcast")
 def bitcast_meta(oracle: SizeOracle, x: TensorSpec, *, dtype: torch.dtype) -> TensorSpec:
     if dtype.itemsize != x.dtype.itemsize:
-        raise ValueError(f"bitcast of {x.dtype} to {dtype}: another width")
+        raise ValueError(f"bitcast of {x.dtype} to {dtype}, which has another width")
     return pointwise_spec(oracle, (x,), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Specs of reductions and scans: fresh contiguous tensors.
+"""Shape rules of reductions and scans, whose results are contiguous.
 
 sum(f32[4, 8 | 1, 4], axes=(0,))    =  f32[8]
 argmax(f32[4, 8], axes=(1,))        =  i64[4]

@@ -1,4 +1,4 @@
-"""Specs of views: the strides and the offset that eager's view has.
+"""Shape rules of views, with the strides and offset of eager's view.
 
 permute(f32[4, 8], dims=(1, 0))                     =  f32[8, 4 | 1, 8]
 slice(f32[4, 8], axis=1, start=2, stop=8, step=3)   =  f32[4, 2 | 8, 3 at 2]
@@ -20,7 +20,7 @@ from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
 def expand_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpec:
     missing = len(sizes) - x.rank
     if missing < 0:
-        raise ShapeMismatch(op="expand", problem=f"rank {x.rank} does not become rank {len(sizes)}")
+        raise ShapeMismatch(op="expand", problem=f"a tensor of rank {x.rank} cannot be expanded to rank {len(sizes)}")
     if not x.rank:
         return x.with_view(sizes, (0,) * missing, x.offset)
     strides: list[Int] = list(x.strides)
@@ -28,7 +28,7 @@ def expand_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpe
         if own == size or equal(oracle, own, size):
             continue
         if not equal(oracle, own, 1):
-            raise ShapeMismatch(op="expand", problem=f"size {own} does not become {size}")
+            raise ShapeMismatch(op="expand", problem=f"size {own} cannot be expanded to {size}")
         strides[axis] = 0
     for axis in range(missing - 1, -1, -1):
         step = sizes[axis + 1] * strides[0]
@@ -51,7 +51,7 @@ def view_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpec:
 
 
 def view_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | None:
-    """Strides of `x.view(sizes)` (no -1), or None where only a copy can have these sizes."""
+    """Strides of `x.view(sizes)` (without -1), or None where it takes a copy."""
     if 0 not in x.sizes and 0 not in sizes:
         if is_canonical(x.sizes, x.strides):
             check_numel(oracle, "view", x.numel(), product(sizes))
@@ -64,11 +64,11 @@ def view_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | Non
 
 def check_numel(oracle: SizeOracle, op: str, left: Int, right: Int) -> None:
     if not equal(oracle, left, right):
-        raise ShapeMismatch(op=op, problem=f"{left} elements do not become {right}")
+        raise ShapeMismatch(op=op, problem=f"{left} elements cannot become {right}")
 
 
 def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | None:
-    """Each run of dimensions that is contiguous in itself is cut anew; nothing may cross two runs."""
+    """Splits each contiguous run of dimensions anew; no new dimension may cross two runs."""
     result: list[Int] = [1] * len(sizes)
     rest = len(sizes) - 1
     chunk: Int = 1
