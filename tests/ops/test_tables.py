@@ -4,8 +4,8 @@ import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
-from kiln.graph.trace.coverage import TABLES, coverage_text, rows
 from kiln.graph.trace.special import SPECIAL
+from tests.ops.coverage import TABLES, coverage_text, rows
 
 OTHER_TORCH = {
     "aten.sym_is_contiguous.default", "aten._fused_rms_norm.default", "aten._fused_rms_norm_backward.default",

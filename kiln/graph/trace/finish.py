@@ -186,7 +186,7 @@ def refuse_overlapping_base(base: TensorSpec) -> None:
 
 def may_overlap(spec: TensorSpec) -> bool:
     """Do elements share memory? Of symbolic strides only those of 0 count."""
-    if repeats(spec):
+    if has_repeated_elements(spec):
         return True
     dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
     if 0 in spec.sizes or any(isinstance(number, Expr) for pair in dims for number in pair):

@@ -5,7 +5,7 @@
     in place        aten.add_.Tensor        through aten.add.Tensor
     composite       aten.linear.default
 
-`python -m kiln.graph.trace.coverage` prints it.
+`python -m tests.ops.coverage` prints it.
 """
 
 from __future__ import annotations
