@@ -23,16 +23,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Options",
-    "compile",
-    "disable",
-    "explain",
-    "is_compiling",
-    "list_backends",
-    "register_backend",
-    "report_of",
+    "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend", "report_of",
     "reset",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

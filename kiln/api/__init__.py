@@ -18,14 +18,6 @@ else:
     )
 
 __all__ = [
-    "Options",
-    "compile",
-    "disable",
-    "explain",
-    "is_compiling",
-    "list_backends",
-    "register_backend",
-    "report_of",
-    "reset",
-    "session_of",
-]
+    "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend", "report_of",
+    "reset", "session_of",
+]  # fmt: skip

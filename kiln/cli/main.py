@@ -12,7 +12,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callab
     "demo": ("compile and run BERT-base, against eager and float64", demo.add_arguments, demo.run),
     "bench": ("measure a suite against eager and torch.compile", bench.add_arguments, bench.run),
 }
-"""Command -> what it does, its arguments, its function."""
+"""Command -> purpose, arguments, function."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ def test_the_bound_is_twice_eagers_error_or_four_ulp() -> None:
 
 def test_the_worst_tensor_speaks() -> None:
     verdict = judge([[drawn(0.1, 0.1), drawn(0.5, 0.1), drawn(0.2, 0.1)]])
-    assert (verdict.place, verdict.right) == (1, False)
+    assert (verdict.tensor, verdict.right) == (1, False)
 
 
 def test_errors_of_a_tensor_are_taken_over_all_seeds() -> None:

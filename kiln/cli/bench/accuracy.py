@@ -1,17 +1,17 @@
-"""How far results are from float64, and whether that is within the contract.
+"""Errors of results against float64, and whether they are within the numerics contract.
 
-one = compare(ours, eager, reference)           # a seed: the errors of each tensor
-judge([one, another])                           # the worst tensor over all seeds
-worst_seed([one, another]).ratio                # ... of the seed in which it is worst
-worst_seed(against_itself([one, another]))      # how eager would be judged
+first = compare(ours, eager, reference)           # one seed: the errors of each tensor
+judge([first, second])                            # the worst tensor over all seeds
+worst_seed([first, second]).ratio                 # the worst tensor of the worst seed
+worst_seed(against_itself([first, second]))       # how eager would be judged
 
-Per output and per gradient: relative L2 error |x - r| / |r| and relative maximum max|x - r| / max|r|. The bound is
-the larger of twice eager's error and 4 ulp of the output's scale (ulp: spacing at max|r| of the dtype that is computed
-in: under autocast its dtype, else that of the tensor).
+Per output and gradient: relative L2 error |x - r| / |r| and relative maximum max|x - r| / max|r|. The bound is the
+larger of twice eager's error and 4 ulp of the output's scale (ulp: spacing at max|r| in the dtype of the computation,
+that of autocast or else of the tensor).
 
-An error is a random number: it changes with weights and data. That of a gradient of four numbers may be three times
-another draw of it by chance alone, so the errors of a tensor are taken over all seeds (root of the mean square) before
-they are compared. The worst single seed is told beside it, with how eager fares on one seed against itself on another.
+An error varies with weights and data: for a gradient of four numbers, threefold by chance alone. So the errors of a
+tensor are combined over all seeds (root mean square) before they are compared. The worst single seed is reported too,
+with eager on one seed against itself on another.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ Seed = Sequence[Compared]
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The worst tensor: ours and eager's error there, and the larger ratio to the bound (<= 1 is right)."""
+    """The worst tensor: our error and eager's, and the larger ratio to the bound (at most 1 is right)."""
 
     ours: Error
     eager: Error
     ratio: float
-    place: int
+    tensor: int
 
     @property
     def right(self) -> bool:
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def error_of(actual: Tensor, reference: Tensor) -> Error:
-    """Errors of `actual` against the float64 `reference` of the same shape."""
+    """Errors of `actual` against `reference`, in float64 and of the same shape."""
     difference = actual.double() - reference
     if not torch.isfinite(difference).all() and torch.isfinite(reference).all():
         return INFINITE
@@ -80,8 +80,7 @@ def error_of(actual: Tensor, reference: Tensor) -> Error:
 def compare(
     ours: list[Tensor], eager: list[Tensor], reference: list[Tensor], computed: torch.dtype | None = None
 ) -> list[Compared]:
-    """The errors of a run, tensor by tensor. `computed`: the dtype of autocast. Another number of results than
-    eager's is an infinite error of them all."""
+    """The errors of a run, tensor by tensor; infinite if the counts of results differ. `computed`: autocast's dtype."""
     if not len(ours) == len(eager) == len(reference):
         return [Compared(INFINITE, NONE, 0.0) for _ in eager]
     return [_compare_one(*three, computed) for three in zip(ours, eager, reference, strict=True)]
@@ -98,7 +97,7 @@ def _compare_one(ours: Tensor, eager: Tensor, reference: Tensor, computed: torch
 
 def judge(seeds: Sequence[Seed]) -> Verdict:
     """The worst tensor, its errors taken over all seeds."""
-    verdicts = [_judge_one(draws, place) for place, draws in enumerate(zip(*seeds, strict=True))]
+    verdicts = [_judge_tensor(draws, number) for number, draws in enumerate(zip(*seeds, strict=True))]
     return max(verdicts, key=lambda verdict: verdict.ratio)
 
 
@@ -108,19 +107,19 @@ def worst_seed(seeds: Sequence[Seed]) -> Verdict:
 
 
 def against_itself(seeds: Sequence[Seed]) -> list[Seed]:
-    """Eager's errors of each seed in our place, those of the next seed in eager's: what chance does to a ratio."""
+    """Eager's errors on each seed as ours, those on the next seed as eager's: how chance affects the ratio."""
     following = [*seeds[1:], seeds[0]]
     return [
-        [replace(one, ours=other.eager) for one, other in zip(seed, after, strict=True)]
+        [replace(tensor, ours=other.eager) for tensor, other in zip(seed, after, strict=True)]
         for seed, after in zip(seeds, following, strict=True)
     ]
 
 
-def _judge_one(draws: Seed, place: int) -> Verdict:
-    ours, eager = over_seeds([one.ours for one in draws]), over_seeds([one.eager for one in draws])
+def _judge_tensor(draws: Seed, number: int) -> Verdict:
+    ours, eager = over_seeds([draw.ours for draw in draws]), over_seeds([draw.eager for draw in draws])
     floor = draws[0].floor
     ratio = max(_share(ours.l2, eager.l2, floor), _share(ours.maximum, eager.maximum, floor))
-    return Verdict(ours, eager, ratio, place)
+    return Verdict(ours, eager, ratio, number)
 
 
 def _share(ours: float, eager: float, floor: float) -> float:
@@ -134,4 +133,4 @@ def over_seeds(errors: Sequence[Error]) -> Error:
     def root(values: list[float]) -> float:
         return math.sqrt(sum(value * value for value in values) / len(values))
 
-    return Error(root([one.l2 for one in errors]), root([one.maximum for one in errors]))
+    return Error(root([error.l2 for error in errors]), root([error.maximum for error in errors]))

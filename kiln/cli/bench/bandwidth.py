@@ -1,19 +1,20 @@
-"""`python -m kiln bench --suite bandwidth`: how near single kernels come to the speed of memory, on a GPU.
+"""`python -m kiln bench --suite bandwidth`: the memory bandwidth that single kernels reach on a GPU.
 
     pattern           forward GB/s (of copy)     backward GB/s (of copy)
     layer_norm             4100 (0.95)                3900 (0.90)
 
-A pattern's bytes are what must move at least: each argument read once, each result written once; in the backward also
-what the forward saved. The yardstick is a copy of a tensor of the same size in the same run. bf16, 256 MB a tensor.
+The bytes of a pattern are the least that must move: each argument read once, each result written once; in the backward
+also what the forward saved. They are compared with a copy of a tensor of the same size. bf16, 256 MB per tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from kiln.cli.bench.candidates import candidate
 from kiln.cli.bench.results import write_data
 
 ROWS, COLUMNS = 32768, 4096
-"""Of a tensor of 256 MB in bf16."""
+"""A tensor of 256 MB in bf16."""
 REPEATS = 10
 
 
@@ -70,12 +71,12 @@ PATTERNS: Mapping[str, KernelPattern] = {
 
 
 def inputs_of(pattern: KernelPattern) -> tuple[Tensor, ...]:
-    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
-    values = (torch.randn(ROWS, COLUMNS, **make), *(torch.randn(COLUMNS, **make) for _ in range(pattern.vectors)))
+    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    values = (make(ROWS, COLUMNS), *(make(COLUMNS) for _ in range(pattern.vectors)))
     return (*values, torch.randint(0, COLUMNS, (ROWS,), device="cuda")) if pattern.target else values
 
 
-def seconds_of(run: Callable[[], Any], samples: int) -> float:
+def seconds_of(run: Callable[[], object], samples: int) -> float:
     """Median over `samples` of the mean of `REPEATS` runs, by the GPU's clock."""
     for _ in range(3):
         run()
@@ -91,15 +92,16 @@ def seconds_of(run: Callable[[], Any], samples: int) -> float:
     return float(median(found))
 
 
-def measure(pattern: KernelPattern, compiled: Callable[..., Tensor], samples: int) -> tuple[float, float]:
-    """Bytes a second of forward and backward."""
+def measure(pattern: KernelPattern, compiled: Callable[..., object], samples: int) -> tuple[float, float]:
+    """Bytes per second of forward and backward."""
     inputs = inputs_of(pattern)
     size = ROWS * COLUMNS * 2
     with torch.no_grad():
         forward = seconds_of(lambda: compiled(*inputs), samples)
     result = compiled(*inputs)
+    assert isinstance(result, Tensor)
     tangent = torch.randn_like(result)
-    wanted = [one for one in inputs if one.requires_grad]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
     backward = seconds_of(lambda: torch.autograd.grad(result, wanted, tangent, retain_graph=True), samples)
     return pattern.forward * size / forward, pattern.backward * size / backward
 
@@ -109,19 +111,19 @@ def run(samples: int, names: list[str], json: Path | None) -> int:
     source, target = (torch.empty(ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     copy = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), samples)
     print(f"copy {copy / 1e9:.0f} GB/s")
-    found: dict[str, Any] = {"copy": copy, "patterns": {}}
+    shares: dict[str, dict[str, float]] = {}
     for title, pattern in PATTERNS.items():
         for name in names:
             chosen = candidate(name, None)
             chosen.prepare()
             api.reset()
             forward, backward = measure(pattern, chosen.compile(pattern.function), samples)
-            found["patterns"][f"{title}/{name}"] = {"forward": forward / copy, "backward": backward / copy}
+            shares[f"{title}/{name}"] = {"forward": forward / copy, "backward": backward / copy}
             print(
                 f"{title:14} {name:14} forward {forward / 1e9:6.0f} GB/s ({forward / copy:.2f})"
                 f"   backward {backward / 1e9:6.0f} GB/s ({backward / copy:.2f})",
                 flush=True,
             )
     if json is not None:
-        write_data(json, found)
+        write_data(json, {"copy": copy, "patterns": shares})
     return 0

@@ -1,15 +1,16 @@
-"""What is compared: eager, torch.compile (the peer), Kiln."""
+"""What is compared: eager, torch.compile, Kiln."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 
 import kiln.api as api
+from kiln.cli.bench.task import Finding
 from kiln.support.optional import load
 
 
@@ -17,18 +18,18 @@ def _nothing() -> None:
     pass
 
 
-def _no_facts(compiled: Any) -> dict[str, Any]:
+def _no_facts(compiled: object) -> Finding:
     return {}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run a model; `prepare` imports what its first call would, `facts` reports on the compile."""
+    """A way to run a model; `prepare` imports what its first call would, `facts` describes the compile."""
 
-    compile: Callable[[Any], Any]
+    compile: Callable[[Callable[..., object]], Callable[..., object]]
     prepare: Callable[[], None] = _nothing
-    facts: Callable[[Any], dict[str, Any]] = field(default=_no_facts)
+    facts: Callable[[object], Finding] = field(default=_no_facts)
 
 
 def _import_peer() -> None:
@@ -41,7 +42,7 @@ def _import_kiln() -> None:
         load("triton")
 
 
-def _kiln_facts(compiled: Any) -> dict[str, Any]:
+def _kiln_facts(compiled: object) -> Finding:
     report = api.report_of(compiled)
     return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels}
 

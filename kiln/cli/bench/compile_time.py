@@ -4,8 +4,8 @@
     opcodes        2.5 us each of the 48584 that Python runs, 1.1 us in a loop of plain Python (target 3)
     48 layers      1.81 times the first call of 12 (1.81, 1.79, 2.05, ...); kernels 4 and 4
 
-Wall time. Capture is what the events of the stages `capture` and `guards` say, in one process, after a first compile
-that does not count. The first calls start from empty caches, g++ included, on models of width 64.
+Wall time. Capture is the time of the stages `capture` and `guards` in one process, after a warm-up compile. First calls
+start with empty caches, g++ included, on models of width 64.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHALLOW, DEEP = 12, 48
 
 
 def bert(layers: int, width: int) -> nn.Module:
-    transformers: Any = load_required("transformers", purpose="the benchmark of compile time")
+    transformers = load_required("transformers", purpose="the benchmark of compile time")
     config = transformers.BertConfig(
         num_hidden_layers=layers, hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width
     )
@@ -49,7 +49,7 @@ def capture_seconds(model: nn.Module, tokens: Tensor) -> float:
 
 
 def opcodes_of(run: Callable[[], object]) -> int:
-    """What the interpreter of Python itself goes through, callees included."""
+    """The opcodes that CPython runs, callees included."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -79,7 +79,7 @@ def plain_python(x: Tensor, turns: int) -> Tensor:
 
 
 def seconds_per_opcode() -> float:
-    """Of plain Python: what more turns of a loop cost."""
+    """Seconds per opcode of plain Python: the cost of more iterations of a loop."""
     x = torch.zeros(1)
 
     def seconds(turns: int) -> float:
@@ -96,7 +96,7 @@ def seconds_per_opcode() -> float:
 
 
 def first_call(layers: int, tokens: Tensor) -> tuple[float, int]:
-    """Seconds and kernels; eager has run before, so that torch's libraries have started."""
+    """Seconds and kernels; eager runs before, to initialise torch's libraries."""
     model = bert(layers, 64)
     model(tokens)
     api.reset()
@@ -124,7 +124,7 @@ def run(threads: int, json: Path | None) -> int:
         pairs = [(first_call(SHALLOW, tokens), first_call(DEEP, tokens)) for _ in range(PAIRS)]
     ratios = [deep / shallow for (shallow, _), (deep, _) in pairs]
     (_, few), (_, many) = pairs[0]
-    listed = ", ".join(f"{one:.2f}" for one in ratios)
+    listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     times = f"{median(ratios):.2f} times the first call of {SHALLOW} ({listed})"
     print(f"{DEEP} layers      {times}; kernels {few} and {many}")
     if json is not None:

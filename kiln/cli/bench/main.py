@@ -3,9 +3,9 @@
     python -m kiln bench --suite cpu --against eager,torch.compile --json out.json
     python -m kiln bench --suite cpu --train --models bert-base,gpt2,resnet50
 
-For each row: the first call of each candidate in a fresh process with empty caches; then one process in which the
-candidates' calls alternate. Geometric mean and minimum stand last. With `--together 4` four rows are compiled at the
-same time, each on cores of its own, and then timed one after the other.
+For each row: the first call of each candidate in a fresh process with empty caches; then one process in which the calls
+of the candidates alternate. Geometric mean and minimum are printed last. With `--together 4` four rows are compiled at
+the same time, each on its own cores, and then timed one after the other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import shutil
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from kiln.cli.bench import bandwidth, compile_time, overhead
 from kiln.cli.bench.results import Result, Score, plot, score_times, table, write_json
 from kiln.cli.bench.suite import SuiteRow, load_suite
+from kiln.cli.bench.task import Finding, Task
 from kiln.cli.bench.turns import BenchWorker, cores_of
 
 
@@ -67,20 +67,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-Found = dict[str, Any]
-
-
 def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:
-    """All candidates on some rows. A candidate that fails keeps its failure; the others go on."""
+    """All candidates on some rows. Where a candidate fails, the others go on."""
     caches = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
     try:
-        firsts: dict[str, list[Found]] = {}
+        firsts: dict[str, list[Finding]] = {}
         for name in [] if arguments.no_first else candidates:
-            tasks: list[Found] = [{"task": "first", "candidate": name, "row": row.title} for row in rows]
+            tasks: list[Task] = [{"task": "first", "candidate": name, "row": row.title} for row in rows]
             firsts[name] = in_steps(start(tasks, arguments, caches / "first"), 1)
         tasks = []
-        for place, row in enumerate(rows):
-            able = [name for name in candidates if "failure" not in firsts.get(name, [{}] * len(rows))[place]]
+        for number, row in enumerate(rows):
+            able = [name for name in candidates if name not in firsts or "failure" not in firsts[name][number]]
             tasks.append({
                 "task": "steady", "candidates": ["eager", *able], "row": row.title, "pairs": arguments.pairs,
                 "seeds": arguments.seeds,
@@ -90,33 +87,33 @@ def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Nam
     finally:
         shutil.rmtree(caches, ignore_errors=True)
     return [
-        result_of(row, found, {name: found_first[place] for name, found_first in firsts.items()}, candidates)
-        for place, (row, found) in enumerate(zip(rows, steady, strict=True))
+        result_of(row, found, {name: first[number] for name, first in firsts.items()}, candidates)
+        for number, (row, found) in enumerate(zip(rows, steady, strict=True))
     ]
 
 
 TIMED, COMPARED = 1, 2
-"""Steps of a worker in which the clock runs, and in which results are compared with float64."""
+"""The steps of a worker that are timed, and that compare results with float64."""
 
 
-def in_steps(workers: list[BenchWorker], count: int, alone: tuple[int, ...] = ()) -> list[Found]:
+def in_steps(workers: list[BenchWorker], count: int, alone: tuple[int, ...] = ()) -> list[Finding]:
     """What the workers find in `count` steps; the steps `alone` are for one worker at a time."""
-    found: list[Found] = [{} for _ in workers]
-    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is shown
+    found: list[Finding] = [{} for _ in workers]
+    with contextlib.suppress(KeyboardInterrupt):  # shows what was found until then
         for step in range(count):
             if step not in alone:
                 for worker in workers:
                     worker.go_on()
-            for worker, one in zip(workers, found, strict=True):
-                one |= worker.next()
+            for worker, finding in zip(workers, found, strict=True):
+                finding.update(worker.next())
                 if step == count - 1:
-                    worker.close()  # what it holds of the GPU is free for those after it
+                    worker.close()  # frees its GPU memory for the next ones
     for worker in workers:
         worker.close()
     return found
 
 
-def result_of(row: SuiteRow, steady: Found, firsts: dict[str, Found], candidates: list[str]) -> Result:
+def result_of(row: SuiteRow, steady: Finding, firsts: dict[str, Finding], candidates: list[str]) -> Result:
     failures = {name: first for name, first in firsts.items() if "failure" in first}
     if "times" not in steady:
         return Result(row.title, float("nan"), {name: failed(steady) for name in candidates})
@@ -125,29 +122,34 @@ def result_of(row: SuiteRow, steady: Found, firsts: dict[str, Found], candidates
     for name, times in steady["times"].items():
         if name == "eager":
             continue
-        score, errors = score_times(eager, times), steady.get("errors", {}).get(name, {})
+        score, errors = score_times(eager, times), steady.get("errors", {}).get(name)
         scores[name] = score
         first = firsts.get(name, {})
-        score.first_seconds, score.peak_bytes = first.pop("first_seconds", None), first.pop("peak_bytes", None)
-        score.error_ratio, score.facts = errors.get("ratio"), {**first, **errors}
+        score.first_seconds, score.peak_bytes = first.get("first_seconds"), first.get("peak_bytes")
+        score.facts = {key: value for key, value in first.items() if key not in ("first_seconds", "peak_bytes")}
+        if errors is not None:
+            score.error_ratio = errors["ratio"]
+            score.facts |= errors
         if "errors" not in steady:
             score.facts["not_compared"] = failed(steady).failure, failed(steady).facts["stderr"]
     return Result(row.title, median(eager), scores)
 
 
-def start(tasks: list[Found], arguments: argparse.Namespace, caches: Path) -> list[BenchWorker]:
-    """A worker for each task, on cores of its own where there are several; its caches lie below `caches`."""
+def start(tasks: list[Task], arguments: argparse.Namespace, caches: Path) -> list[BenchWorker]:
+    """A worker for each task, on its own cores if there are several, with its caches below `caches`."""
     workers = []
-    for place, task in enumerate(tasks):
-        cores = cores_of(place, arguments.threads) if len(tasks) > 1 else []
-        common = {"suite": arguments.suite, "train": arguments.train, "threads": arguments.threads, "cores": cores}
-        mode = None if arguments.mode == "default" else arguments.mode
-        workers.append(BenchWorker({**common, "mode": mode, **task}, caches / str(place)))
+    for number, task in enumerate(tasks):
+        common: Task = {
+            "suite": arguments.suite, "train": arguments.train, "threads": arguments.threads,
+            "cores": cores_of(number, arguments.threads) if len(tasks) > 1 else [],
+            "mode": None if arguments.mode == "default" else arguments.mode,
+        }  # fmt: skip
+        workers.append(BenchWorker({**common, **task}, caches / str(number)))
     return workers
 
 
-def failed(found: Found) -> Score:
-    """The last line of what the process wrote, and its last lines for who looks for the cause."""
+def failed(found: Finding) -> Score:
+    """The score of a process that ended early, with the end of its output."""
     nothing = float("nan")
-    facts = {"stderr": str(found.get("stderr", ""))[-4000:]}
+    facts: dict[str, object] = {"stderr": str(found.get("stderr", ""))[-4000:]}
     return Score(nothing, nothing, nothing, failure=found.get("failure", "stopped"), facts=facts)

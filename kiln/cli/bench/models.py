@@ -3,14 +3,14 @@
     case = build(row, train=False, seed=0)
     case.run(case.model)                  # outputs, or loss and gradients
 
-Random weights, no downloads. Weights and data of a seed are made on the CPU, so that they do not depend on the device.
+Random weights, no downloads. Weights and data are made on the CPU, so that they depend on the seed only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +18,28 @@ from torch import Tensor, nn
 from kiln.cli.bench.suite import SuiteRow
 from kiln.support.optional import load_required
 
+T = TypeVar("T")
+
 
 @final
 @dataclass(slots=True)
 class Case:
-    """A model (or function) with inputs. `run` does one inference call or one training step with its gradients.
+    """A model (or function) with inputs. `run` is one inference call or one training step with its gradients.
 
-    `autocast`: the dtype of a training step's autocast, None without. `labels`: of a model that does not compute its
-    loss; it is the cross entropy of its result.
+    `autocast`: the dtype of a training step under autocast. `labels`: for a model that does not compute its loss, which
+    is then the cross entropy of its result.
     """
 
     model: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     train: bool
     device: str = "cpu"
     autocast: torch.dtype | None = None
     labels: Tensor | None = None
 
     def run(self, model: Callable[..., Any]) -> list[Tensor]:
-        """Outputs in order; for a training step the loss followed by the gradient of each parameter."""
+        """The outputs; for a training step the loss, then the gradient of each parameter."""
         if not self.train:
             with torch.no_grad():
                 return tensors_of(model(*self.args, **self.kwargs))
@@ -50,20 +52,20 @@ class Case:
 
 
 def build(row: SuiteRow, *, train: bool, seed: int) -> Case:
-    """Model and inputs of a row with the weights and data of `seed`, on the device and in the dtype of the row."""
+    """Model and inputs of a row, with weights and data of `seed`, in the row's device and dtype."""
     torch.manual_seed(seed)
     case = _function(row) if "function" in row.data else _timm(row, train) if "timm" in row.data else _hub(row, train)
     narrow = None if row.dtype is torch.float32 else row.dtype
     if isinstance(case.model, nn.Module):
         case.model = case.model.to(row.device, None if train else narrow).train(train)
 
-    def place(value: Any) -> Any:
+    def moved(value: T) -> T | Tensor:
         if not isinstance(value, Tensor):
             return value
         return value.to(row.device, narrow if value.is_floating_point() and not train else None)
 
-    case.args, case.kwargs = tuple(map(place, case.args)), {name: place(value) for name, value in case.kwargs.items()}
-    case.labels, case.device, case.autocast = place(case.labels), row.device, narrow if train else None
+    case.args, case.kwargs = tuple(map(moved, case.args)), {name: moved(value) for name, value in case.kwargs.items()}
+    case.labels, case.device, case.autocast = moved(case.labels), row.device, narrow if train else None
     return case
 
 
@@ -73,7 +75,7 @@ def _function(row: SuiteRow) -> Case:
 
 
 def _timm(row: SuiteRow, train: bool) -> Case:
-    timm: Any = load_required("timm", purpose="the models of this suite")
+    timm = load_required("timm", purpose="the models of this suite")
     model = timm.create_model(row.data["timm"], pretrained=False)
     side = row.data.get("side", 224)
     images = torch.randn(row.data["batch"], 3, side, side)
@@ -82,13 +84,13 @@ def _timm(row: SuiteRow, train: bool) -> Case:
 
 
 def _hub(row: SuiteRow, train: bool) -> Case:
-    transformers: Any = load_required("transformers", purpose="the models of this suite")
+    transformers = load_required("transformers", purpose="the models of this suite")
     config = getattr(transformers, row.data["config"])(**row.data.get("settings", {}))
     model = getattr(transformers, row.data["train_model" if train else "model"])(config)
     return Case(model, (), INPUTS[row.data["input"]](row, config, train), train)
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def tensors_of(value: object) -> list[Tensor]:
     """The tensors in a result, depth first."""
     if isinstance(value, Tensor):
         return [value]
@@ -112,25 +114,25 @@ def _mask(row: SuiteRow) -> dict[str, Tensor]:
     return {"attention_mask": mask}
 
 
-def text_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
+def text_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, **_mask(row), **({"labels": tokens.clone()} if train else {})}
 
 
-def seq2seq_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
+def seq2seq_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     target = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, "decoder_input_ids": target, **_mask(row), **({"labels": target} if train else {})}
 
 
-def image_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, Any]:
+def image_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
     side = getattr(config, "image_size", 224) or 224
     images = torch.randn(row.data["batch"], 3, side, side)
     labels = torch.randint(0, config.num_labels, (row.data["batch"],))
     return {"pixel_values": images, **({"labels": labels} if train else {})}
 
 
-INPUTS: Mapping[str, Callable[[SuiteRow, Any, bool], dict[str, Any]]] = {
+INPUTS: Mapping[str, Callable[[SuiteRow, Any, bool], dict[str, object]]] = {
     "text": text_inputs,
     "seq2seq": seq2seq_inputs,
     "image": image_inputs,

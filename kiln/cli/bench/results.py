@@ -1,7 +1,7 @@
 """Results of a benchmark run: ratios with confidence intervals, the table, JSON, a plot.
 
-Speed of a row is the median over pairs of eager's seconds / candidate's seconds; its 95 % confidence interval is that
-of the median by order statistics (binomial, distribution free).
+The speed of a row is the median over pairs of eager's seconds / the candidate's; its 95 % confidence interval is that
+of the median by order statistics (binomial, distribution-free).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -33,7 +33,7 @@ class Score:
     first_seconds: float | None = None
     peak_bytes: int | None = None
     error_ratio: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -67,7 +67,7 @@ def geomean(values: Sequence[float]) -> float:
 
 
 def table(results: Sequence[Result], candidates: Sequence[str]) -> str:
-    """The text table; geometric mean and minimum last."""
+    """The table as text, geometric mean and minimum last."""
     header = f"{'':22} {'eager ms':>9}" + "".join(
         f" | {name:>13} {'[95 %]':>13} {'first s':>8} {'MB':>6} {'error':>6}" for name in candidates
     )
@@ -79,8 +79,9 @@ def table(results: Sequence[Result], candidates: Sequence[str]) -> str:
     for label, fold in (("geometric mean", geomean), ("minimum", min)):
         cells = ""
         for name in candidates:
-            speeds = [one.scores[name].speed for one in results if name in one.scores and not one.scores[name].failure]
-            firsts = [one.scores[name].first_seconds for one in results if name in one.scores]
+            scores = [result.scores[name] for result in results if name in result.scores]
+            speeds = [score.speed for score in scores if not score.failure]
+            firsts = [score.first_seconds for score in scores]
             first = geomean([value for value in firsts if value]) if label == "geometric mean" else float("nan")
             cells += f" | {fold(speeds) if speeds else float('nan'):>13.3f} {'':>13} {first:>8.2f} {'':>6} {'':>6}"
         lines.append(f"{label:22} {'':>9}{cells}")
@@ -101,7 +102,7 @@ def write_json(path: Path, results: Sequence[Result]) -> None:
     write_data(path, {"results": [asdict(result) for result in results]})
 
 
-def write_data(path: Path, found: dict[str, Any]) -> None:
+def write_data(path: Path, found: Mapping[str, object]) -> None:
     """What was found, with date, versions, machine and the command."""
     data = {
         "date": time.strftime("%Y-%m-%d"),
@@ -119,13 +120,14 @@ def write_data(path: Path, found: dict[str, Any]) -> None:
 
 def plot(path: Path, results: Sequence[Result], candidates: Sequence[str]) -> None:
     """Bars of the speed over eager, one group per row."""
-    matplotlib: Any = load_required("matplotlib.figure", purpose="--plot")
+    matplotlib = load_required("matplotlib.figure", purpose="--plot")
     figure = matplotlib.Figure(figsize=(2 + 0.7 * len(results), 4))
     axes = figure.subplots()
     width = 0.8 / max(1, len(candidates))
     for number, name in enumerate(candidates):
-        places = [index + number * width for index in range(len(results))]
-        axes.bar(places, [one.scores[name].speed if name in one.scores else 0 for one in results], width, label=name)
+        positions = [index + number * width for index in range(len(results))]
+        speeds = [result.scores[name].speed if name in result.scores else 0 for result in results]
+        axes.bar(positions, speeds, width, label=name)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(results)), [result.row for result in results], rotation=60, ha="right")
     axes.set_ylabel("speed over eager")

@@ -1,4 +1,4 @@
-"""Suites are data: a TOML file lists models; a row is one of them in one variant.
+"""Benchmark suites as data: a TOML file lists models; a row is a model in one variant.
 
 suite = load_suite("gpu", train=True)
 case = build(suite.rows[0], train=True, seed=0)       # kiln.cli.bench.models

@@ -1,8 +1,8 @@
-"""BenchWorker processes that wait for their turn.
+"""Worker processes that run their steps in turn.
 
-workers = [BenchWorker(task, folder) for task in tasks]        all start, compile and say so
-for worker in workers: worker.next()                      wait for what each found first
-for worker in workers: worker.next()                      one at a time: the step that uses the clock
+workers = [BenchWorker(task, folder) for task in tasks]        all start and compile
+for worker in workers: worker.next()                      wait for the first finding of each
+for worker in workers: worker.next()                      one at a time: the step that is timed
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, final
+from typing import final
+
+from kiln.cli.bench.task import Finding, Task
 
 
 @final
 class BenchWorker:
-    """A process of `kiln.cli.bench.worker`; its caches lie in `caches`. After a failure each step is that failure."""
+    """A process of `kiln.cli.bench.worker` with its own caches. After a failure every step is that failure."""
 
-    def __init__(self, task: dict[str, Any], caches: Path) -> None:
+    def __init__(self, task: Task, caches: Path) -> None:
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -34,24 +36,25 @@ class BenchWorker:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
         self._steps = 0
-        self._told = 0
+        self._permitted = 0
 
     def go_on(self) -> None:
-        """Let the next step begin; `next` waits for its end."""
-        if self._told < self._steps and self._process.poll() is None:
+        """Let the next step begin; `next` waits for it."""
+        if self._permitted < self._steps and self._process.poll() is None:
             assert self._process.stdin is not None
-            self._told += 1
+            self._permitted += 1
             self._process.stdin.write("\n")
             self._process.stdin.flush()
 
-    def next(self) -> dict[str, Any]:
-        """What the next step finds: its JSON object, or {"failure": last line, "stderr": all}."""
+    def next(self) -> Finding:
+        """The finding of the next step, or {"failure": last line, "stderr": all}."""
         self.go_on()
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 self._steps += 1
-                return dict(json.loads(line))
+                finding: Finding = json.loads(line)
+                return finding
         status = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read()
@@ -59,7 +62,7 @@ class BenchWorker:
         return {"failure": last[0], "stderr": text}
 
     def close(self) -> None:
-        """End the process, which waits after its last step; once."""
+        """End the process, which waits after its last step."""
         if self._errors.closed:
             return
         self._process.kill()
@@ -67,7 +70,7 @@ class BenchWorker:
         self._errors.close()
 
 
-def cores_of(place: int, count: int) -> list[int]:
-    """`count` cores for the worker at `place`, in turn over those this process may use."""
+def cores_of(worker: int, count: int) -> list[int]:
+    """`count` cores for a worker, in turn over those that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
-    return [cores[(place * count + one) % len(cores)] for one in range(count)]
+    return [cores[(worker * count + core) % len(cores)] for core in range(count)]

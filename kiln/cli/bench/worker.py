@@ -1,9 +1,6 @@
-"""One measurement in a process of its own; prints a JSON line for each step and waits for a line before the next.
+"""A measurement in its own process: prints a JSON line after each step and waits for a line before the next.
 
-    python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
-
-Tasks: `first` (seconds and memory of the first call, caches empty), `steady` (alternating calls of all candidates,
-errors against float64).
+python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
 """
 
 from __future__ import annotations
@@ -15,8 +12,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 
@@ -24,12 +21,14 @@ from kiln.cli.bench.accuracy import Seed, against_itself, compare, judge, worst_
 from kiln.cli.bench.candidates import candidate
 from kiln.cli.bench.models import Case, build
 from kiln.cli.bench.suite import SuiteRow, load_suite
+from kiln.cli.bench.task import Errors, Finding, Task
 
+T = TypeVar("T")
 SEEDS = (0, 1, 2, 3, 4)
 WARM_UP = 4
-"""Calls before the clock runs; CUDA graphs are recorded in the first ones."""
+"""Untimed calls before the first sample; CUDA graphs are recorded in them."""
 CALLS_PER_SAMPLE = {"cpu": 1, "cuda": 2}
-"""A GPU runs behind its caller: a sample is several calls between two synchronisations."""
+"""A GPU runs asynchronously: a sample is several calls between two synchronisations."""
 
 
 def find_row(suite: str, title: str, train: bool) -> SuiteRow:
@@ -37,28 +36,28 @@ def find_row(suite: str, title: str, train: bool) -> SuiteRow:
     return rows[title]
 
 
-Steps = Iterator[dict[str, Any]]
-"""What a task finds, in steps; before each but the first the worker waits for its turn."""
+Steps = Iterator[Finding]
+"""The findings of a task; the worker waits for its turn before each step but the first."""
 
 
-def measure_first(task: dict[str, Any]) -> Steps:
-    """Seconds from the call of the compiler to the first result, importing excluded; peak memory of the process."""
+def measure_first(task: Task) -> Steps:
+    """Seconds from calling the compiler to the first result, without imports; peak memory of the process."""
     chosen = candidate(task["candidate"], task["mode"])
     chosen.prepare()
     case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
     if case.device == "cuda":
-        case.run(case.model)  # the libraries' own start is not the compiler's
+        case.run(case.model)  # initialises the libraries, which is not the compiler's time
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     compiled = chosen.compile(case.model)
     case.run(compiled)
     wait_for(case.device)
     seconds = time.perf_counter() - start
-    yield {"first_seconds": seconds, "peak_bytes": peak_bytes(case.device), **chosen.facts(compiled)}
+    yield {**chosen.facts(compiled), "first_seconds": seconds, "peak_bytes": peak_bytes(case.device)}
 
 
 def peak_bytes(device: str) -> int:
-    """Of the GPU's memory, or of the process."""
+    """Of GPU memory, or of the process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -70,16 +69,15 @@ def wait_for(device: str) -> None:
 
 
 def release(device: str) -> None:
-    """Other processes need the GPU's memory while this one waits."""
+    """Free GPU memory for other processes while this one waits."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
-def measure_steady(task: dict[str, Any]) -> Steps:
-    """Compile and warm up; alternating samples; errors. One pair is one sample of each candidate, in an order
-    that turns with each pair."""
-    names: list[str] = task["candidates"]
+def measure_steady(task: Task) -> Steps:
+    """Compile and warm up; take alternating samples, one per candidate and pair in rotating order; measure errors."""
+    names = task["candidates"]
     case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
     compiled = {}
     for name in names:
@@ -102,7 +100,7 @@ def measure_steady(task: dict[str, Any]) -> Steps:
     yield {"errors": found}
 
 
-def timed(case: Case, model: Callable[..., Any]) -> float:
+def timed(case: Case, model: Callable[..., object]) -> float:
     """Seconds of one call, the mean of a sample."""
     calls = CALLS_PER_SAMPLE[case.device]
     wait_for(case.device)
@@ -113,7 +111,7 @@ def timed(case: Case, model: Callable[..., Any]) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def errors(task: dict[str, Any], base: Case, compiled: dict[str, Any]) -> dict[str, Any]:
+def errors(task: Task, base: Case, compiled: Mapping[str, Callable[..., object]]) -> dict[str, Errors]:
     """The verdict over the seeds, per candidate. Seeds change weights and data of the compiled model."""
     row = find_row(task["suite"], task["row"], task["train"])
     seeds: dict[str, list[Seed]] = {name: [] for name in compiled}
@@ -129,25 +127,26 @@ def errors(task: dict[str, Any], base: Case, compiled: dict[str, Any]) -> dict[s
     return {name: summary(found) for name, found in seeds.items()}
 
 
-def summary(seeds: list[Seed]) -> dict[str, Any]:
-    """Of the bound: over all seeds, of the worst seed, and of eager against itself where that can be told."""
+def summary(seeds: list[Seed]) -> Errors:
     verdict, worst = judge(seeds), worst_seed(seeds)
-    itself = {"eager_one_seed": worst_seed(against_itself(seeds)).ratio} if len(seeds) > 1 else {}
-    return {
-        "ratio": verdict.ratio, "l2": verdict.ours.l2, "eager_l2": verdict.eager.l2, "place": verdict.place,
-        "one_seed": worst.ratio, "one_seed_place": worst.place, **itself,
+    found: Errors = {
+        "ratio": verdict.ratio, "l2": verdict.ours.l2, "eager_l2": verdict.eager.l2, "place": verdict.tensor,
+        "one_seed": worst.ratio, "one_seed_place": worst.tensor,
     }  # fmt: skip
+    if len(seeds) > 1:
+        found["eager_one_seed"] = worst_seed(against_itself(seeds)).ratio
+    return found
 
 
 def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The peer overwrites its outputs at the next call where it uses CUDA graphs."""
+    """With CUDA graphs, the next call of torch.compile overwrites its outputs."""
     return [tensor.clone() for tensor in tensors]
 
 
 def in_float64(case: Case) -> list[torch.Tensor]:
     """The same run in float64."""
 
-    def widen(value: Any) -> Any:
+    def widen(value: T) -> T | torch.Tensor:
         return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     model = copy.deepcopy(case.model).double() if isinstance(case.model, torch.nn.Module) else case.model
@@ -157,11 +156,11 @@ def in_float64(case: Case) -> list[torch.Tensor]:
     return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(model)]
 
 
-TASKS: dict[str, Callable[[dict[str, Any]], Steps]] = {"first": measure_first, "steady": measure_steady}
+TASKS: dict[str, Callable[[Task], Steps]] = {"first": measure_first, "steady": measure_steady}
 
 
 def main() -> None:
-    task = json.loads(sys.argv[1])
+    task: Task = json.loads(sys.argv[1])
     if task["cores"]:
         os.sched_setaffinity(0, task["cores"])
     torch.set_num_threads(task["threads"])
