@@ -100,7 +100,7 @@ def written_inputs(trace: Trace) -> list[int]:
         if number in written and (id(record.node) in needed or record.requires_grad):
             raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
         if isinstance(record.fake, FakeTensor):
-            other = owner.setdefault(id(record.origin.storage_view.storage), record.name)
+            other = owner.setdefault(id(record.leaf.storage_view.storage), record.name)
             if other != record.name:
                 raise NotReplayable(f"it changes inputs, and `{record.name}` and `{other}` share memory")
     return written
@@ -248,10 +248,10 @@ def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
     return list(found.values())
 
 
-def readable_sizes(record: InputRecord) -> list[tuple[object, str, int]]:
+def readable_sizes(record: InputRecord) -> Sequence[tuple[object, str, int]]:
     """The sizes and strides of a tensor, or a number, and how each is read."""
     if isinstance(record.fake, FakeTensor):
-        spec = record.origin.storage_view.spec
+        spec = record.leaf.storage_view.spec
         sizes = [(size, "size", axis) for axis, size in enumerate(spec.sizes)]
         return sizes + [(stride, "stride", axis) for axis, stride in enumerate(spec.strides)]
     return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, SYMBOLIC) else []

@@ -1,4 +1,4 @@
-"""Which ATen overloads the recorder knows, and how: a text made from the tables.
+"""How the recorder handles each ATen overload: a text made from the tables.
 
     decomposition   aten.silu.default
     library         aten.mm.default
@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops import DECOMPOSITIONS, LIBRARY, MUTATIONS, VIEWS
-from kiln.graph.trace.fake import QUESTIONS
+from kiln.graph.trace.fake import QUERIES
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.resolve import functional_rule, mutable_rule
 from kiln.graph.trace.special import SPECIAL
@@ -27,7 +27,7 @@ from kiln.graph.trace.special import SPECIAL
 # fmt: off
 TABLES = (
     ("special",       SPECIAL),
-    ("question",      QUESTIONS),
+    ("query",         QUERIES),
     ("view",          VIEWS),
     ("mutation",      MUTATIONS),
     ("decomposition", DECOMPOSITIONS),
@@ -39,7 +39,7 @@ TABLES = (
 @final
 @dataclass(frozen=True, slots=True)
 class OverloadCoverage:
-    """How one overload is recorded. `kind` is "" where only a probe could tell."""
+    """How an overload is recorded. `kind` is "" if it is probed or breaks the graph."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class OverloadCoverage:
 
 
 def overloads() -> Iterator[OpOverload]:
-    """All overloads of ATen that this torch has."""
+    """All ATen overloads of this torch."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if name.startswith("aten::"):
             base, _, overload = name.removeprefix("aten::").partition(".")
@@ -56,7 +56,7 @@ def overloads() -> Iterator[OpOverload]:
                 yield found
 
 
-def row(op: OpOverload) -> OverloadCoverage:
+def coverage_of(op: OpOverload) -> OverloadCoverage:
     name = str(op)
     for kind, table in TABLES:
         if name in table:
@@ -73,18 +73,18 @@ def row(op: OpOverload) -> OverloadCoverage:
 
 
 def rows() -> list[OverloadCoverage]:
-    return [row(op) for op in overloads()]
+    return [coverage_of(op) for op in overloads()]
 
 
 def coverage_text() -> str:
-    """Counts by kind, then one line per known overload."""
+    """Counts by kind, then a line per handled overload."""
     table = rows()
-    counts = Counter(one.kind or "probe or break" for one in table)
+    counts = Counter(row.kind or "probe or break" for row in table)
     lines = [f"{len(table)} ATen overloads of torch {torch.__version__}"]
     lines += [f"{count:6}  {kind}" for kind, count in counts.most_common()]
     lines += [""]
-    known = sorted((one for one in table if one.kind), key=lambda one: (one.kind, one.name))
-    lines += [f"{one.kind:14} {one.name}{f'   through {one.through}' if one.through else ''}" for one in known]
+    handled = sorted((row for row in table if row.kind), key=lambda row: (row.kind, row.name))
+    lines += [f"{row.kind:14} {row.name}{f'   through {row.through}' if row.through else ''}" for row in handled]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import cast, final
 
 from kiln.graph.autograd.errors import BackwardOfOutside
 from kiln.graph.ir.graph import Graph, Output, Write
@@ -66,15 +66,16 @@ class JointGraph:
 def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     """Record the backward of `trace` behind its forward."""
     carried = [trace.used_inputs[index] for index in trace.carried_inputs]
-    results: list[Any] = [*trace.fake_outputs, *[record.fake for record in carried]]
-    added = [Output(recorder.node_of(record.fake), None, True) for record in carried]
+    changed = [cast(FakeTensor, record.fake) for record in carried]
+    results = [*trace.fake_outputs, *changed]
+    added = [Output(recorder.node_of(fake), None, True) for fake in changed]
     pairs = enumerate([*trace.graph.outputs, *added])
     tangent_of = [place for place, output in pairs if output.requires_grad and output.alias is None]
     tangents = [
         make_tangent(recorder, results[place], len(trace.inputs) + number) for number, place in enumerate(tangent_of)
     ]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
-    roots, leaves = [results[place] for place in tangent_of], [record.origin for record in wanted]
+    roots, leaves = [results[place] for place in tangent_of], [record.leaf for record in wanted]
     found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
     made = [None if grad is None else recorder.node_of(grad) for grad in found]
     use_for_backward(recorder, trace, [node for node in made if node is not None])

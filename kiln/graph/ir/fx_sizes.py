@@ -28,7 +28,7 @@ class FxSizes:
         self.graph = graph
         self._known: dict[Expr | Real, torch.fx.Node] = {}
 
-    def __contains__(self, value: Expr) -> bool:
+    def __contains__(self, value: object) -> bool:
         return value in self._known
 
     def learn(self, value: Expr | Real, node: torch.fx.Node) -> None:

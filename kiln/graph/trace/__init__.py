@@ -1,4 +1,4 @@
-"""Fake tensors, the recording mode, functionalisation: one trace of a region on two levels."""
+"""Fake tensors, the recording mode and functionalisation: a trace of a region at two levels."""
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord

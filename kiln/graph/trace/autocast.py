@@ -1,20 +1,20 @@
-"""Autocast: one cast per weight and version, made by the recorder.
+"""Autocast: one cast per version of a weight, made by the recorder.
 
     with torch.autocast("cpu"):              %2 = convert(%weight, dtype=bf16)
         y = F.linear(x, w)            =>     %3 = aten.mm(convert(%x), %2)
         z = F.linear(y, w)                   %4 = aten.mm(%3, %2)
 
-torch's autocast keeps the casts of leaves that require grad in a cache of its own, by the identity of the tensor; a
-fake in it would be found by a later trace. So the cache is off while a call is recorded, and arguments that it
-would have served are cast before. (With no cache at all each use is cast anew, which rounds gradients differently.)
-What else autocast does happens in torch's own kernels, above the recording mode.
+torch's autocast caches the casts of leaves that require grad by the identity of the tensor, and would return fakes of
+an earlier trace. So its cache is disabled while a call is recorded, and arguments that it would serve are cast before.
+(Without any cache each use is cast again, which rounds gradients differently.) The rest of autocast happens in torch's
+own kernels, above the recording mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -29,14 +29,14 @@ LOWERED = frozenset({
     "__matmul__", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "scaled_dot_product_attention",
 })
-"""Functions whose arguments autocast casts to the lower precision, on some device."""
+"""Functions whose arguments autocast casts to lower precision on some device."""
 # fmt: on
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 @cache
 def lowers(name: str, kind: str) -> bool:
-    """Whether autocast for this kind of device has a kernel for the function: on CPUs it leaves `mv` alone."""
+    """Whether autocast for this device type has a kernel for the function; on CPUs it has none for `mv`."""
     base = f"aten::{OVERLOADS.get(name, name)}"
     return kind not in KEYS or torch._C._dispatch_has_kernel_for_dispatch_key(base, KEYS[kind])
 
@@ -47,22 +47,22 @@ OVERLOADS = {
     "conv_transpose2d": "conv_transpose2d.input",
     "conv_transpose3d": "conv_transpose3d.input",
 }
-"""Where the function's name is not that of its operator."""
+"""Operators with another name than their function."""
 
 
 @final
 class Casts:
-    """The casts of one recording. The fakes are kept, so that an identity stays one."""
+    """The casts of a recording. Fakes are kept alive, so that their ids stay unique."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int, bool], tuple[FakeTensor, torch.Tensor]] = {}
 
-    def arguments(self, target: Target, args: Sequence[Any]) -> Sequence[Any]:
-        """`args` with the leaves that the cache would serve already cast."""
+    def arguments(self, target: Target, args: Sequence[object]) -> Sequence[object]:
+        """`args`, with those cast that torch's cache would serve."""
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name not in LOWERED or not torch.is_autocast_cache_enabled():
             return args
-        return [self._cast(name, one) if type(one) is FakeTensor else one for one in args]
+        return [self._cast(name, arg) if type(arg) is FakeTensor else arg for arg in args]
 
     def _cast(self, name: str, fake: FakeTensor) -> torch.Tensor:
         kind = fake.device.type

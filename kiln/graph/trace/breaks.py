@@ -1,4 +1,7 @@
-"""Graph breaks and faults of the recording itself."""
+"""Reasons why the recording itself breaks.
+
+raise UnsupportedInput(name="x", reason="its layout is torch.sparse_coo")
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ from kiln.graph.ops.breaks import TraceBreak
 
 
 class FakeEscaped(TraceBreak):
-    """A fake tensor reached code that ran outside of a recording."""
+    """A fake tensor reached code outside of the recording."""
 
     code = "KILN2501"
     what = "`{op}` was called on a fake tensor outside of the recording"
-    why = "some code kept a tensor of an earlier trace, or ran natively what should have been captured"
+    why = "code kept a tensor from an earlier trace, or ran natively what should have been captured"
     try_ = ("do not store tensors of a compiled function in global objects",)
 
 
 class UnsupportedInput(TraceBreak):
-    """A tensor that cannot be an input of a graph."""
+    """A value that cannot be an input of a graph."""
 
     code = "KILN2502"
     what = "the input `{name}` cannot be traced"

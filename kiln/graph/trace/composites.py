@@ -1,17 +1,16 @@
-"""Functions of torch whose own C++ asks for plain sizes, in calls that take symbols.
+"""Functions whose C++ reads sizes as plain integers, rewritten for symbolic sizes.
 
 matmul(x: f32[s0, s1, 64], w: f32[64, 32])    =>    x.reshape(-1, 64), mm, view(s0, s1, 32)
 linear(x: f32[s0, s1, 64], w: f32[32, 64])    =>    matmul(x, w.t())
 
-Torch 2.11 folds and expands a product in C++ by the numbers of its sizes; asked of a fake, that is a compile per size.
-Only calls with symbolic sizes come here, and only in recording: the graph holds the call that the user wrote.
+Torch 2.11 folds and expands products in C++ by plain sizes, which would specialise every symbol. Only recorded calls
+with symbolic sizes take these; the log keeps the call that the user wrote.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +18,13 @@ from torch import Tensor
 from kiln.graph.trace.log import Target
 
 
-def has_symbols(values: Sequence[Any]) -> bool:
-    return any(isinstance(one, Tensor) and any(isinstance(size, torch.SymInt) for size in one.shape) for one in values)
+def has_symbols(values: Sequence[object]) -> bool:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """torch.matmul: `x` [*batch, n, k] with `y` [k], [k, m] or [*batch, k, m]; a vector `x` is a row."""
+    """torch.matmul: `x` [*batch, n, k], `y` [k], [k, m] or [*batch, k, m]; a vector `x` is a row."""
     if x.dim() <= 2 and y.dim() <= 2:
         return torch.matmul(x, y)
     if y.dim() <= 2:
@@ -38,21 +38,21 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(left, right).view(*batch, n, m)
 
 
-def _broadcast(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-    """Of shapes that fit; asks of a symbol whether it is 1."""
-    rank = max(len(one), len(other))
-    long = [[1] * (rank - len(shape)) + list(shape) for shape in (one, other)]
-    return [b if a == 1 else a for a, b in zip(*long, strict=True)]
+def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """Of compatible shapes; decides for each symbol whether it is 1."""
+    rank = max(len(left), len(right))
+    padded = [[1] * (rank - len(shape)) + list(shape) for shape in (left, right)]
+    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear. With a bias torch folds by symbols itself."""
+    """torch.nn.functional.linear; with a bias torch handles symbols itself."""
     if bias is not None or input.dim() <= 2:
         return torch.nn.functional.linear(input, weight, bias)
     return matmul(input, weight.t())
 
 
-COMPOSITES: Mapping[Target, Callable[..., Any]] = {
+COMPOSITES: Mapping[Target, Callable[..., Tensor]] = {
     torch.matmul: matmul,
     operator.matmul: matmul,
     "matmul": matmul,

@@ -1,13 +1,12 @@
-"""Truth values that follow from integer and boolean inputs: what a capture may speculate on.
+"""Conditions that depend only on integer and boolean inputs, which a capture may speculate on.
 
     if mask.all(): ...          graph(%0: i64[1, 128] "mask"):
                           =>        %1: b8[1, 128] = ne(%0, 0)
                                     %2: b8[] = all(%1)
                                     return %2
 
-Such a graph is small, pure, needs no gradient, and reads only memory that the caller handed over, so it can be
-evaluated on the real inputs while tracing, and again in front of each call. Values of floating-point tensors are no
-ground to choose a program: they differ in every call.
+Such a graph is small and pure, has no gradient and reads only the caller's tensors, so it can be evaluated on the real
+inputs while tracing, and again before each call. Floating-point values differ in every call and select no variant.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from kiln.symbolic import Symbol
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 22
-"""Elements of the largest tensor that a condition may be computed from."""
+"""Elements of the largest tensor in the computation of a condition."""
 
 
 def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
-    """The node of `fake`, where it is one truth value or number that depends on integer and boolean inputs only."""
+    """The node of `fake`, if it is a single value that depends on integer and boolean inputs only."""
     root = recorder.node_of(fake)
     if root.tensor.numel() != 1:
         return None
-    return root if all(map(_is_integral, _cone([root]))) else None
+    return root if all(map(_is_integral, _dependencies([root]))) else None
 
 
 def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, list[InputRecord]]:
-    """The graph that computes `roots`, and its inputs."""
-    needed = _cone(roots)
+    """The graph of `roots`, and its inputs."""
+    needed = _dependencies(roots)
     kept = [node for node in recorder.nodes if node in needed]
     records = [record for record in recorder.inputs if record.node in needed]
-    missing = symbols_of(needed) - _given(records)
+    missing = symbols_of(needed) - _bound_symbols(records)
     for record in recorder.inputs:
-        if record.node not in needed and missing & _given([record]):
+        if record.node not in needed and missing & _bound_symbols([record]):
             records.append(record)
-            missing -= _given([record])
+            missing -= _bound_symbols([record])
     inputs = tuple([record.node for record in records])
     return Graph(inputs, kept, tuple([Output(root) for root in roots]), name="condition"), records
 
@@ -60,8 +59,8 @@ def evaluate_condition(recorder: Recorder, root: Node) -> bool:
     return bool(run.outputs[0])
 
 
-def _cone(roots: Sequence[Node]) -> dict[Node, None]:
-    """Everything that the roots are computed from, themselves included."""
+def _dependencies(roots: Sequence[Node]) -> dict[Node, None]:
+    """The roots and all that they are computed from."""
     found: dict[Node, None] = {}
     pending = list(roots)
     while pending:
@@ -84,7 +83,7 @@ def _is_integral(node: Node) -> bool:
     return node.op.kind in PURE_KINDS or node.op.name == "constant_tensor"
 
 
-def _given(records: Sequence[InputRecord]) -> frozenset[Symbol]:
-    """The symbols that can be read off these inputs."""
+def _bound_symbols(records: Sequence[InputRecord]) -> frozenset[Symbol]:
+    """The symbols that sizes and strides of these inputs determine."""
     specs = [record.spec for record in records if isinstance(record.spec, TensorSpec)]
     return frozenset(size for spec in specs for size in (*spec.sizes, *spec.strides) if isinstance(size, Symbol))

@@ -1,4 +1,4 @@
-"""Real tensors that a program makes from literals: constants of the graph, by content.
+"""Real tensors made from literals become constants of the graph, keyed by content.
 
 torch.tensor(2.0)        =>   constant(value=2.0, dtype=f32, device=cpu)
 torch.tensor([1, 2])     =>   constant_tensor(key="c3f1..."), its data in the table
@@ -18,7 +18,7 @@ from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 20
-"""Bytes of the largest tensor that is baked into a graph."""
+"""Bytes of the largest constant tensor."""
 
 
 def spec_of_real(tensor: torch.Tensor) -> TensorSpec:
@@ -29,7 +29,7 @@ def spec_of_real(tensor: torch.Tensor) -> TensorSpec:
 
 
 def content_key(tensor: torch.Tensor) -> str:
-    """Equal for tensors with equal dtype, sizes and bytes."""
+    """Equal for tensors of equal dtype, sizes and bytes."""
     flat = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(f"{flat.dtype} {tuple(flat.size())}".encode())
     digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -38,16 +38,16 @@ def content_key(tensor: torch.Tensor) -> str:
 
 @final
 class Constants:
-    """The table of baked tensors, by content key."""
+    """The constant tensors of a graph, by content key."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def bake(self, emit: Emit, tensor: torch.Tensor) -> StorageView:
-        """A fresh view that holds the value of a real tensor."""
+        """A new storage that holds the value of a real tensor."""
         spec = spec_of_real(tensor)
         if tensor.numel() * tensor.element_size() > LARGEST:
-            raise UnsupportedInput(name="constant", reason=f"it is too large to be baked into a graph ({spec})")
+            raise UnsupportedInput(name="constant", reason=f"it is too large for a constant of the graph ({spec})")
         if spec.rank == 0 and not spec.dtype.is_complex:
             return new_storage(emit.number(tensor.item(), spec.dtype, spec.device))
         key = content_key(tensor)

@@ -1,34 +1,35 @@
-"""Fake tensors: metadata of a tensor on its real device, and the view where its value is.
+"""Fake tensors: metadata of a tensor on its real device, and the storage view with its value.
 
-A fake goes through torch's own Python functions, argument parser, composite ops and autograd; what they
-call in the end arrives at the recording mode, which makes the results. Used outside of a recording it answers
-questions about its metadata and raises at anything else.
+    x = make_fake(view)         torch.nn.functional.linear(x, w)      the mode receives aten.mm of the fakes
 
-A fake with symbolic sizes holds numbers in C++ and asks Python for every size (`dispatch_sizes_strides_policy`):
-four times cheaper than symbolic sizes in C++, which then computes all layout questions in advance.
+A fake goes through torch's own Python functions, argument parser, composite ops and autograd; the resulting ATen ops
+arrive at the recording mode. Outside of a recording it answers queries of its metadata and raises for anything else.
+
+A fake with symbolic sizes has hints in C++, which asks Python for every size (`dispatch_sizes_strides_policy`): four
+times cheaper than symbolic sizes in C++, which computes all layout properties in advance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import cast, final
 
 import torch
 
-from kiln.graph.prims.meta import is_contiguous, is_dense, is_in_format
+from kiln.graph.prims.meta import MemoryFormat, is_contiguous, is_dense, is_in_format
 from kiln.graph.trace.breaks import FakeEscaped
 from kiln.graph.trace.storage_view import StorageView
 from kiln.graph.trace.symbols import TraceSymbols
 
-_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+_make_wrapper = cast(Callable[..., "FakeTensor"], torch.Tensor._make_wrapper_subclass)
 _strided = torch.strided
 
 
 @final
 class FakeTensor(torch.Tensor):
-    """Made by `make_fake`. A fake of an `nn.Parameter` carries `_is_param`, which its `isinstance` asks for.
+    """Made by `make_fake`. `_is_param` makes a fake an instance of `nn.Parameter`.
 
-    `symbols` is None where all sizes are numbers.
+    `symbols` is None if all sizes are integers.
     """
 
     storage_view: StorageView
@@ -39,23 +40,25 @@ class FakeTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        question = QUESTIONS.get(str(func))
-        if question is None:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        query = QUERIES.get(str(func))
+        if query is None:
             raise FakeEscaped(op=str(func))
-        return question(*args, **(kwargs or {}))
+        return query(*args, **(kwargs or {}))
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"FakeTensor({self.storage_view.spec})"
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> FakeTensor:
         raise FakeEscaped(op="copy.deepcopy")
 
 
 def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
-    """A fake tensor at `view`, whose sizes are numbers."""
+    """A fake tensor of `view`, whose sizes are integers."""
     spec = view.spec
-    fake: FakeTensor = _make_wrapper(
+    fake = _make_wrapper(
         FakeTensor, spec.sizes, spec.strides, spec.offset, None, spec.dtype, _strided, spec.device, False, requires_grad
     )
     fake.storage_view = view
@@ -64,9 +67,9 @@ def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
 
 
 def make_symbolic_fake(view: StorageView, symbols: TraceSymbols, requires_grad: bool = False) -> FakeTensor:
-    """A fake tensor at `view`, some of whose sizes, strides or offset are expressions."""
+    """A fake tensor of `view`, with expressions among sizes, strides and offset."""
     spec = view.spec
-    fake: FakeTensor = _make_wrapper(
+    fake = _make_wrapper(
         FakeTensor, symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset), None, spec.dtype,
         _strided, spec.device, False, requires_grad, "sizes",
     )  # fmt: skip
@@ -75,7 +78,7 @@ def make_symbolic_fake(view: StorageView, symbols: TraceSymbols, requires_grad: 
     return fake
 
 
-# What C++ asks of a fake with symbolic sizes. Plain numbers (`size`, not `sym_size`) specialise.
+# Queries of C++ for a fake with symbolic sizes. Plain integers (`size`, not `sym_size`) specialise.
 
 
 def _symbols(fake: FakeTensor) -> TraceSymbols:
@@ -87,7 +90,7 @@ def _in_format(fake: FakeTensor, memory_format: torch.memory_format = torch.cont
     spec, symbols = fake.storage_view.spec, _symbols(fake)
     if memory_format is torch.contiguous_format:
         return is_contiguous(symbols, spec.sizes, spec.strides)
-    layout: Any = "channels_last" if memory_format is torch.channels_last else "channels_last_3d"
+    layout: MemoryFormat = "channels_last" if memory_format is torch.channels_last else "channels_last_3d"
     return is_in_format(symbols, spec.sizes, spec.strides, layout)
 
 
@@ -96,17 +99,17 @@ def _is_dense(fake: FakeTensor) -> bool:
     return is_dense(_symbols(fake), spec.sizes, spec.strides)
 
 
-def _plain(part: str) -> Callable[[FakeTensor], Any]:
-    def question(fake: FakeTensor) -> Any:
+def _plain(part: str) -> Callable[[FakeTensor], object]:
+    def query(fake: FakeTensor) -> object:
         value = getattr(fake.storage_view.spec, part)
         specialise = _symbols(fake).specialise
-        return [specialise(one) for one in value] if isinstance(value, tuple) else specialise(value)
+        return list(map(specialise, value)) if isinstance(value, tuple) else specialise(value)
 
-    return question
+    return query
 
 
 # fmt: off
-QUESTIONS: dict[str, Callable[..., Any]] = {
+QUERIES: dict[str, Callable[..., object]] = {
     "aten.sym_size.default":                  lambda fake: _symbols(fake).syms(fake.storage_view.spec.sizes),
     "aten.sym_stride.default":                lambda fake: _symbols(fake).syms(fake.storage_view.spec.strides),
     "aten.sym_storage_offset.default":        lambda fake: _symbols(fake).sym(fake.storage_view.spec.offset),

@@ -1,4 +1,4 @@
-"""The functional graph of a finished recording: live nodes, written inputs, aliases of outputs.
+"""The functional graph of a finished recording: live nodes, writes to inputs, aliases of outputs.
 
 graph(%0: f32[4] "x"):
     %1: f32[4] = add(%0, 1.0)
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import live_nodes, symbols_in
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import has_repeated_elements, same_strides
@@ -25,9 +25,12 @@ from kiln.graph.trace.storage_view import StorageView, root_of
 from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
 
+Owner = tuple[Literal["input", "output"], int, FakeTensor]
+"""The input or output that owns memory: its kind, its number, its fake."""
 
-def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[Any]) -> Graph:
-    """Marks the records that are used; their order is the order of the graph's inputs."""
+
+def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> Graph:
+    """Marks the records that are used, which in order are the graph's inputs."""
     written = _written(mode, records)
     draft = _Outputs(mode, records, outputs)
     made = [draft.output(fake) for fake in outputs]
@@ -37,7 +40,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
     numbers: dict[int, int] = {}
     for index, record in enumerate(records):
-        target = any(record is one for one, _ in written)
+        target = any(record is other for other, _ in written)
         record.used = record.node in live or index in aliased or target
     state_checks(mode, nodes)
     use_for_gradients(mode, records, outputs)
@@ -51,7 +54,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
 
 
 def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
-    """What was assumed of sizes from data is checked as soon as the last of them is read: before any use of them."""
+    """Assumptions on data-dependent sizes are checked when the last of them is read, before any is used."""
     reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
     checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
     for check in mode.symbols.env.checks:
@@ -63,20 +66,20 @@ def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
 
 
 def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
-    """An input whose value no output needs, but whose gradient is defined: zeros, where all of it was overwritten."""
+    """Inputs that no output needs but that have a gradient: zeros, for those overwritten entirely."""
     waiting = [record for record in records if record.requires_grad and not record.used]
     if not waiting:
         return
-    with mode:  # autograd may have to make the history of a view anew
+    with mode:  # autograd may regenerate the history of a view
         reached = history_of(outputs)
     for record in waiting:
-        record.used = id(record.origin) in reached
+        record.used = id(record.leaf) in reached
 
 
 def history_of(outputs: Sequence[FakeTensor]) -> dict[int, object]:
-    """The nodes of autograd behind `outputs`, and the leaves they end at, by identity."""
+    """The autograd nodes behind `outputs`, and the leaves at their ends, by id."""
     found: dict[int, object] = {}
-    waiting: list[Any] = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     while waiting:
         node = waiting.pop()
         if id(node) in found:
@@ -85,18 +88,18 @@ def history_of(outputs: Sequence[FakeTensor]) -> dict[int, object]:
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             found[id(leaf)] = leaf
-        waiting.extend([one for one, _ in node.next_functions if one is not None])
+        waiting.extend([following for following, _ in node.next_functions if following is not None])
     return found
 
 
 def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None:
-    """An input that only tells the number of a symbol is used too: an integer, or a tensor for the sake of its size."""
+    """Inputs that only bind a symbol: an integer, or a tensor with that size."""
     waiting = [(record, symbols_in(record.spec)) for record in records if not record.used]
     if not any(symbols for _, symbols in waiting):
         return
     needed = {symbol for node in nodes for symbol in symbols_in((node.spec, *node.attrs.values()))}
     needed.difference_update(*(symbols_in(record.spec) for record in records if record.used))
-    # Integers first: a tensor would be kept alive.
+    # Integers first: tensors would be kept alive.
     for record, symbols in sorted(waiting, key=lambda pair: isinstance(pair[0].spec, TensorSpec)):
         record.used = not needed.isdisjoint(symbols)
         needed -= symbols
@@ -106,7 +109,7 @@ def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
         if isinstance(record.fake, FakeTensor):
-            view = record.origin.storage_view
+            view = record.leaf.storage_view
             if view.step is None and view.node is not record.node:
                 found.append((record, view.node))
     return found
@@ -120,13 +123,13 @@ class _Outputs:
         views = {id(fake): fake.storage_view for fake in outputs}
         self.sharing = Counter(id(view.storage) for view in views.values())
         self.made = 0
-        self.owners: dict[int, tuple[str, int, FakeTensor]] = {}
-        self.same: dict[int, tuple[str, int, FakeTensor]] = {}
+        self.owners: dict[int, Owner] = {}
+        self.same: dict[int, Owner] = {}
         self.bases: set[int] = set()
         for index, record in enumerate(records):
             if isinstance(record.fake, FakeTensor):
                 owner = self.same[id(record.fake)] = ("input", index, record.fake)
-                if record.origin.storage_view.step is None:
+                if record.leaf.storage_view.step is None:
                     self.owners[id(record.fake.storage_view.storage)] = owner
                 self.bases.add(id(record.node))
 
@@ -138,54 +141,51 @@ class _Outputs:
         if owner is None:
             self.owners[id(view.storage)] = self.same[id(fake)] = ("output", self.made, fake)
             inside = view.step is not None and self.sharing[id(view.storage)] > 1
-            value = self.in_whole(view) if inside else self.owned(view, value)
+            value = self.within_root(view) if inside else self.owned(view, value)
         else:
             of, index, first = owner
             if of == "input" and fake is not first and fake.requires_grad:
                 refuse_overlapping_base(first.storage_view.spec)
             refuse_other_dtype(view.spec, first.storage_view.spec)
-            alias = Alias(of, index, None if fake is first else view.spec)  # type: ignore[arg-type]
+            alias = Alias(of, index, None if fake is first else view.spec)
         self.made += 1
         return Output(value, alias, fake.requires_grad)
 
-    def in_whole(self, view: StorageView) -> Node:
-        """The value of a view as part of its storage, which further outputs share."""
+    def within_root(self, view: StorageView) -> Node:
+        """The value of a view as part of its storage, which other outputs share."""
         root = root_of(view.storage)
         return self.mode.memory.within(view, self.owned(root, self.mode.memory.read(root)))
 
     def owned(self, view: StorageView, value: Node) -> Node:
-        """A value that no other output has, with the strides that eager gives."""
-        base = value
-        while base.op.kind is Kind.VIEW:
-            base = base.inputs[0]
+        """A value that no other output has, with eager's strides."""
+        base, spec = base_of(value), view.spec
         shared = base.op.kind is Kind.STRUCTURE and base.op.name != "item"
-        strides = view.spec.strides
-        if shared or id(base) in self.bases or not same_strides(value.tensor.strides, strides, value.tensor.sizes):
-            base = value = self.copied(value, view.spec)
-            if has_repeated_elements(view.spec):
+        if shared or id(base) in self.bases or not same_strides(value.tensor.strides, spec.strides, value.tensor.sizes):
+            base = value = self.copied(value, spec)
+            if has_repeated_elements(spec):
                 base = value.inputs[0]
         self.bases.add(id(base))
         return value
 
     def copied(self, value: Node, spec: TensorSpec) -> Node:
-        """A fresh copy with the strides of `spec`; what is repeated there is copied once and expanded."""
+        """A fresh copy with the strides of `spec`; repeated elements are copied once, then expanded."""
         emit = self.mode.emit
         if not has_repeated_elements(spec):
             return emit.node("clone", value, strides=spec.strides)
-        for axis, (step, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
-            if step == 0 and size != 1:
+        for axis, (stride, size) in enumerate(zip(spec.strides, spec.sizes, strict=True)):
+            if stride == 0 and size != 1:
                 value = emit.node("slice", value, axis=axis, start=0, stop=1, step=1)
         return emit.node("expand", emit.node("clone", value, strides=spec.strides), sizes=spec.sizes)
 
 
 def refuse_overlapping_base(base: TensorSpec) -> None:
-    """Views of inputs are rebuilt by `as_strided`, whose gradient is another one where elements share memory."""
+    """Views of inputs are rebuilt by `as_strided`, whose gradient differs if elements overlap."""
     if may_overlap(base):
-        raise UnsupportedOp(op="view", reason=f"a result is a view of an input whose elements share memory: {base}")
+        raise UnsupportedOp(op="view", reason=f"an output is a view of an input with overlapping elements: {base}")
 
 
 def may_overlap(spec: TensorSpec) -> bool:
-    """Do elements share memory? Of symbolic strides only those of 0 count."""
+    """Whether elements overlap; of symbolic strides only 0 is considered."""
     if has_repeated_elements(spec):
         return True
     dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
@@ -200,8 +200,7 @@ def may_overlap(spec: TensorSpec) -> bool:
 
 
 def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
-    """Results that share memory are rebuilt as strided views, which have the dtype of their base."""
+    """Outputs that share memory are rebuilt as strided views, which have the dtype of their base."""
     if view.dtype is not base.dtype:
-        raise UnsupportedOp(
-            op="view", reason=f"a result {view} lies in the memory of {base}, which is returned or given"
-        )
+        reason = f"the output {view} shares memory with {base}, another output or an input"
+        raise UnsupportedOp(op="view", reason=reason)

@@ -1,17 +1,17 @@
-"""Inputs of a recording: which tensors can be one, their fakes, and their specs with symbols.
+"""Inputs of a recording: which tensors are accepted, their fakes, and their specs with symbols.
 
     f32[8, 128] with dim 0 a symbol, dim 1 static     =     f32[s0, 128], strides (128, 1)
     f32[8, 16 | 1, 8], both symbols                   =     f32[s0, s1 | 1, s0]
 
-A stride is the product of the sizes inside of it where that is its number in this call, else a plain number.
-Fakes mirror leaf-ness, `requires_grad` and being a parameter.
+A stride is the product of the inner sizes if that is its value in this call, else an integer.
+Fakes mirror `is_leaf`, `requires_grad` and `nn.Parameter`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import cast, final
 
 import torch
 
@@ -31,7 +31,7 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
 COPIED = "CloneBackward0"
-"""The gradient function of an input that is no leaf, see `InputTable._non_leaf`."""
+"""The gradient function of an input that is not a leaf, see `InputTable._non_leaf`."""
 
 
 @final
@@ -39,34 +39,42 @@ COPIED = "CloneBackward0"
 class InputRecord:
     """An input in the order of registration. `used`: the graph has it as input `node`.
 
-    `origin` is the leaf at which the gradient of the input arrives, whatever in-place ops do to `fake`.
+    `fake` is a FakeTensor, a SymInt or a SymFloat; `leaf` the leaf tensor that receives the input's gradient, whatever
+    in-place ops do to `fake`.
     """
 
     name: str
     source: Source
-    fake: Any  # a fake tensor, SymInt or SymFloat
+    fake: FakeTensor | torch.SymInt | torch.SymFloat
     real: torch.Tensor | None
     node: Node
     spec: Spec
     real_is_leaf: bool = True
     requires_grad: bool = False
-    origin: Any = None
+    _leaf: FakeTensor | None = None
     used: bool = False
 
     @property
     def has_history(self) -> bool:
-        """Whether in-place calls that autograd saw have changed it: its contents have another gradient function."""
+        """Whether in-place calls under autograd have changed it, so that its contents have a gradient function."""
         if not isinstance(self.fake, torch.Tensor) or not self.fake.requires_grad or self.fake.is_leaf:
             return False
         if self.real_is_leaf:
             return True
-        node: Any = self.fake.grad_fn
+        node = self.fake.grad_fn
+        assert node is not None
         before = node.next_functions[0][0] if node.name() == COPIED and node.next_functions else None
-        return getattr(before, "variable", None) is not self.origin
+        return getattr(before, "variable", None) is not self.leaf
+
+    @property
+    def leaf(self) -> FakeTensor:
+        """Of a tensor."""
+        assert self._leaf is not None
+        return self._leaf
 
     @property
     def given(self) -> Given | None:
-        """The real number that it is; the region gets it as a tensor of rank 0."""
+        """For a float: its symbol; the region receives it as a tensor of rank 0."""
         return self.fake.node.value.args[0] if isinstance(self.fake, torch.SymFloat) else None
 
 
@@ -88,8 +96,8 @@ class InputTable:
         return self._by_real.get(id(real))
 
     def spec(self, real: torch.Tensor, dims: Dims) -> TensorSpec:
-        """The spec of an input; each dimension that is to be a symbol gets one."""
-        if dims is None or all(one.kind is DimKind.STATIC for one in dims):
+        """The spec of an input, with symbols for its dynamic dimensions."""
+        if dims is None or all(choice.kind is DimKind.STATIC for choice in dims):
             return spec_of_real(real)
         self.mode.symbolic = True
         return symbolic_spec(self.mode.symbols.env, real, dims)
@@ -98,48 +106,50 @@ class InputTable:
         return Node(PRIMS["input"], (), {"index": len(self.records), "name": name}, spec)
 
     def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
-        """Register a tensor: a fake at a view of its own, or in the memory of an input that it overlaps."""
+        """Register a tensor, in a storage of its own or in that of an input that it overlaps."""
         node = self.node(name, spec)
         grad = real.requires_grad
-        fake = origin = self.mode.fake(self._memory.view_of(real, node), grad)
+        fake = leaf = self.mode.fake(self._memory.view_of(real, node), grad)
         if grad and not real.is_leaf:
-            fake = self._non_leaf(origin)
+            fake = self._non_leaf(leaf)
         fake.is_input = True
         if isinstance(real, torch.nn.Parameter):
             fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, origin)
+        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, leaf)
         self.records.append(record)
         self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record
 
     def record_of(self, fake: torch.Tensor) -> InputRecord | None:
-        """The input that `fake` stands for; None for what was made in the recording."""
+        """The input of `fake`; None for what was made in the recording."""
         return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
-        """Register an integer as a symbol; like a size it is not negative."""
+        """Register an integer as a symbol; like a size, it is non-negative."""
         symbols = self.mode.symbols
         return self._scalar(symbols.env.create_symbol(value, lo=0), name, source)
 
     def _scalar(self, symbol: Int, name: str, source: Source) -> InputRecord:
         spec = ScalarSpec(int, symbol)
-        record = InputRecord(name, source, self.mode.symbols.sym(symbol), None, self.node(name, spec), spec)
+        record = InputRecord(
+            name, source, cast(torch.SymInt, self.mode.symbols.sym(symbol)), None, self.node(name, spec), spec
+        )
         self.records.append(record)
         return record
 
     def add_float(self, given: Given, name: str, source: Source) -> InputRecord:
-        """Register a real number: in the graph it is a tensor of rank 0."""
+        """Register a float: in the graph it is a tensor of rank 0."""
         real = torch.scalar_tensor(given.number, dtype=torch.float64, device="cpu")
         spec = spec_of_real(real)
         node = self.mode.emit.givens[given] = self.node(name, spec)
         symbols = self.mode.symbols
         fake = to_sym(Real("given", (given,)), symbols.env, symbols.where)
-        record = InputRecord(name, source, fake, real, node, spec)
+        record = InputRecord(name, source, cast(torch.SymFloat, fake), real, node, spec)
         self.records.append(record)
         return record
 
-    def again(self, record: InputRecord) -> InputRecord:
-        """Register the input of an earlier recording once more, under the same symbols."""
+    def add_copy(self, record: InputRecord) -> InputRecord:
+        """Register the input of an earlier recording again, with the same symbols."""
         if (given := record.given) is not None:
             return self.add_float(given, record.name, record.source)
         if isinstance(record.spec, ScalarSpec):
@@ -148,16 +158,16 @@ class InputTable:
         assert record.real is not None and isinstance(record.spec, TensorSpec)
         return self.add(record.real, record.name, record.source, record.spec)
 
-    def _non_leaf(self, origin: FakeTensor) -> FakeTensor:
-        """A fake with a history, so that what eager forbids on leaves is allowed on it."""
+    def _non_leaf(self, leaf: FakeTensor) -> FakeTensor:
+        """A fake with a gradient function, which allows what eager forbids on leaves."""
         with self.mode, torch.enable_grad():
-            made: FakeTensor = origin.clone()  # type: ignore[assignment]
-        made.storage_view = origin.storage_view
+            made: FakeTensor = leaf.clone()  # type: ignore[assignment]
+        made.storage_view = leaf.storage_view
         return made
 
 
-def refuse_strange(real: torch.Tensor, name: str) -> None:
-    """Only plain dense tensors are inputs so far."""
+def refuse_unsupported(real: torch.Tensor, name: str) -> None:
+    """Only plain dense tensors are accepted."""
     reason = ""
     if real.layout is not torch.strided or real.is_nested:
         reason = f"its layout is {real.layout}"
@@ -173,17 +183,17 @@ def refuse_strange(real: torch.Tensor, name: str) -> None:
 
 @final
 class SharedMemory:
-    """Which inputs lie in the same memory: a write to one must be seen in the other.
+    """Which inputs share memory, so that a write to one changes the other.
 
-    Of two that overlap, the one that contains the other is the root, the other a view of it (which keeps its own
-    input node until the first write). Where neither does, a write breaks the graph.
+    Of two that overlap, the one that contains the other is the root and the other a view of it, with an input node of
+    its own until the first write. If neither contains the other, writes break the graph.
     """
 
     def __init__(self) -> None:
         self._views: dict[int, list[StorageView]] = {}
 
     def view_of(self, real: torch.Tensor, node: Node) -> StorageView:
-        """Where a new input is."""
+        """The storage view of a new input."""
         view = new_storage(node)
         if not real.numel():
             return view
@@ -203,31 +213,31 @@ class SharedMemory:
             new.storage.tangled = old.storage.tangled = True
         elif theirs[0] <= mine[0] and mine[1] <= theirs[1]:
             join(new, old.storage)
-            hang(new, root_of(old.storage))
+            make_view_of(new, root_of(old.storage))
         elif mine[0] <= theirs[0] and theirs[1] <= mine[1] and old.storage.version == 0 and old.step is None:
             join(new, old.storage)
-            hang(old, new)
+            make_view_of(old, new)
             old.storage.root = new
         else:
             new.storage.tangled = old.storage.tangled = True
 
 
 def join(view: StorageView, storage: FakeStorage) -> None:
-    """Bring a view without views into another storage; what was written there before, it has not seen."""
+    """Move a root without views into another storage; it is stale if that has been written."""
     storage.tangled |= view.storage.tangled
     view.storage = storage
     view.version = 0
 
 
-def hang(view: StorageView, root: StorageView) -> None:
-    """Make a root a view over the storage of another."""
+def make_view_of(view: StorageView, root: StorageView) -> None:
+    """Make a root a view of another root."""
     spec = view.spec
     view.step = ("as_strided", {"sizes": spec.sizes, "strides": spec.strides, "offset": spec.offset})
     view.parent = root
 
 
 def symbolic_spec(env: ShapeEnv, real: torch.Tensor, dims: tuple[DimChoice, ...]) -> TensorSpec:
-    """The spec of an input with a fresh symbol for each dimension that is to have one."""
+    """The spec of an input with a fresh symbol for each dynamic dimension."""
     sizes = tuple([_size(env, number, choice) for number, choice in zip(real.shape, dims, strict=True)])
     numbers = real.stride()
     strides: list[Int] = list(numbers)

@@ -1,44 +1,44 @@
-"""The log of torch calls: what a region did, in order, at the level at which the user wrote it.
+"""The log of torch calls: what a region did, in order, as the user wrote it.
 
     0  function  torch.abs        (a,)            model.py:3
     1  function  operator.add     (%0, 1)         model.py:3
     2  setstate  grad_enabled     (False,)        model.py:4
 
-It is the truth of a trace: user backends get it as an fx graph, a graph break truncates it, a restart replays it.
+User backends get it as an fx graph, a graph break truncates it, a restart replays it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from kiln.support.location import Location
 
 CallKind = Literal["function", "method", "getattr", "setstate"]
-Target = Callable[..., Any] | str
+Target = Callable[..., object] | str
 NOWHERE = Location("<unknown>", 0)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TorchCall:
-    """One call. Arguments and result hold the fake tensors themselves, in the containers in which they came.
+    """A call. Arguments and result hold the fake tensors themselves, in their containers.
 
-    `effects`: the call changed memory, metadata or autograd state of tensors that were there before.
+    `effects`: it changed memory, metadata or autograd state of existing tensors.
     """
 
     number: int
     kind: CallKind
     target: Target
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    result: object
     location: Location
     stack: tuple[Location, ...]
     effects: bool = False
     nodes: tuple[int, int] = (0, 0)
-    """Where its nodes stand among those of the recording: the first, and one past the last."""
+    """The range of its nodes among those of the recording."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class TorchCall:
 
 
 def target_name(target: Target) -> str:
-    """`torch.abs`, `operator.add`, `Tensor.sum`: how a user would write it."""
+    """`torch.abs`, `operator.add`, `Tensor.sum`: as a user would write it."""
     if isinstance(target, str):
         return f"Tensor.{target}"
     module = getattr(target, "__module__", None) or ""
@@ -59,3 +59,16 @@ def target_name(target: Target) -> str:
 
 
 _SHORT = {"_operator": "operator", "torch._C._nn": "torch.nn.functional", "torch.nn.functional": "torch.nn.functional"}
+
+
+def leaves(value: object) -> Iterator[object]:
+    """Everything in nested containers."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, dict):
+        yield from leaves(list(value.values()))
+    elif isinstance(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+    else:
+        yield value

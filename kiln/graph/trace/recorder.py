@@ -1,18 +1,17 @@
-"""The recorder: runs torch calls on fake tensors and keeps what they did, on two levels.
+"""The recorder: runs torch calls on fake tensors and records them at two levels.
 
     recorder = Recorder(env=env, events=events)
     x = recorder.add_tensor(real, "x", LocalSource("x"))
     y = recorder.call(torch.abs, (x,), {}, stack=(location,))
     trace = recorder.finish([y])
 
-The log of torch calls is one level, the functional graph of primitives the other; each node of the second
-knows the call of the first that made it.
+The levels are the log of torch calls and the functional graph of primitives, whose nodes refer to their call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, final
+from collections.abc import Callable, Collection, Sequence
+from typing import cast, final
 
 import torch
 
@@ -27,7 +26,7 @@ from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import build_graph
-from kiln.graph.trace.inputs import Dims, InputTable, refuse_strange
+from kiln.graph.trace.inputs import Dims, InputTable, refuse_unsupported
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.repeated_calls import CallCopies
@@ -45,37 +44,41 @@ from kiln.symbolic import ShapeEnv
 from kiln.symbolic.values import Given
 from kiln.tensor.spec import TensorSpec
 
+Kwargs = dict[str, object]
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
-def _call(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    own = COMPOSITES.get(target)
-    if own is not None and has_symbols(args):
-        return own(*args, **kwargs)
+def _call(target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
+    composite = COMPOSITES.get(target)
+    if composite is not None and has_symbols(args):
+        return composite(*args, **kwargs)
     if isinstance(target, str):
-        return getattr(args[0], target)(*args[1:], **kwargs)
+        method: Callable[..., object] = getattr(args[0], target)
+        return method(*args[1:], **kwargs)
     return target(*args, **kwargs)
 
 
-def refuse_real(result: Any, name: str) -> None:
-    """A tensor made outside of the recording (from an array, from the state of a generator) is no constant."""
+def refuse_real(result: object, name: str) -> None:
+    """A tensor made outside of the recording (from an array or a generator's state) is not a constant."""
     if isinstance(result, list | tuple):
-        for one in result:
-            refuse_real(one, name)
+        for part in result:
+            refuse_real(part, name)
     elif isinstance(result, torch.Tensor) and type(result) is not FakeTensor:
         raise UnsupportedOp(op=name, reason="it returned a tensor that was made outside of the recording")
 
 
-def alike(old: Any, new: Any) -> bool:
+def alike(old: object, new: object) -> bool:
     """Whether two results are tensors of equal specs, in equal containers."""
-    if isinstance(old, list | tuple):
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
         return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
-    return old is None if new is None else bool(old.storage_view.spec == new.storage_view.spec)
+    if isinstance(old, FakeTensor) and isinstance(new, FakeTensor):
+        return old.storage_view.spec == new.storage_view.spec
+    return old is None and new is None
 
 
 def changes_state(target: Target) -> bool:
-    """Does its name say that it changes a tensor: `detach_`, `requires_grad_`, `retain_grad`, `register_hook`?"""
+    """Whether its name tells that it changes a tensor: `detach_`, `requires_grad_`, `register_hook`."""
     if not isinstance(target, str):
         return False
     in_place = target.endswith("_") and not target.endswith("__")
@@ -84,17 +87,17 @@ def changes_state(target: Target) -> bool:
 
 @final
 class Recorder:
-    """One trace. It may be used on after `finish`, to record the backward of what it recorded.
+    """A trace in progress. After `finish` it may go on to record the backward.
 
     `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
-    `writes` counts the calls that had effects.
+    `writes` counts the calls with effects.
     """
 
     def __init__(self, *, env: ShapeEnv, events: EventSink) -> None:
         self.env = env
         self.events = events
         self.region = 0
-        """The checkpoint region that the calls belong to; 0: none."""
+        """The checkpoint region of the next calls; 0 outside of any."""
         self.grad_at_start = torch.is_grad_enabled()
         self.state_at_start = ambient_state()
         self._restart()
@@ -120,18 +123,18 @@ class Recorder:
         """The fake of an input; the same real tensor gives the same fake."""
         record = self.table.find(real)
         if record is None:
-            refuse_strange(real, name)
+            refuse_unsupported(real, name)
             record = self.table.add(real, name, source, self.table.spec(real, dims))
-        return record.fake  # type: ignore[no-any-return]
+        return cast(FakeTensor, record.fake)
 
-    def add_scalar(self, value: int | float, name: str, source: Source) -> Any:
-        """A number that may be another in the next call: a SymInt or a SymFloat."""
+    def add_scalar(self, value: int | float, name: str, source: Source) -> torch.SymInt | torch.SymFloat:
+        """A number that may differ in the next call."""
         if type(value) is float:
-            return self.table.add_float(Given(name, value), name, source).fake
+            return cast(torch.SymFloat, self.table.add_float(Given(name, value), name, source).fake)
         if type(value) is not int:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True
-        return self.table.add_scalar(value, name, source).fake
+        return cast(torch.SymInt, self.table.add_scalar(value, name, source).fake)
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
@@ -142,9 +145,9 @@ class Recorder:
     # Calls.
 
     def call(
-        self, target: Target, args: Sequence[Any], kwargs: dict[str, Any], *, stack: tuple[Location, ...] = ()
-    ) -> Any:
-        """Run one torch call on fakes. `stack`: the user's lines, the innermost last. A method is named by a string."""
+        self, target: Target, args: Sequence[object], kwargs: Kwargs, *, stack: tuple[Location, ...] = ()
+    ) -> object:
+        """Run a torch call on fakes; a string names a method. `stack`: the user's lines, innermost last."""
         location = stack[-1] if stack else None
         name = self._names.get(target)
         if name is None:
@@ -171,7 +174,7 @@ class Recorder:
         )
         return result
 
-    def _autocast_call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()
         args = self._casts.arguments(target, args)
         torch.set_autocast_cache_enabled(False)
@@ -185,9 +188,9 @@ class Recorder:
     def repeat(
         self, calls: Sequence[TorchCall], successors: Successors, stack: tuple[Location, ...], depth: int, writes: int
     ) -> None:
-        """Do calls of the log again on the successors of what they used; `stack` replaces the first `depth` lines.
+        """Repeat calls of the log on the successors of what they used; `stack` replaces the first `depth` lines.
 
-        `writes` is what `self.writes` was before the first of them.
+        `writes`: `self.writes` before the first of them.
         """
         gradients = self.grad_at_start or torch.is_grad_enabled()
         plain = not (gradients or self._mode.symbolic or is_any_autocast_enabled())
@@ -201,11 +204,11 @@ class Recorder:
                 continue
             result = self.call(call.target, successors.of(call.args), successors.of(call.kwargs), stack=lines)
             if not alike(call.result, result):
-                raise InternalFault(stage="trace", problem=f"{call.name} gave another result when it was repeated")
+                raise InternalFault(stage="trace", problem=f"{call.name} returned another result when repeated")
             successors.add(call.result, result)
 
-    def set_state(self, kind: str, value: Any, *, stack: tuple[Location, ...] = ()) -> None:
-        """Log a change of mode; grad mode itself is set by the caller around its calls."""
+    def set_state(self, kind: str, value: object, *, stack: tuple[Location, ...] = ()) -> None:
+        """Log a change of mode, which the caller makes."""
         location = stack[-1] if stack else NOWHERE
         self.calls.append(TorchCall(len(self.calls), "setstate", kind, (value,), {}, None, location, stack))
 
@@ -230,10 +233,10 @@ class Recorder:
         return list(grads)
 
     def fake_of(self, node: Node) -> FakeTensor:
-        """A fresh fake tensor that holds the value of `node`: a tangent, for one."""
+        """A fresh fake tensor with the value of `node`, such as a tangent."""
         return self._mode.fake(new_storage(node))
 
-    # Questions.
+    # Queries.
 
     def is_fake(self, value: object) -> bool:
         return type(value) is FakeTensor
@@ -246,7 +249,7 @@ class Recorder:
         return self._mode.memory.read(self._mode.view_of(fake))
 
     def constant_value(self, fake: torch.Tensor) -> torch.Tensor | None:
-        """The value of a tensor that is computed from constants alone: the same in every call."""
+        """The value of a tensor computed from constants alone."""
         return constant_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
@@ -254,19 +257,18 @@ class Recorder:
         record = self.table.record_of(fake)
         if record is not None:
             return record.real
-        return next((real for real, one in self._baked if one is fake), None)
+        return next((real for real, other in self._baked if other is fake), None)
 
-    # The end.
+    # Truncating and finishing.
 
     def mark(self) -> int:
         """A position in the log to which `truncate` can return."""
         return len(self.calls)
 
     def truncate(self, mark: int) -> Successors:
-        """Drop the calls since `mark`.
+        """Drop the calls since `mark`; the result maps old fakes, also in containers, to their successors.
 
-        Where they had effects, the calls before are replayed on fresh fakes: the result maps each fake (and each
-        container of such) to its successor.
+        If the dropped calls had effects, the earlier calls are replayed on fresh fakes.
         """
         successors = Successors()
         dropped = self.calls[mark:]
@@ -281,7 +283,7 @@ class Recorder:
         self._restart()
         self._mode.symbolic = symbolic
         for record in inputs:
-            successors.add(record.fake, self.table.again(record).fake)
+            successors.add(record.fake, self.table.add_copy(record).fake)
         for real, fake in baked:
             successors.add(fake, self.add_constant(real))
         torch._C._set_grad_enabled(self.grad_at_start)
@@ -290,11 +292,11 @@ class Recorder:
         finally:
             torch._C._set_grad_enabled(modes)
 
-    def finish(self, outputs: Sequence[Any]) -> Trace:
+    def finish(self, outputs: Sequence[FakeTensor]) -> Trace:
         """The trace with these results."""
         self._emit.origin = None
         graph = build_graph(self._mode, self.inputs, list(outputs))
-        _push(self._mode)  # autograd computes the gradient function of a view when it is asked for it
+        _push(self._mode)  # autograd computes the gradient function of a view on demand
         try:
             leaves = tuple([fake.is_leaf for fake in outputs])
         finally:
@@ -308,26 +310,26 @@ def record_function(
     recorder: Recorder,
     mark: int,
     target: Target,
-    args: Sequence[Any],
-    outputs: Sequence[Any],
+    args: Sequence[object],
+    outputs: Sequence[object],
     plain: Collection[int],
     backward: Backward,
     *,
     single: bool,
     stack: tuple[Location, ...] = (),
-) -> list[Any]:
-    """Make the calls since `mark`, which computed `outputs` without autograd, one call of `target(*args)`.
+) -> list[object]:
+    """Replace the calls since `mark`, which computed `outputs` without autograd, by a call of `target(*args)`.
 
-    The tensors among the results have a node of autograd with this backward; those numbered in `plain` have none.
+    The resulting tensors get an autograd node with this backward, except those numbered in `plain`.
     `single`: it returns its only output, not a tuple.
     """
-    inputs = [one for one in args if type(one) is FakeTensor]
-    tensors = [number for number, one in enumerate(outputs) if type(one) is FakeTensor]
+    inputs = [arg for arg in args if type(arg) is FakeTensor]
+    tensors = {number: output for number, output in enumerate(outputs) if type(output) is FakeTensor}
     marked = [order for order, number in enumerate(tensors) if number in plain]
     results = list(outputs)
     _push(recorder._mode)
     try:
-        attached = attach(inputs, [outputs[number] for number in tensors], marked, backward)
+        attached = attach(inputs, list(tensors.values()), marked, backward)
     finally:
         _pop(None)
     for number, fake in zip(tensors, attached, strict=True):

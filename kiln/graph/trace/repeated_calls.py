@@ -11,13 +11,13 @@ specs of the old. `support/repetition.py` explains repeated layers as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 from kiln.graph.ir.build import CONSTANT
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor, make_fake
-from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.log import TorchCall, leaves
 from kiln.graph.trace.replay import Successors
 from kiln.graph.trace.storage_view import FakeStorage, StorageView
 from kiln.support.location import Location
@@ -51,7 +51,7 @@ class CallCopies:
         for call in calls:
             self._check(call)
 
-    def _use(self, values: Any, own: set[int]) -> None:
+    def _use(self, values: object, own: set[int]) -> None:
         """Note the fakes of arguments that were there before the calls."""
         for fake in fakes_in(values):
             if id(fake) not in own and id(fake) not in self._outside:
@@ -100,16 +100,16 @@ class CallCopies:
         nodes = (len(self.log), len(self.log) + len(made))
         return made, TorchCall(number, call.kind, call.target, args, kwargs, result, where, stack, call.effects, nodes)
 
-    def _result(self, value: Any) -> Any:
+    def _result(self, value: object) -> object:
         if isinstance(value, FakeTensor):
-            known: FakeTensor = self.successors.of(value)
+            known = self.successors.of(value)
             if known is value and id(value) not in self._outside:
                 known = make_fake(self._copied_view(value.storage_view))
                 self.successors.add(value, known)
             return known
         if isinstance(value, list | tuple):
             made = [self._result(item) for item in value]
-            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+            return type(value)._make(made) if hasattr(value, "_fields") else type(value)(made)  # type: ignore[union-attr]
         return value
 
     def _copied_view(self, old: StorageView) -> StorageView:
@@ -125,15 +125,6 @@ class CallCopies:
         return found
 
 
-def fakes_in(value: Any) -> Iterator[FakeTensor]:
+def fakes_in(value: object) -> Iterator[FakeTensor]:
     """All fakes in nested containers."""
-    if isinstance(value, FakeTensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from fakes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from fakes_in(item)
-    elif isinstance(value, slice):
-        yield from fakes_in((value.start, value.stop, value.step))
+    return (leaf for leaf in leaves(value) if isinstance(leaf, FakeTensor))

@@ -1,20 +1,24 @@
-"""Replay of a log on fresh fakes: what a graph break does with the calls before it.
+"""Replay of a log on fresh fakes, for the calls before a graph break.
 
-    calls 0..4 stay, 5 and 6 go, 6 wrote to a tensor     =>     0..4 run again; every fake has a successor
+    calls 0..4 stay, 5 and 6 are dropped, 6 wrote to a tensor     =>     0..4 run again; every fake has a successor
 
-In-place ops change the autograd state of fakes, which nothing can undo. Calls without effects need no replay.
+In-place ops change the autograd state of fakes, which cannot be undone. If no dropped call has effects, none is
+replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, cast, final
 
 import torch
 
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.log import Target, TorchCall
 from kiln.runtime.eager_replay import SETTERS
+from kiln.support.location import Location
+
+T = TypeVar("T")
 
 
 @final
@@ -22,48 +26,59 @@ class Successors:
     """Old value -> new value, by identity; containers are rebuilt."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Any, Any]] = {}
+        self._found: dict[int, tuple[object, object]] = {}
 
-    def add(self, old: Any, new: Any) -> None:
+    def add(self, old: object, new: object) -> None:
         """Pair the results of a call and of its replay, part by part."""
         if isinstance(old, list | tuple):
-            for left, right in zip(old, new, strict=True):
+            for left, right in zip(old, cast(Sequence[object], new), strict=True):
                 self.add(left, right)
         elif isinstance(old, dict):
             for key in old:
-                self.add(old[key], new[key])
+                self.add(old[key], cast(dict[object, object], new)[key])
         elif isinstance(old, FakeTensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             self._found[id(old)] = (old, new)
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: T) -> T:
         """The successor of a value, or the value."""
+        return cast(T, self._of(value))
+
+    def _of(self, value: object) -> object:
         found = self._found.get(id(value))
         if found is not None:
             return found[1]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*[self.of(one) for one in value])
-        if type(value) in (list, tuple):
-            return type(value)([self.of(one) for one in value])
+            return type(value)._make([self._of(item) for item in value])  # type: ignore[attr-defined]
+        if type(value) is list or type(value) is tuple:
+            return type(value)([self._of(item) for item in value])
         if type(value) is dict:
-            return {key: self.of(one) for key, one in value.items()}
+            return {key: self._of(item) for key, item in value.items()}
         if isinstance(value, slice):
-            return slice(self.of(value.start), self.of(value.stop), self.of(value.step))
+            return slice(self._of(value.start), self._of(value.stop), self._of(value.step))
         return value
 
 
-def replay(
-    calls: Sequence[TorchCall], successors: Successors, call: Callable[..., Any], log: Callable[..., Any]
-) -> None:
-    """Run `calls` again through `call`; changes of mode are made and logged through `log`."""
+class RunCall(Protocol):
+    def __call__(
+        self, target: Target, args: Sequence[object], kwargs: dict[str, object], *, stack: tuple[Location, ...] = ()
+    ) -> object: ...
+
+
+class LogState(Protocol):
+    def __call__(self, kind: str, value: object, *, stack: tuple[Location, ...] = ()) -> None: ...
+
+
+def replay(calls: Sequence[TorchCall], successors: Successors, run: RunCall, log: LogState) -> None:
+    """Run `calls` again; changes of modes are made, and logged through `log`."""
     grad = torch.is_grad_enabled()
     try:
-        for one in calls:
-            if one.kind == "setstate":
-                (value,) = one.args
-                SETTERS[str(one.target)](*(value if isinstance(value, tuple) else (value,)))
-                log(one.target, value, stack=one.stack)
+        for call in calls:
+            if call.kind == "setstate":
+                (value,) = call.args
+                SETTERS[str(call.target)](*(value if isinstance(value, tuple) else (value,)))
+                log(str(call.target), value, stack=call.stack)
                 continue
-            result = call(one.target, successors.of(one.args), successors.of(one.kwargs), stack=one.stack)
-            successors.add(one.result, result)
+            result = run(call.target, successors.of(call.args), successors.of(call.kwargs), stack=call.stack)
+            successors.add(call.result, result)
     finally:
         torch._C._set_grad_enabled(grad)

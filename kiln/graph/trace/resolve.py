@@ -17,7 +17,7 @@ from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, E
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
-from kiln.graph.trace.fake import QUESTIONS
+from kiln.graph.trace.fake import QUERIES
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
@@ -31,8 +31,8 @@ def resolve(op: OpOverload) -> Handler:
     name = str(op)
     if handler := SPECIAL.get(name):
         return handler
-    if question := QUESTIONS.get(name):
-        return lambda mode, op, args, kwargs: question(*args, **kwargs)
+    if query := QUERIES.get(name):
+        return lambda mode, op, args, kwargs: query(*args, **kwargs)
     if view_rule := VIEWS.get(name):
         return view_handler(view_rule)
     if mutation := MUTATIONS.get(name):

@@ -1,28 +1,31 @@
 """Where a fake tensor's elements are: a storage with versions, and a chain of views from its root.
 
     x = ...            root of a storage, version 0
-    v = x[1]           view: parent x, step select(axis=0, index=1)
-    v.add_(1)          the storage has version 1; v and x hold new nodes, written through the inverse of the step
-    w (= x[0])         is stale: replayed from x when it is read next
+    v = x[1]           a view: parent x, step select(axis=0, index=1)
+    v.add_(1)          the storage has version 1; v and x have new nodes, written through the inverse of the step
+    w (= x[0])         is stale: replayed from x when it is next read
 
-A view knows the node that holds its value as of one version of its storage.
+A view has the node of its value at some version of its storage.
 """
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import cast, final
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import ViewStep
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
+
+Sizes = tuple[Int, ...]
+Integers = tuple[int, ...]
 
 
 @final
 class FakeStorage:
     """Memory that views share. `version` counts the writes.
 
-    `tangled`: another storage of the recording may overlap it, so that a write would have to reach both.
+    `tangled`: it may overlap another storage, so that a write would have to change both.
     """
 
     __slots__ = ("root", "tangled", "version")
@@ -61,25 +64,25 @@ def root_of(storage: FakeStorage) -> StorageView:
 
 
 def parent_of(view: StorageView) -> StorageView:
-    """What the step of `view` is applied to; `as_strided` counts from the root, whatever that is by now."""
+    """What the step of `view` is applied to; for `as_strided` the present root."""
     assert view.parent is not None and view.step is not None
     return root_of(view.storage) if view.step[0] == "as_strided" else view.parent
 
 
 def extent(spec: TensorSpec) -> tuple[int, int] | None:
-    """First element and one past the last in the storage; None where that is symbolic."""
-    numbers = (*spec.sizes, *spec.strides, spec.offset)
-    if any(isinstance(one, Expr) for one in numbers):
+    """The range of elements in the storage; None if it is symbolic."""
+    if any(isinstance(number, Expr) for number in (*spec.sizes, *spec.strides, spec.offset)):
         return None
-    start = int(spec.offset)  # type: ignore[arg-type]
-    reach = sum((size - 1) * step for size, step in zip(spec.sizes, spec.strides, strict=True))  # type: ignore[operator]
-    return start, start + (0 if 0 in spec.sizes else reach + 1)  # type: ignore[operator, return-value]
+    start, sizes, strides = cast(int, spec.offset), cast(Integers, spec.sizes), cast(Integers, spec.strides)
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return start, start + (0 if 0 in sizes else reach + 1)
 
 
-def reaches_outside(attrs: dict[str, Any], root: TensorSpec) -> bool:
-    """Does an `as_strided` use elements of the storage that are not the root's? Taken as yes where that is symbolic."""
+def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
+    """Whether an `as_strided` may use elements of the storage outside of the root."""
     whole = extent(root)
-    part = extent(root.with_view(attrs["sizes"], attrs["strides"], attrs["offset"]))
+    sizes, strides = cast(Sizes, attrs["sizes"]), cast(Sizes, attrs["strides"])
+    part = extent(root.with_view(sizes, strides, cast(Int, attrs["offset"])))
     return whole is None or part is None or part[0] < whole[0] or part[1] > whole[1]
 
 

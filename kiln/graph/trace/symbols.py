@@ -1,15 +1,13 @@
-"""Symbolic sizes of one recording, as torch sees them: SymInts around expressions, numbers where only those will do.
+"""Symbolic sizes of a recording as torch sees them: SymInts around expressions, or hints.
 
-    symbols.sym(s0 * 2)          a torch.SymInt, the same for the same expression
-    symbols.hints((s0, 4))       (8, 4): sizes for C++, which asks Python for every answer that counts
-
-Also the other way: what comes back from torch as an argument.
+symbols.sym(s0 * 2)          a torch.SymInt, the same for the same expression
+symbols.hints((s0, 4))       (8, 4): sizes for C++, which asks Python wherever they matter
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -19,41 +17,41 @@ from kiln.symbolic.node import from_sym, to_sym
 
 
 def is_symbolic(values: Sequence[Int]) -> bool:
-    return any([isinstance(one, Expr) for one in values])
+    return any([isinstance(value, Expr) for value in values])
 
 
 UNKNOWN = 8191
-"""Stands in C++ for a size that depends on data; an unlikely number, so that a leak shows."""
+"""The size in C++ of a data-dependent dimension; an unlikely number, so that leaks are noticed."""
 
 
 @final
 class TraceSymbols:
-    """The shape environment behind the fakes. `location` is the user's line that asks, for guards."""
+    """The shape environment of the fakes. `location`: the user's present line, for guards."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
         self.location: Location | None = None
-        self._made: dict[Expr, Any] = {}
+        self._made: dict[Expr, torch.SymInt] = {}
 
     def where(self) -> Location | None:
         return self.location
 
     def decide(self, relation: Relation | bool) -> bool:
-        """Does it hold? A guard where that depends on the hints."""
+        """Whether it holds; adds a guard if that depends on hints."""
         return self.env.decide(relation, self.location)
 
     def expect(self, relation: Relation | bool) -> bool:
-        """Does it hold? A check at run time where only data tell."""
+        """Whether it holds; adds a check at run time if that depends on data."""
         return self.env.expect(relation, self.location)
 
-    def specialise(self, value: Any) -> Any:
-        """The number of a symbolic size in this call, with a guard; other values stay."""
+    def specialise(self, value: Int | torch.SymInt) -> int:
+        """The value of a symbolic size in this call, with a guard."""
         if isinstance(value, torch.SymInt):
             value = from_sym(value)
         return self.env.specialise(value, self.location) if isinstance(value, Expr) else value
 
-    def sym(self, value: Int) -> Any:
-        """What torch takes: an int, or the SymInt of an expression."""
+    def sym(self, value: Int) -> int | torch.SymInt:
+        """The SymInt of an expression; integers are unchanged."""
         if not isinstance(value, Expr):
             return value
         made = self._made.get(value)
@@ -61,8 +59,8 @@ class TraceSymbols:
             made = self._made[value] = to_sym(value, self.env, self.where)
         return made
 
-    def syms(self, values: Sequence[Int]) -> list[Any]:
-        return [self.sym(one) for one in values]
+    def syms(self, values: Sequence[Int]) -> list[int | torch.SymInt]:
+        return [self.sym(value) for value in values]
 
     def hint(self, value: Int) -> int:
         if not isinstance(value, Expr):
@@ -70,4 +68,4 @@ class TraceSymbols:
         return self.env.hint(value) if self.env.has_hint(value) else UNKNOWN
 
     def hints(self, values: Sequence[Int]) -> tuple[int, ...]:
-        return tuple([self.hint(one) for one in values])
+        return tuple([self.hint(value) for value in values])

@@ -5,87 +5,89 @@ call_function  abs_1      torch.abs     (a,)
 call_method    sum_1      sum           (abs_1,)
 output         output                   ((sum_1,),)
 
-A size that is a symbol is asked of the input that has it (`call_method size (a, 0)`); expressions over sizes are
-computed by calls of `operator`.
+A symbolic size is read from the input that has it (`call_method size (a, 0)`); expressions of sizes are computed by
+functions of `operator`.
 """
 
 from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.fx
+from torch.fx.node import Argument as FxArgument
 
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import TorchCall
+from kiln.graph.trace.log import TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.values import Given, Real
 
 NUMBERS = (torch.SymInt, torch.SymFloat)
+Free = Symbol | Given
+"""What an input binds."""
 
 
 class _TorchGraphBuilder:
-    """fx nodes for the values of a log, found by the identity of the fake."""
+    """fx nodes for the values of a log, by the id of the fake."""
 
     def __init__(self) -> None:
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
-        self.values: dict[int, Any] = {}
+        self.values: dict[int, torch.fx.Node] = {}
         self.sizes = FxSizes(self.graph)
 
-    def inputs(self, inputs: Sequence[tuple[str, Any]], used: set[int], wanted: set[Symbol | Given]) -> None:
-        """Placeholders of the inputs that are used, and where the wanted sizes are read."""
-        given = {id(fake): [one for one in _given(fake) if one in wanted] for _, fake in inputs}
-        missing = wanted - {one for number in used & given.keys() for one in given[number]}
+    def inputs(self, inputs: Sequence[tuple[str, object]], used: set[int], wanted: set[Free]) -> None:
+        """Placeholders of the inputs that are used, or that have a wanted size."""
+        bound = {id(fake): [free for free in _bound_by(fake) if free in wanted] for _, fake in inputs}
+        missing = wanted - {free for number in used & bound.keys() for free in bound[number]}
         for name, fake in inputs:
-            if id(fake) in used or missing.intersection(given[id(fake)]):
-                missing.difference_update(given[id(fake)])
+            if id(fake) in used or missing.intersection(bound[id(fake)]):
+                missing.difference_update(bound[id(fake)])
                 self.values[id(fake)] = self.graph.placeholder(name)
         for _, fake in inputs:
             node = self.values.get(id(fake))
-            if isinstance(fake, torch.SymFloat) and node is not None:
+            if node is None:
+                continue
+            if isinstance(fake, torch.SymFloat):
                 number = self.values[id(fake)] = self.graph.call_method("item", (node,))
                 self.sizes.learn(fake.node.value, number)
                 continue
-            for one in given[id(fake)] if node is not None else ():
-                if one not in self.sizes:
-                    self.sizes.learn(one, self.size(node, fake, one))
+            for free in bound[id(fake)]:
+                if free not in self.sizes:
+                    self.sizes.learn(cast(Symbol, free), self.size(node, fake, cast(Symbol, free)))
 
-    def size(self, node: Any, fake: Any, one: Symbol) -> Any:
+    def size(self, node: torch.fx.Node, fake: object, symbol: Symbol) -> torch.fx.Node:
         if not isinstance(fake, FakeTensor):
             return node
         spec = fake.storage_view.spec
-        method, values = ("size", spec.sizes) if one in spec.sizes else ("stride", spec.strides)
-        return self.graph.call_method(method, (node, values.index(one)))
+        method, values = ("size", spec.sizes) if symbol in spec.sizes else ("stride", spec.strides)
+        return self.graph.call_method(method, (node, values.index(symbol)))
 
-    def argument(self, value: Any) -> Any:
+    def argument(self, value: object) -> FxArgument:
         """A value as an fx argument: nodes for fakes and symbolic numbers, containers rebuilt."""
         found = self.values.get(id(value))
         if found is not None:
             return found
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*[self.argument(one) for one in value])
         if isinstance(value, list | tuple):
-            return (
-                type(value)([self.argument(one) for one in value])
-                if type(value) is not torch.Size
-                else tuple([self.argument(one) for one in value])
-            )
+            items = [self.argument(item) for item in value]
+            if hasattr(value, "_fields"):
+                return type(value)._make(items)  # type: ignore[union-attr, no-any-return]
+            return tuple(items) if type(value) is torch.Size else type(value)(items)
         if isinstance(value, dict):
-            return {key: self.argument(one) for key, one in value.items()}
+            return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
             return self.constant(value)
         if isinstance(value, torch.SymBool):
             return bool(value)
-        return self.sizes.number(value.node.value) if isinstance(value, NUMBERS) else value
+        return self.sizes.number(value.node.value if isinstance(value, NUMBERS) else value)
 
     def constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         name = f"_tensor_constant{len(list(self.root.buffers()))}"
@@ -94,8 +96,8 @@ class _TorchGraphBuilder:
         return node
 
     def call(self, call: TorchCall) -> None:
-        args = tuple([self.argument(one) for one in call.args])
-        kwargs = {key: self.argument(one) for key, one in call.kwargs.items()}
+        args = tuple([self.argument(arg) for arg in call.args])
+        kwargs = {key: self.argument(value) for key, value in call.kwargs.items()}
         if call.kind == "setstate":
             values = args[0] if isinstance(args[0], tuple) else args
             self.graph.call_function(SETTERS[str(call.target)], values)
@@ -106,8 +108,8 @@ class _TorchGraphBuilder:
             node = self.graph.call_function(plain_function(call.target), args, kwargs)
         self.bind(call.result, node)
 
-    def bind(self, value: Any, node: torch.fx.Node) -> None:
-        """Remember a result; the parts of a container are `getitem`s."""
+    def bind(self, value: object, node: torch.fx.Node) -> None:
+        """Remember the node of a result; parts of a container are `getitem`s."""
         if isinstance(value, list | tuple):
             for index, part in enumerate(value):
                 self.bind_part(part, node, index)
@@ -116,64 +118,51 @@ class _TorchGraphBuilder:
             if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr):
                 self.sizes.learn(value.node.value, node)
 
-    def bind_part(self, part: Any, whole: torch.fx.Node, index: int) -> None:
+    def bind_part(self, part: object, container: torch.fx.Node, index: int) -> None:
         if isinstance(part, list | tuple | torch.Tensor | torch.SymInt | torch.SymFloat):
-            item = self.graph.call_function(operator.getitem, (whole, index))
-            self.bind(part, item)
+            self.bind(part, self.graph.call_function(operator.getitem, (container, index)))
 
 
 def torch_graph(
-    calls: Sequence[TorchCall], inputs: Sequence[tuple[str, Any]], outputs: Sequence[Any]
+    calls: Sequence[TorchCall], inputs: Sequence[tuple[str, object]], outputs: Sequence[object]
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs."""
     builder = _TorchGraphBuilder()
-    leaves = _leaves([call.args for call in calls] + [list(call.kwargs.values()) for call in calls] + [list(outputs)])
-    made = {id(leaf) for call in calls for leaf in _leaves(call.result)}
-    numbers = [leaf.node.value for leaf in leaves if isinstance(leaf, NUMBERS) and id(leaf) not in made]
-    wanted: set[Symbol | Given] = set()
-    for value in numbers:
+    used = list(leaves([[(call.args, call.kwargs) for call in calls], list(outputs)]))
+    made = {id(leaf) for call in calls for leaf in leaves(call.result)}
+    wanted: set[Free] = set()
+    for value in [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]:
         wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
         wanted.update(value.givens() if isinstance(value, Real) else ())
-    builder.inputs(inputs, {id(leaf) for leaf in leaves}, wanted)
+    builder.inputs(inputs, {id(leaf) for leaf in used}, wanted)
     for call in calls:
         builder.call(call)
-    builder.graph.output(tuple([builder.argument(one) for one in outputs]))
+    builder.graph.output(tuple([builder.argument(output) for output in outputs]))
     _drop_unused_items(builder.graph)
     return graph_module(builder.root, builder.graph)
 
 
-def plain_function(target: Any) -> Any:
-    """fx writes what belongs to torch by its name, which is wrong of a method that a class inherits from torch."""
+def plain_function(target: Callable[..., object]) -> Callable[..., object]:
+    """fx names functions of torch by their path, which is wrong for a method inherited from a class of torch."""
     if not isinstance(target, types.MethodType):
         return target
 
-    def apply(*args: Any) -> Any:
+    def apply(*args: object) -> object:
         return target(*args)
 
     apply.__module__, apply.__qualname__ = "kiln.functions", f"{getattr(target.__self__, '__qualname__', '')}.apply"
     return apply
 
 
-def _given(fake: Any) -> list[Any]:
-    """The symbols that can be read off an input, or the real number that it is."""
+def _bound_by(fake: object) -> Iterable[Free]:
+    """The symbols that an input determines."""
     if isinstance(fake, FakeTensor):
         spec = fake.storage_view.spec
-        return [one for one in (*spec.sizes, *spec.strides) if isinstance(one, Symbol)]
+        return [size for size in (*spec.sizes, *spec.strides) if isinstance(size, Symbol)]
     value = fake.node.value if isinstance(fake, NUMBERS) else None
     if isinstance(value, Real):
         return list(value.givens())
     return [value] if isinstance(value, Symbol) else []
-
-
-def _leaves(value: Any) -> list[Any]:
-    """Everything in nested containers."""
-    if isinstance(value, list | tuple):
-        return [leaf for one in value for leaf in _leaves(one)]
-    if isinstance(value, dict):
-        return _leaves(list(value.values()))
-    if isinstance(value, slice):
-        return _leaves([value.start, value.stop, value.step])
-    return [value]
 
 
 def _drop_unused_items(graph: torch.fx.Graph) -> None:

@@ -1,13 +1,18 @@
-"""What a recording gives: the log of torch calls, the inputs, and the functional graph of primitives."""
+"""A finished recording: the log of torch calls, the inputs, and the functional graph of primitives.
+
+trace.graph.inputs      the nodes of `trace.used_inputs`, in order
+trace.torch_graph()     the log as an fx graph, for user backends
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
 from kiln.graph.ir.graph import Graph
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.torch_graph import torch_graph
@@ -17,15 +22,15 @@ from kiln.symbolic import ShapeEnv
 @final
 @dataclass(slots=True)
 class Trace:
-    """A finished recording. `fake_outputs` are the outputs as they were given."""
+    """`fake_outputs` are the outputs handed to `finish`."""
 
     calls: list[TorchCall]
     inputs: list[InputRecord]
     graph: Graph
-    fake_outputs: list[Any]
+    fake_outputs: list[FakeTensor]
     env: ShapeEnv
     leaves: tuple[bool, ...]
-    """Per output, whether it has no gradient function."""
+    """For each output, whether it has no gradient function."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -34,7 +39,7 @@ class Trace:
         return [record for record in self.inputs if record.used]
 
     def add_backward_inputs(self) -> None:
-        """Make inputs of the graph those that have come to be used since it was built: backward alone reads them."""
+        """Add the inputs that only the backward reads, which were marked as used after the graph was built."""
         order = [record.node for record in self.used_inputs]
         numbers = {old: order.index(node) for old, node in enumerate(self.graph.inputs)}
         outputs = tuple([output.renumbered(numbers) for output in self.graph.outputs])
@@ -42,16 +47,16 @@ class Trace:
 
     @property
     def carried_inputs(self) -> list[int]:
-        """Numbers of written inputs whose new contents have a history: all but those written without autograd."""
+        """Numbers of written inputs whose new contents have a gradient function."""
         written = {write.target for write in self.graph.writes}
         return [index for index, record in enumerate(self.used_inputs) if record.node in written and record.has_history]
 
     @property
     def needs_grad(self) -> bool:
-        """Whether anything that the region gives has a gradient function."""
+        """Whether a result of the region has a gradient function."""
         pairs = zip(self.graph.outputs, self.leaves, strict=True)
         return any(output.requires_grad and not leaf for output, leaf in pairs) or bool(self.carried_inputs)
 
     def torch_graph(self) -> torch.fx.GraphModule:
-        """The log as a torch-level fx graph: placeholders for the inputs that a call or the output uses."""
+        """The log as a torch-level fx graph, with placeholders for the inputs in use."""
         return torch_graph(self.calls, [(record.name, record.fake) for record in self.inputs], self.fake_outputs)

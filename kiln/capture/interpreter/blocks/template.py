@@ -163,7 +163,7 @@ def is_plain_input(s: CaptureState, value: Tensor) -> bool:
     """Memory of its own and no symbol in its sizes."""
     record = s.recorder.table.record_of(value.fake)
     assert record is not None and isinstance(record.spec, TensorSpec)
-    spec, view = record.spec, record.origin.storage_view
+    spec, view = record.spec, record.leaf.storage_view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
     return view.step is None and not view.storage.tangled and all(type(one) is int for one in numbers)
 

@@ -321,6 +321,7 @@ def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
     if before is not None:
         s.part(RegionInputs).in_place.append(here(s))
     if target == "requires_grad_" or "requires_grad" in kwargs:
+        assert isinstance(result, torch.Tensor)
         s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
 
