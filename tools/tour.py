@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tour_map import map_text
+from tour_map import folder_text, map_text
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,11 +30,13 @@ def normalised(x, bias):
 INTRODUCTION = """\
 # Tour
 
-Written by `python tools/tour.py`; a test checks that it is up to date. First the file for each question, then one small
-function through all stages. `kiln/` has four wings: `capture` (bytecode to graph), `graph` (primitives, autograd, passes),
-`loops` (loops to kernels), and below them `plan`, `build` and `runtime`; `pipeline` puts them together. Each folder's
-modules say in their first line what they do.
+Written by `python tools/tour.py`; a test checks that it is up to date. The folders, the file for each question, then one
+small function through all stages. Each module says in its first line what it does: `head -qn1 kiln/loops/fusion/*.py`.
 
+## The folders
+"""
+
+QUESTIONS = """\
 ## The file for each question
 """
 
@@ -129,7 +131,7 @@ def plain(text: str) -> str:
 
 def page() -> str:
     texts = stage_texts()
-    parts = [INTRODUCTION, *map_text(), STORY]
+    parts = [INTRODUCTION, folder_text(), QUESTIONS, *map_text(), STORY]
     for number, (stage, (title, prose)) in enumerate(STAGES.items(), 1):
         parts.append(f"### {number}. {title}\n\n{prose}\n\n```{LANGUAGE.get(stage, '')}\n{texts[stage]}\n```\n")
     parts.append(

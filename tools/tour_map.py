@@ -1,12 +1,48 @@
-"""The first part of docs/tour.md: the file, and the name in it, that answers each question of somebody new to the code."""
+"""The first part of docs/tour.md: what each folder holds, and the file that answers each question of a newcomer."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+FOLDERS = """\
+kiln/api                    what users import: compile, explain, compiled modules
+kiln/pipeline               one kiln.compile call: sessions, stages, regions, stored variants
+kiln/capture/interpreter    Python bytecode run symbolically: opcodes/, variables/ (kinds of values), builtins/, graph breaks
+kiln/capture/bytecode       code objects read and written; resume functions; one file per CPython version
+kiln/capture/guards         guards collected while a frame is interpreted
+kiln/graph/trace            fake tensors, recorder, functionalisation: from torch calls to a graph
+kiln/graph/ops              ATen ops: decompositions and shape rules, by family
+kiln/graph/prims            primitive ops as a table, with their shape rules and checks
+kiln/graph/ir               graphs: nodes, text, verifier, interpreter, torch.fx view
+kiln/graph/autograd         joint graph of forward and backward, partition, min-cut
+kiln/graph/passes           passes over graphs, and their order
+kiln/loops/lowering         from a graph to a loop program
+kiln/loops/body             what a loop computes at one point, as data
+kiln/loops/program          loop programs: data, text, verifier, interpreter, passes
+kiln/loops/fusion           from a loop program to kernels: rules and vetoes of fusion, splits, order
+kiln/loops/kernel           kernels and their launches: data, text, verifier, interpreter, passes
+kiln/loops/codegen          kernels printed as C++ (cpp/) and Triton (triton/), by a dialect each
+kiln/plan                   what a region does at run time: steps, memory, reference executor, file form
+kiln/build                  g++, Triton worker processes, cubins
+kiln/runtime                what a compiled program needs when it runs: executor, autograd, loading variants
+kiln/runtime/guards         guards and sources as data, and the native tree that checks them
+kiln/runtime/cuda_graphs    plans recorded as CUDA graphs and replayed
+kiln/runtime/cache          the on-disk cache and its keys
+kiln/symbolic               sizes as expressions, ranges, the shape environment, guards on sizes
+kiln/tensor                 dtypes and layouts
+kiln/support                options, errors, events, dumps, target machine
+kiln/report                 what the compiler did: report, log, progress bar
+kiln/backends               other compilers behind the same capture
+kiln/native                 the two C++ modules: stubs
+kiln/cli                    python -m kiln: demo, bench, doctor
+csrc/frames                 C++: dispatchers, guard checks, frame hook
+csrc/executor               C++: plan executor, launches, memory pool, autograd node
+"""
 
 MAP = {
     "Capture": (
@@ -18,6 +54,7 @@ MAP = {
             "kiln/capture/interpreter/variables/mapping.py",
             "Dict",
         ),
+        ("Where is a call of a Python function inlined?", "kiln/capture/interpreter/variables/function.py", "inline"),
         ("Which C functions may run while tracing?", "kiln/capture/interpreter/pure.py", "is_pure"),
         (
             "How are mutated lists, attributes and globals written back?",
@@ -42,6 +79,7 @@ MAP = {
             "Speculation",
         ),
         ("How is `torch.utils.checkpoint` traced?", "kiln/capture/interpreter/builtins/checkpoint.py", ""),
+        ("How many variants may a function have?", "kiln/pipeline/session.py", "TooManyVariants"),
         ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),
     ),
     "Guards and shapes": (
@@ -57,6 +95,7 @@ MAP = {
     "Graph": (
         ("Which primitive ops are there?", "kiln/graph/prims/rows.py", ""),
         ("Where is softmax written as primitives?", "kiln/graph/ops/softmax.py", "softmax"),
+        ("In which dtype does an op compute?", "kiln/graph/ops/promotion.py", "result_dtype"),
         ("Which ops are left to ATen, with which shapes?", "kiln/graph/ops/library.py", ""),
         ("What happens to an op without a rule?", "kiln/graph/trace/fallback.py", "fallback_handler"),
         ("How does an in-place op become functional?", "kiln/graph/trace/functionalise.py", "Functionaliser"),
@@ -76,7 +115,10 @@ MAP = {
         ("When does a kernel write over its argument?", "kiln/loops/fusion/inplace.py", "take_over"),
         ("Where is softmax turned online?", "kiln/loops/codegen/triton/online_softmax.py", ""),
         ("How large are Triton's blocks?", "kiln/loops/codegen/triton/tiles.py", "plan_tiles"),
+        ("How much parallelism must a kernel keep?", "kiln/loops/fusion/parallel.py", "pieces"),
         ("How is an operation spelled in C++?", "kiln/loops/codegen/cpp/dialect.py", "CPP"),
+        ("How is tanh computed in C++?", "kiln/loops/codegen/cpp/prelude/math.h", "tanh"),
+        ("How are random numbers computed in kernels?", "kiln/loops/body/philox.py", ""),
         ("Where is g++ called?", "kiln/build/cpp_compile.py", "Compilation"),
         ("Which processes compile Triton kernels?", "kiln/build/triton_workers.py", "Workers"),
     ),
@@ -85,15 +127,28 @@ MAP = {
         ("Which steps does a plan have?", "kiln/plan/plan.py", "Launch"),
         ("Which buffers share memory?", "kiln/plan/arena.py", "plan_memory"),
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
+        ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),
+        ("Where are saved tensors and their versions checked?", "csrc/executor/region.cpp", ""),
         ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
         ("When is the backward compiled?", "kiln/pipeline/backward.py", "BackwardCompiler"),
         ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "Replay"),
         ("Why did the cache miss?", "kiln/runtime/cache/key.py", "explain_miss"),
         ("How is a compiled variant saved and loaded?", "kiln/runtime/variant.py", "load_variant"),
+        ("What does KILN_LOG print?", "kiln/report/listeners.py", ""),
         ("Which options are there?", "kiln/support/options.py", "Options"),
     ),
 }
 """Question, file, name in the file (empty where the whole file answers)."""
+
+
+def folder_text() -> str:
+    """The folders. Raises ValueError where one does not exist, or one of layers.toml is left out."""
+    listed = {line.split()[0] for line in FOLDERS.splitlines()}
+    layers = tomllib.loads((ROOT / "layers.toml").read_text())["layers"].keys() - {"kiln"}
+    wrong = layers - listed | {folder for folder in listed if not (ROOT / folder).is_dir()}
+    if wrong:
+        raise ValueError(f"tools/tour_map.py: folders are missing or gone: {', '.join(sorted(wrong))}")
+    return f"```\n{FOLDERS}```\n"
 
 
 def map_text() -> Iterator[str]:
