@@ -71,7 +71,7 @@ MAP = {
         (
             "Where is it found that a layer equals an earlier one?",
             "kiln/capture/interpreter/blocks/repeat.py",
-            "call_module",
+            "call_repeatable",
         ),
         (
             "Which branch is speculated on, and what is its side exit?",
