@@ -21,7 +21,7 @@ from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import AppendEffect, List
-from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import AttrSource, LocalSource, OffsetSource, Source
 
@@ -118,27 +118,27 @@ def cells(s: CaptureState) -> None:
 def memory(s: CaptureState) -> None:
     """Where an input is written: which inputs lie in one storage, and where in it. So too where some overlap: results
     that are views of one may be views of the other."""
-    inputs: list[Any] = [value for value in s.part(RegionInputs).tensors if has_storage(value.original)]
-    groups: dict[int, list[Any]] = {}
-    for value in inputs:
-        groups.setdefault(value.original.untyped_storage()._cdata, []).append(value)
-    written = any(is_written(value) for value in inputs)
+    inputs = [tensor for tensor in s.part(RegionInputs).tensors if has_storage(tensor.real)]
+    groups: dict[int, list[RegionInput]] = {}
+    for tensor in inputs:
+        groups.setdefault(tensor.real.untyped_storage()._cdata, []).append(tensor)
+    written = any(is_written(tensor) for tensor in inputs)
     if written:
-        several_groups(s, ([one.source for one in group] for group in groups.values()), "storage")
+        several_groups(s, ([tensor.source for tensor in group] for group in groups.values()), "storage")
     for group in groups.values():
-        overlapping = len({id(one.fake.storage_view.storage) for one in group}) < len(group)
+        overlapping = len({id(tensor.fake.storage_view.storage) for tensor in group}) < len(group)
         if overlapping and not written:
-            several_groups(s, [[one.source for one in group]], "storage")
-        if len(group) > 1 and (overlapping or any(is_written(one) for one in group)):
-            for one in group:
-                offset = ("o", OffsetSource(one.source))
-                expected = ShapeRelation(f"o == {one.original.storage_offset()}", (offset,))
-                s.guards.add(one.source, GuardKind.SHAPE_RELATION, expected)
+            several_groups(s, [[tensor.source for tensor in group]], "storage")
+        if len(group) > 1 and (overlapping or any(is_written(tensor) for tensor in group)):
+            for tensor in group:
+                offset = ("o", OffsetSource(tensor.source))
+                expected = ShapeRelation(f"o == {tensor.real.storage_offset()}", (offset,))
+                s.guards.add(tensor.source, GuardKind.SHAPE_RELATION, expected)
 
 
-def is_written(value: Any) -> bool:
-    return bool(value.fake.storage_view.storage.version)
+def is_written(tensor: RegionInput) -> bool:
+    return bool(tensor.fake.storage_view.storage.version)
 
 
-def has_storage(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.layout is torch.strided and tensor.numel() > 0
+def has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0

@@ -15,10 +15,10 @@ import dis
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd, parsed
-from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler
+from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
 from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
@@ -26,7 +26,7 @@ from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
 from kiln.capture.interpreter.frame import OPCODES, SymbolicFrame
 
-MakeResume = Callable[[types.FunctionType], Callable[..., Any]]
+MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
 NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
@@ -40,7 +40,7 @@ NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
 class Resumption:
     """A resume function for a chain of frames and the temporaries that hold its arguments."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     arguments: list[str]
 
 
@@ -256,12 +256,12 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
     raise raised.before(cut.frames[1])
 
 
-def end_try(cut: Cut, begin: Any) -> None:
+def end_try(cut: Cut, begin: TryBegin | None) -> None:
     if begin is not None:
         cut.writer.body.items.append(TryEnd(begin))
 
 
-def write_branch(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
+def write_branch(cut: Cut, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
     """Test the value for real; each side has its own resume function."""
     body = cut.writer.body
     taken = Label()
@@ -284,7 +284,7 @@ def jump_if(positive: bool) -> str:
     return name + ("TRUE" if positive else "FALSE")
 
 
-def write_loop(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
+def write_loop(cut: Cut, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
     """Ask the iterator for real: another item, or the end of the loop."""
     body = cut.writer.body
     done = Label()
@@ -302,7 +302,7 @@ def write_loop(cut: Cut, frame: SymbolicFrame, inst: Any, begin: Any) -> None:
     cut.tail_call(cut.resume(after, 1, []))
 
 
-def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Any, pops: int, begin: Any) -> None:
+def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Instruction, pops: int, begin: TryBegin | None) -> None:
     """Execute the instruction for real and hand its results to the resume function."""
     body = cut.writer.body
     results: list[str | None] = []
@@ -341,7 +341,7 @@ def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:
     return ()
 
 
-def nth_instruction(code: types.CodeType, index: int) -> Any:
+def nth_instruction(code: types.CodeType, index: int) -> Instr:
     return [item for item in parsed(code) if isinstance(item, Instr)][index]
 
 

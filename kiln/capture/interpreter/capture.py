@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -59,6 +59,10 @@ from kiln.capture.interpreter.variables import builtin, classes, constant, descr
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import interpreted_modules, namespace, shared_cell
 from kiln.capture.interpreter.variables.tensor import RegionInputs
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import Dims, InputRecord
+from kiln.graph.trace.recorder import Recorder
+from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
@@ -83,8 +87,8 @@ GENERATOR = 0x20 | 0x80 | 0x200
 class Region:
     """A compiled piece of the frame: what was recorded and what runs it."""
 
-    trace: Any
-    callable: Callable[..., Any]
+    trace: Trace
+    callable: Callable[..., object]
 
 
 @final
@@ -122,27 +126,27 @@ class Capture:
 class Callbacks:
     """What the owner of the capture hands in."""
 
-    compile_region: Callable[[Any, Any], Callable[..., Any]]
-    recorder_factory: Callable[[], Any]
-    make_resume: Callable[[types.FunctionType], Callable[..., Any]]
-    dims: Callable[[torch.Tensor, Source], Any]
+    compile_region: Callable[[Recorder, Trace], Callable[..., object]]
+    recorder_factory: Callable[[], Recorder]
+    make_resume: Callable[[types.FunctionType], Callable[..., object]]
+    dims: Callable[[torch.Tensor, Source], Dims]
     scalars: Callable[[int | float, Source], bool] | None = None
-    make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None
+    make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None
     compile_speculation: CompileSpeculation = run_eagerly
 
 
 def capture_frame(
     function: types.FunctionType,
-    locals: Mapping[str, Any],
+    locals: Mapping[str, object],
     *,
-    compile_region: Callable[[Any, Any], Callable[..., Any]],
-    recorder_factory: Callable[[], Any],
+    compile_region: Callable[[Recorder, Trace], Callable[..., object]],
+    recorder_factory: Callable[[], Recorder],
     events: EventSink | None = None,
-    make_resume: Callable[[types.FunctionType], Callable[..., Any]] = lambda function: function,
-    dims: Callable[[torch.Tensor, Source], Any] = lambda real, source: None,
+    make_resume: Callable[[types.FunctionType], Callable[..., object]] = lambda function: function,
+    dims: Callable[[torch.Tensor, Source], Dims] = lambda real, source: None,
     scalars: Callable[[int | float, Source], bool] | None = None,
     is_compiling: bool = False,
-    make_exit: Callable[[types.FunctionType], Callable[..., Any]] | None = None,
+    make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None,
     compile_speculation: CompileSpeculation = run_eagerly,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
@@ -188,7 +192,11 @@ def capture_frame(
 
 
 def new_state(
-    function: types.FunctionType, callbacks: Callbacks, sink: EventSink, is_compiling: bool, stops: Any
+    function: types.FunctionType,
+    callbacks: Callbacks,
+    sink: EventSink,
+    is_compiling: bool,
+    stops: Mapping[tuple[int, int], GraphBreak],
 ) -> CaptureState:
     policy = Policy(callbacks.dims, callbacks.scalars, is_compiling, callbacks.make_exit is not None)
     recorder = callbacks.recorder_factory()
@@ -222,7 +230,7 @@ def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -
     return Capture(None, [], skipped=reason, steps=state.counters.steps)
 
 
-def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, Any]) -> SymbolicFrame:
+def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, object]) -> SymbolicFrame:
     code = function.__code__
     if code.co_flags & GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
@@ -236,7 +244,9 @@ def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[st
     return frame
 
 
-def attempt(s: CaptureState, function: types.FunctionType, locals: Mapping[str, Any], callbacks: Callbacks) -> Capture:
+def attempt(
+    s: CaptureState, function: types.FunctionType, locals: Mapping[str, object], callbacks: Callbacks
+) -> Capture:
     """Interpret once; a break that cannot be resumed where it is leaves as an exception."""
     frame = root_frame(s, function, locals)
     writer = CodeWriter(s, function.__code__)
@@ -327,7 +337,11 @@ def finish(
 
 
 def write_divisor_checks(
-    head: Assembler, writer: CodeWriter, divisors: list[Any], side_exit: Callable[..., Any], code: types.CodeType
+    head: Assembler,
+    writer: CodeWriter,
+    divisors: Sequence[object],
+    side_exit: Callable[..., object],
+    code: types.CodeType,
 ) -> None:
     """`if not divisor: return side_exit(<all arguments>)`: there the division raises where the program does it."""
     for divisor in divisors:
@@ -338,16 +352,16 @@ def write_divisor_checks(
         head.label(passed)
 
 
-def refuse_own_leaves(s: CaptureState, trace: Any) -> None:
+def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
     """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
     own = [place for leaf, place in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
     if own and trace.needs_grad:
         break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
 
 
-def refuse_shared_history(s: CaptureState, trace: Any) -> None:
+def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
     """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
-    found: dict[int, list[Any]] = {}
+    found: dict[int, list[FakeTensor]] = {}
     for value in s.part(RegionInputs).tensors:
         found.setdefault(id(value.fake.storage_view.storage), []).append(value.fake)
     shared = {id(fake) for group in found.values() if len(group) > 1 for fake in group}
@@ -364,11 +378,11 @@ def break_before(place: BreakPlace, function: str, why: str) -> None:
     raise stop
 
 
-def has_effects(recorder: Any) -> bool:
+def has_effects(recorder: Recorder) -> bool:
     return any(getattr(call, "effects", False) for call in recorder.calls)
 
 
-def bound_sources(trace: Any, prologue: Prologue | None) -> list[Source]:
+def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:
     """What the guards hand over: inputs of the region in order, then what only the prologue needs."""
     collect = [record.source for record in trace.used_inputs if is_bound(record)]
     return collect + [one for one in (prologue.sources() if prologue else ()) if one not in collect]
@@ -401,7 +415,7 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
         head.op("STORE_FAST", name)
 
 
-def leaf_methods(trace: Any, names: list[str]) -> Iterator[tuple[str, str]]:
+def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
     """What is called on results that share memory with a tensor, but not its history, and on leaves made inside."""
     outputs = trace.graph.outputs
     sharing = {one.alias.index for one in outputs if one.requires_grad and one.alias and one.alias.of == "output"}
@@ -418,22 +432,22 @@ def leaf_methods(trace: Any, names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, "requires_grad_"
 
 
-def is_bound(record: Any) -> bool:
+def is_bound(record: InputRecord) -> bool:
     """Whether the guards hand it over: all but arguments of the function, and numbers that become tensors."""
     return type(record.source) is not LocalSource and record.given is None
 
 
-def write_argument(head: Assembler, record: Any, writer: CodeWriter) -> None:
+def write_argument(head: Assembler, record: InputRecord, writer: CodeWriter) -> None:
     """Push an input that is not bound."""
     if record.given is not None:
         head.const(number_tensor)
         emit_source(head, record.source, writer)
         head.call(1)
     else:
-        head.op("LOAD_FAST", record.source.name)
+        emit_source(head, record.source, writer)
 
 
-def write_argument_list(head: Assembler, records: list[Any], total: int, writer: CodeWriter) -> None:
+def write_argument_list(head: Assembler, records: list[InputRecord], total: int, writer: CodeWriter) -> None:
     """Arguments and bindings in the order of the inputs: runs of bindings are slices of their tuple."""
     if len(records) == total and all(is_bound(record) for record in records):
         head.op("LOAD_FAST", BINDINGS)

@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
@@ -50,7 +51,7 @@ from kiln.runtime.guards.source import (
 )
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.values import REAL_OPS, Given, Real
-from kiln.tensor.spec import ScalarSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 BINDINGS = "_kiln_bindings"
 """The extra argument: objects at the sources `collect`, found while the guards were checked."""
@@ -72,7 +73,7 @@ class CodeWriter:
         self._kept: list[Value] = []
         self._building: set[int] = set()
         self._count = 0
-        self._places: dict[Any, Source] | None = None
+        self._places: dict[object, Source] | None = None
 
     def temporary(self) -> str:
         self._count += 1
@@ -97,7 +98,7 @@ class CodeWriter:
     def const(self, value: object) -> None:
         self.body.const(value)
 
-    def op(self, name: str, arg: Any = None) -> None:
+    def op(self, name: str, arg: object = None) -> None:
         self.body.op(name, arg)
 
     def call(self, count: int) -> None:
@@ -113,7 +114,7 @@ class CodeWriter:
         """Push an output of the region."""
         self.body.op("LOAD_FAST", self.output(fake))
 
-    def number(self, value: Any) -> None:
+    def number(self, value: object) -> None:
         """Push a number that depends on sizes and numbers of the caller: an expression over their sources."""
         if self._places is None:
             self._places = number_places(self.state.recorder.inputs)
@@ -134,7 +135,7 @@ class CodeWriter:
         else:
             self.body.const(value)
 
-    def _apply(self, function: Callable[..., Any], args: Iterable[Any]) -> None:
+    def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)
         self.body.const(function)
         for one in operands:
@@ -229,7 +230,7 @@ class CodeWriter:
             self.body.op("STORE_ATTR", "cell_contents")
 
 
-def write_number(head: Assembler, writer: CodeWriter, value: Any) -> None:
+def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
     """Push a number in `head`, which runs before everything else."""
     loads, body = writer.loads, writer.body
     writer.loads, writer.body = Assembler(writer.code.co_firstlineno), Assembler(writer.code.co_firstlineno)
@@ -239,15 +240,15 @@ def write_number(head: Assembler, writer: CodeWriter, value: Any) -> None:
     writer.loads, writer.body = loads, body
 
 
-def number_places(records: Iterable[Any]) -> dict[Any, Source]:
+def number_places(records: Iterable[InputRecord]) -> dict[object, Source]:
     """Where the numbers of a recording are found: scalar inputs, sizes and strides of tensors."""
-    places: dict[Any, Source] = {}
+    places: dict[object, Source] = {}
     for record in records:
         if record.given is not None:
             places[record.given] = record.source
         elif isinstance(record.spec, ScalarSpec):
             places[record.spec.value] = record.source
-        else:
+        elif isinstance(record.spec, TensorSpec):
             for dim, size in enumerate(record.spec.sizes):
                 places.setdefault(size, SizeSource(record.source, dim))
             for dim, stride in enumerate(record.spec.strides):

@@ -130,7 +130,7 @@ class Value:
         """Itself, where a guard already tells which object it is."""
         return self
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         """What a torch call gets for it: a fake, or a plain Python object."""
         return self.constant(s)
 
@@ -320,7 +320,7 @@ class CaptureState:
         model: ObjectModel,
         recorder: Recorder,
         events: EventSink,
-        globals_: dict[str, Any],
+        globals_: dict[str, object],
         policy: Policy,
         stops: Mapping[tuple[int, int], GraphBreak],
     ) -> None:

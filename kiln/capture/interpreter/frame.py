@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
-from kiln.capture.bytecode.decode import DecodedCode, decode
+from kiln.capture.bytecode.decode import DecodedCode, Handler, Instruction, decode
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CaptureState, Value
 from kiln.support.location import Location
@@ -44,7 +44,7 @@ class Opcode:
     pops: Count | None
     pushes: Count
     uses_globals: bool
-    prepare: Callable[[Any], Value] | None
+    prepare: Callable[[object], Value] | None
 
     def operands(self, arg: object) -> int:
         assert self.pops is not None
@@ -68,7 +68,7 @@ def opcode(
     pushes: Count = 1,
     breaks: bool = False,
     uses_globals: bool = False,
-    prepare: Callable[[Any], Value] | None = None,
+    prepare: Callable[[object], Value] | None = None,
 ) -> Callable[[OpcodeHandler], OpcodeHandler]:
     """Register the handler of opcodes; those with `pops` may break the graph."""
 
@@ -98,6 +98,9 @@ def unknown_opcode(frame: SymbolicFrame, arg: str) -> None:
     raise UnsupportedOpcode(opcode=arg, why="the interpreter has no handler for it")
 
 
+Known = tuple[tuple[Instruction, ...], tuple[Handler | None, ...], list[Location | None], list[Row]]
+
+
 @final
 class CodeTable:
     """Decoded code objects with handlers bound; a registered cache, entries die with their code.
@@ -106,7 +109,7 @@ class CodeTable:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[CodeType, tuple[Any, Any, Any, list[Row]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[CodeType, Known] = WeakKeyDictionary()
 
     def rows(self, code: CodeType) -> tuple[DecodedCode, list[Row]]:
         found = self._known.get(code)
@@ -118,7 +121,7 @@ class CodeTable:
         return DecodedCode(code, instructions, handlers, locations), rows
 
     @staticmethod
-    def _row(name: str, arg: Any) -> Row:
+    def _row(name: str, arg: object) -> Row:
         entry = OPCODES.get(name)
         if entry is None:
             return unknown_opcode, arg if name == "UNKNOWN" else name, True
@@ -139,7 +142,12 @@ class SymbolicFrame:
     )
 
     def __init__(
-        self, state: CaptureState, code: CodeType, function: Any, globals_: Any, parent: SymbolicFrame | None
+        self,
+        state: CaptureState,
+        code: CodeType,
+        function: Value | None,
+        globals_: Any,
+        parent: SymbolicFrame | None,
     ) -> None:
         self.state = state
         self.code = code

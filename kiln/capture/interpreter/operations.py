@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Value
+from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -28,13 +28,13 @@ from kiln.symbolic.values import as_integer
 Function2 = Callable[[Any, Any], Any]
 
 NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
-SPECIAL: dict[Any, tuple[str, ...]] = {}
+SPECIAL: dict[Function2, tuple[str, ...]] = {}
 """Operator -> the special methods of the left operand, then that of the right one."""
 for _name in NAMES:
     _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     SPECIAL[_plain] = (f"__{_name}__", f"__r{_name}__")
     SPECIAL[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
-SIGNS: dict[Any, str] = dict(
+SIGNS: dict[Function2, str] = dict(
     zip(
         (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge),
         ("<", "<=", "==", "!=", ">", ">="),
@@ -47,7 +47,7 @@ for _name, _sign in zip(
 ):
     SIGNS[getattr(operator, _name + "_" if _name in ("and", "or") else _name)] = _sign
     SIGNS[getattr(operator, f"i{_name}")] = "**=" if _name == "pow" else f"{_sign}="
-PLAIN: dict[Any, Any] = {
+PLAIN: dict[Function2, Function2] = {
     getattr(operator, f"i{_name}"): getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     for _name in NAMES
 }
@@ -69,7 +69,7 @@ UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__i
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
 
 
-def fold(s: CaptureState, function: Callable[..., Any], *args: Any) -> Value:
+def fold(s: CaptureState, function: Callable[..., object], *args: object) -> Value:
     """Compute on constants."""
     try:
         return fresh(s, function(*args))
@@ -119,7 +119,8 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
 
 def power(s: CaptureState, left: Value, right: Value) -> Value:
     """A power that is a float (torch's own operator asks for a base that is not negative)."""
-    a, b = (value.torch_arg(s) for value in (left, right))
+    a: Any = left.torch_arg(s)
+    b: Any = right.torch_arg(s)
     node = a.node if isinstance(left, Symbolic) else b.node.wrap_float(a)
     return s.wrap(torch.SymFloat(node.float_pow(b.node if isinstance(right, Symbolic) else node.wrap_float(b))), None)
 
@@ -259,7 +260,7 @@ def truth_value(s: CaptureState, value: Value, statement: str) -> bool:
     return value.truth(s)
 
 
-def unary(s: CaptureState, function: Callable[[Any], Any], value: Value) -> Value:
+def unary(s: CaptureState, function: Callable[[Any], object], value: Value) -> Value:
     if value.is_constant:
         return fold(s, function, value.constant(s))
     if isinstance(value, Symbolic):
@@ -306,7 +307,7 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
             return (repr if issubclass(value.cls, KeyError) else str)(args[0].constant(s))
         return str(tuple(a.constant(s) for a in args))
     plain = value.constant(s)
-    converters: dict[str, Callable[[Any], Any]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
+    converters: dict[str, Callable[[object], object]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
     return format(converters[conversion](plain), spec)
 
 
@@ -390,7 +391,7 @@ def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     return None
 
 
-def _keys(s: CaptureState, value: Value) -> dict[Any, Value] | None:
+def _keys(s: CaptureState, value: Value) -> Items | None:
     if isinstance(value, Set):
         return value.items(s)
     if isinstance(value, View) and value.what == "keys":
@@ -398,10 +399,10 @@ def _keys(s: CaptureState, value: Value) -> dict[Any, Value] | None:
     return None
 
 
-Items = dict[Any, Value]
+Items = dict[Token, Value]
 
 
-def _set_operator(plain: Any, in_place: Any, choose: Callable[[Items, Items], Items]) -> None:
+def _set_operator(plain: Function2, in_place: Function2, choose: Callable[[Items, Items], Items]) -> None:
     @_row(plain, Set, View)
     def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
@@ -433,12 +434,12 @@ _set_operator(
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):
 
     @_row(_function, Set, View)
-    def _compare_sets(s: CaptureState, left: Value, right: Value, function: Any = _function) -> Value | None:
+    def _compare_sets(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         return None if a is None or b is None else Constant(function(a.keys(), b.keys()))
 
     @_row(_function, Tuple, List)
-    def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Any = _function) -> Value | None:
+    def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
         assert isinstance(left, Sequence)
         if not isinstance(right, Sequence):
             return None

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
 ABSENT: Any = object()
+T = TypeVar("T")
 
 
-def islice(iterable: Iterable[Any], first: int | None, *rest: int | None) -> Iterator[Any]:
+def islice(iterable: Iterable[T], first: int | None, *rest: int | None) -> Iterator[T]:
     """`islice(items, stop)` or `islice(items, start, stop, step)`: takes no item behind the last that it needs."""
     start, stop = (first, rest[0]) if rest else (0, first)
     start = start or 0
@@ -42,7 +43,7 @@ def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
         start = start + step
 
 
-def repeat(item: Any, times: int | None = None) -> Iterator[Any]:
+def repeat(item: T, times: int | None = None) -> Iterator[T]:
     if times is None:
         while True:
             yield item
@@ -50,7 +51,7 @@ def repeat(item: Any, times: int | None = None) -> Iterator[Any]:
         yield item
 
 
-def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
+def cycle(iterable: Iterable[T]) -> Iterator[T]:
     kept = []
     for item in iterable:
         yield item
@@ -59,9 +60,11 @@ def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
         yield from kept
 
 
-def accumulate(iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None) -> Iterator[Any]:
+def accumulate(
+    iterable: Iterable[T], func: Callable[[T, T], T] = operator.add, *, initial: T | None = None
+) -> Iterator[T]:
     iterator = iter(iterable)
-    total = initial
+    total: Any = initial
     if initial is None:
         try:
             total = next(iterator)
@@ -73,14 +76,14 @@ def accumulate(iterable: Iterable[Any], func: Any = operator.add, *, initial: An
         yield total
 
 
-def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+def takewhile(predicate: Callable[[T], object], iterable: Iterable[T]) -> Iterator[T]:
     for item in iterable:
         if not predicate(item):
             return
         yield item
 
 
-def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+def dropwhile(predicate: Callable[[T], object], iterable: Iterable[T]) -> Iterator[T]:
     iterator = iter(iterable)
     for item in iterator:
         if not predicate(item):
@@ -89,24 +92,24 @@ def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Itera
     yield from iterator
 
 
-def filterfalse(predicate: Callable[[Any], Any] | None, iterable: Iterable[Any]) -> Iterator[Any]:
+def filterfalse(predicate: Callable[[T], object] | None, iterable: Iterable[T]) -> Iterator[T]:
     for item in iterable:
         if not (item if predicate is None else predicate(item)):
             yield item
 
 
-def starmap(function: Callable[..., Any], iterable: Iterable[Any]) -> Iterator[Any]:
+def starmap(function: Callable[..., T], iterable: Iterable[Iterable[object]]) -> Iterator[T]:
     for args in iterable:
         yield function(*args)
 
 
-def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+def compress(data: Iterable[T], selectors: Iterable[object]) -> Iterator[T]:
     for item, selected in zip(data, selectors, strict=False):
         if selected:
             yield item
 
 
-def pairwise(iterable: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def pairwise(iterable: Iterable[T]) -> Iterator[tuple[T, T]]:
     before = ABSENT
     for item in iterable:
         if before is not ABSENT:
@@ -114,7 +117,7 @@ def pairwise(iterable: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         before = item
 
 
-def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[tuple[Any, ...]]:
+def zip_longest(*iterables: Iterable[T], fillvalue: T | None = None) -> Iterator[tuple[T | None, ...]]:
     iterators = [iter(one) for one in iterables]
     while True:
         row = [next(one, ABSENT) for one in iterators]
@@ -123,7 +126,7 @@ def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[tu
         yield tuple(fillvalue if one is ABSENT else one for one in row)
 
 
-def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, Iterator[Any]]]:
+def groupby(iterable: Iterable[T], key: Callable[[T], object] | None = None) -> Iterator[tuple[object, Iterator[T]]]:
     current, group = ABSENT, []
     for item in iterable:
         mark = item if key is None else key(item)
@@ -137,7 +140,7 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
         yield current, iter(group)
 
 
-def combinations(iterable: Iterable[Any], r: int) -> Iterator[tuple[Any, ...]]:
+def combinations(iterable: Iterable[T], r: int) -> Iterator[tuple[T, ...]]:
     pool = list(iterable)
     if r > len(pool):
         return
@@ -155,11 +158,11 @@ def combinations(iterable: Iterable[Any], r: int) -> Iterator[tuple[Any, ...]]:
         yield tuple([pool[place] for place in places])
 
 
-def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[tuple[Any, ...]]:
+def permutations(iterable: Iterable[T], r: int | None = None) -> Iterator[tuple[T, ...]]:
     pool = list(iterable)
     length = len(pool) if r is None else r
 
-    def extended(places: list[int]) -> Iterator[tuple[Any, ...]]:
+    def extended(places: list[int]) -> Iterator[tuple[T, ...]]:
         if len(places) == length:
             yield tuple([pool[place] for place in places])
             return
@@ -170,14 +173,14 @@ def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[tupl
     yield from extended([])
 
 
-def itemgetter(item: Any, *items: Any) -> Callable[[Any], Any]:
+def itemgetter(item: object, *items: object) -> Callable[[Any], object]:
     if not items:
         return lambda obj: obj[item]
     return lambda obj: tuple([obj[one] for one in (item, *items)])
 
 
-def attrgetter(attr: str, *attrs: str) -> Callable[[Any], Any]:
-    def resolved(obj: Any, path: str) -> Any:
+def attrgetter(attr: str, *attrs: str) -> Callable[[object], object]:
+    def resolved(obj: object, path: str) -> object:
         for name in path.split("."):
             obj = getattr(obj, name)
         return obj
@@ -187,20 +190,20 @@ def attrgetter(attr: str, *attrs: str) -> Callable[[Any], Any]:
     return lambda obj: tuple([resolved(obj, one) for one in (attr, *attrs)])
 
 
-def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[object], object]:
     return lambda obj: getattr(obj, name)(*args, **kwargs)
 
 
-def lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
+def lru_cache(maxsize: object = 128, typed: bool = False) -> Callable[..., object]:
     """Nothing is dropped from the cache: the frame that made it ends before that matters."""
     return cached(maxsize) if callable(maxsize) else cached
 
 
-def cached(function: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Any, Any] = {}
+def cached(function: Callable[..., object]) -> Callable[..., object]:
+    known: dict[object, object] = {}
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> object:
         key = (args, tuple(kwargs.items()))
         if key not in known:
             known[key] = function(*args, **kwargs)
@@ -209,7 +212,7 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
+def count_elements(mapping: dict[Hashable, int], iterable: Iterable[Hashable]) -> None:
     """What `collections.Counter` counts with."""
     for element in iterable:
         mapping[element] = mapping.get(element, 0) + 1
@@ -220,28 +223,28 @@ class FunctionContext:
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
-        self.saved_tensors: tuple[Any, ...] = ()
-        self.kiln_plain: tuple[Any, ...] = ()
-        self.kiln_dirty: tuple[Any, ...] = ()
+        self.saved_tensors: tuple[object, ...] = ()
+        self.kiln_plain: tuple[object, ...] = ()
+        self.kiln_dirty: tuple[object, ...] = ()
         self.kiln_materialize = True
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: object) -> None:
         self.saved_tensors = tensors
 
-    def save_for_forward(self, *tensors: Any) -> None:
+    def save_for_forward(self, *tensors: object) -> None:
         """For forward-mode derivatives, which a region does not have."""
 
-    def mark_non_differentiable(self, *tensors: Any) -> None:
+    def mark_non_differentiable(self, *tensors: object) -> None:
         self.kiln_plain = tensors
 
-    def mark_dirty(self, *tensors: Any) -> None:
+    def mark_dirty(self, *tensors: object) -> None:
         self.kiln_dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         self.kiln_materialize = value
 
 
-def function_forward(cls: Any, context: FunctionContext, separate: bool, args: tuple[Any, ...]) -> Any:
+def function_forward(cls: Any, context: FunctionContext, separate: bool, args: tuple[object, ...]) -> object:
     """The forward of an autograd function: without autograd, with the context set up as its class says."""
     with torch.no_grad():
         if not separate:
@@ -251,7 +254,7 @@ def function_forward(cls: Any, context: FunctionContext, separate: bool, args: t
         return result
 
 
-def function_backward(cls: Any, context: FunctionContext, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+def function_backward(cls: Any, context: FunctionContext, grads: tuple[object, ...]) -> tuple[object, ...]:
     """The gradients as a tuple."""
     found = cls.backward(context, *grads)
     return found if isinstance(found, tuple) else (found,)

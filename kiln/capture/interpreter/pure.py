@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 import types
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ PURE_TYPES = (
 """Types whose methods are pure: their instances cannot change."""
 
 PURE_MODULES = frozenset(("math", "_operator", "cmath", "unicodedata", "_struct"))
-PURE_FUNCTIONS: tuple[Any, ...] = (
+PURE_FUNCTIONS: tuple[object, ...] = (
     *(abs, ascii, bin, chr, divmod, format, hash, hex, len, max, min, oct, ord, pow, repr, round, sum, callable),
     *(torch.promote_types, torch.result_type, torch.can_cast, torch.finfo, torch.iinfo, torch.get_default_dtype),
     *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
@@ -36,7 +35,7 @@ TORCH_MODULES = frozenset(f"torch._C.{name}" for name in ["_nn", "_linalg", "_sp
 TORCH_OWNERS = frozenset(("TensorBase", "_TensorBase", "Tensor"))
 
 
-def is_pure(function: Any) -> bool:
+def is_pure(function: object) -> bool:
     """Whether a builtin may be executed on constants."""
     if id(function) in _PURE:
         return True
@@ -56,12 +55,12 @@ def is_pure_class(cls: type) -> bool:
     return id(cls) in _PURE
 
 
-def is_world(function: Any) -> bool:
+def is_world(function: object) -> bool:
     module = getattr(function, "__module__", None)
     return module in WORLD_MODULES
 
 
-def is_torch_call(function: Any) -> bool:
+def is_torch_call(function: object) -> bool:
     """Whether a callable written in C is a torch operation that belongs in the graph."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True

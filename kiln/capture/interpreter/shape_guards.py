@@ -6,29 +6,29 @@ x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from kiln.capture.interpreter.alias_guards import alias_guards
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.variables.tensor import RegionInputs
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
 from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
+from kiln.support.location import Location
 from kiln.symbolic import Symbol
 from kiln.symbolic.policy import read_marks, require_open
-from kiln.tensor.spec import ScalarSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def finish_guards(s: CaptureState) -> list[Guard]:
     """All guards of the capture. The state guard comes first: it is one comparison."""
     s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.global_state)
-    specs = {id(record.fake): record.spec for record in s.recorder.inputs}
+    specs = {id(record.fake): record.spec for record in s.recorder.inputs if isinstance(record.spec, TensorSpec)}
     names: dict[str, Source] = {}
-    for value in s.part(RegionInputs).tensors:
-        tensor_guard(s, value, specs[id(value.fake)], names)
-    for value in s.part(RegionInputs).tensors:
-        stride_guards(s, value, specs[id(value.fake)], names)
+    tensors = s.part(RegionInputs).tensors
+    for tensor in tensors:
+        tensor_guard(s, tensor, specs[id(tensor.fake)], names)
+    for tensor in tensors:
+        stride_guards(s, tensor, specs[id(tensor.fake)], names)
     number_guards(s, names)
     for guard in s.recorder.env.guards:
         relation(s, str(guard.relation), names, guard.location)
@@ -48,32 +48,32 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
             relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)
 
 
-def tensor_guard(s: CaptureState, value: Any, spec: Any, names: dict[str, Source]) -> None:
+def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:
     """Metadata, with any value where a size is a symbol; symbols get the source of their first size.
 
     Raises FixedMarkedDim where the program fixes a size that the user has marked dynamic.
     """
     sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
     strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
-    real = value.original
-    leaf = type(real) is torch.Tensor and (real.requires_grad or id(value.fake) in s.part(RegionInputs).asked_is_leaf)
-    s.guards.add(value.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
+    real = tensor.real
+    leaf = type(real) is torch.Tensor and (real.requires_grad or id(tensor.fake) in s.part(RegionInputs).asked_is_leaf)
+    s.guards.add(tensor.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
     symbols = {dim: size for dim, size in enumerate(spec.sizes) if isinstance(size, Symbol)}
     for dim, size in symbols.items():
-        names.setdefault(size.name, SizeSource(value.source, dim))
+        names.setdefault(size.name, SizeSource(tensor.source, dim))
     for dim in read_marks(real).dynamic & symbols.keys():
-        require_open(s.recorder.env, symbols[dim], dim=dim, source=value.source.text())
+        require_open(s.recorder.env, symbols[dim], dim=dim, source=tensor.source.text())
 
 
-def stride_guards(s: CaptureState, value: Any, spec: Any, names: dict[str, Source]) -> None:
+def stride_guards(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:
     """A stride that is an expression of symbols is what the expression says."""
     for dim, stride in enumerate(spec.strides):
         if not isinstance(stride, int):
             own = f"stride_{dim}"
-            relation(s, f"{own} == {stride}", {**names, own: StrideSource(value.source, dim)}, None)
+            relation(s, f"{own} == {stride}", {**names, own: StrideSource(tensor.source, dim)}, None)
 
 
-def relation(s: CaptureState, text: str, names: dict[str, Source], location: Any) -> None:
+def relation(s: CaptureState, text: str, names: dict[str, Source], location: Location | None) -> None:
     used = tuple((name, source) for name, source in names.items() if name in text)
     source = used[0][1] if used else LocalSource("")
     s.guards.add(source, GuardKind.SHAPE_RELATION, ShapeRelation(text, used), location)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -53,7 +53,7 @@ class Speculation:
 class SpeculationPlan:
     """Computes truth values from inputs. `write`: the bytes from which another process can make it."""
 
-    run: Callable[..., Sequence[Any]]
+    run: Callable[..., Sequence[object]]
     write: Callable[[], bytes] | None = None
 
 
@@ -65,7 +65,7 @@ class SpeculationCheck:
     plan: SpeculationPlan
     expected: tuple[bool, ...]
 
-    def __call__(self, *inputs: Any) -> bool:
+    def __call__(self, *inputs: object) -> bool:
         try:
             found = self.plan.run(*inputs)
         except (RuntimeError, IndexError):
@@ -122,7 +122,7 @@ class Prologue:
 
     check: SpeculationCheck
     records: list[InputRecord]
-    side_exit: Callable[..., Any]
+    side_exit: Callable[..., object]
 
     def sources(self) -> list[Source]:
         """Where the inputs are found that are no arguments."""
@@ -132,7 +132,7 @@ class Prologue:
 def make_prologue(
     s: CaptureState,
     function: types.FunctionType,
-    make_exit: Callable[..., Any],
+    make_exit: Callable[[types.FunctionType], Callable[..., object]],
     compile_speculation: CompileSpeculation,
 ) -> Prologue | None:
     """None where nothing was speculated on."""
@@ -170,7 +170,7 @@ def write_input(head: Assembler, source: Source, bindings: str, places: list[Sou
     head.op("BINARY_SUBSCR")
 
 
-def write_exit(head: Assembler, side_exit: Callable[..., Any], code: types.CodeType) -> None:
+def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.CodeType) -> None:
     """Call the side exit as the function was called: slots are arguments of their kind again."""
     names = list(arguments_of(code))
     keywords = names.pop() if code.co_flags & VARKEYWORDS else None

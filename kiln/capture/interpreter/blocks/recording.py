@@ -7,28 +7,31 @@ Keeping this costs a few numbers per call; only a call of another module of the 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
+from kiln.capture.interpreter.core import Args, CaptureState, Effect, Kwargs, Value
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.autocast import is_any_autocast_enabled
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.support.location import Location
+from kiln.tensor.spec import TensorSpec
 
 WORTH = 48
 """A call of fewer opcodes is as soon interpreted as repeated."""
 
-FakeState = tuple[Any, bool, bool, bool]
+FakeState = tuple[TensorSpec, bool, bool, bool]
 
 
-def fake_state(fake: Any) -> FakeState:
+def fake_state(fake: FakeTensor) -> FakeState:
     """What a program can see of a tensor without asking for its values."""
     return fake.storage_view.spec, fake.requires_grad, fake.is_leaf, fake.is_input
 
@@ -43,7 +46,7 @@ def modes() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), is_any_autocast_enabled()
 
 
-def lasting_effects(s: CaptureState) -> dict[Any, Any]:
+def lasting_effects(s: CaptureState) -> dict[Hashable, Effect]:
     """Without context variables: a call that asks for one is not repeated."""
     return s.effects.lasting()
 
@@ -83,7 +86,7 @@ class Recording:
     args: Args
     kwargs: Kwargs
     tensors: dict[int, FakeState]
-    effects: dict[Any, Any]
+    effects: dict[Hashable, Effect]
     start: Marks
     steps: int
     """Opcodes of the call; until it has ended, those before it."""

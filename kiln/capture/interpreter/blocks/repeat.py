@@ -119,7 +119,7 @@ def template_of(s: CaptureState, recording: Recording) -> Template | None:
 def is_new(s: CaptureState, template: Template, module: Object, reals: list[Any]) -> bool:
     """Whether the objects of this module are as distinct, and as shared with others, as those of the recorded one."""
     count = len(template.objects)
-    here: dict[int, Any] = {0: module.original}
+    here: dict[int, object] = {0: module.original}
     seen: set[int] = set()
     for (number, value), real in zip(template.objects, reals, strict=False):
         if id(real) in seen or not is_counterpart(value, real):

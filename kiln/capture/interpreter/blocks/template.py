@@ -12,6 +12,7 @@ those that were known (a shared config) the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, final
@@ -39,7 +40,9 @@ from kiln.runtime.guards.source import (
 from kiln.runtime.guards.tree import BadGuard, build_tree
 from kiln.tensor.spec import TensorSpec
 
-STEPS: dict[type[Source], Any] = {
+Step = Callable[[Source, Any], Source]
+
+STEPS: dict[type[Source], Step] = {
     AttrSource: lambda base, step: AttrSource(base, step.name),
     DictAttrSource: lambda base, step: DictAttrSource(base, step.name),
     ItemSource: lambda base, step: ItemSource(base, step.key),
@@ -61,7 +64,7 @@ class Paths:
     """The steps of all paths that begin at the module, each once, bases first; number 0 is the module."""
 
     def __init__(self, root: Source) -> None:
-        self.steps: list[tuple[int, Any, Source]] = []
+        self.steps: list[tuple[int, Step, Source]] = []
         self._known: dict[int, int | None] = {id(root): 0}
 
     def number(self, source: Source | None) -> int | None:
@@ -127,7 +130,7 @@ def make_template(s: CaptureState, recording: Recording) -> Template:
     return made
 
 
-def gives_numbers(result: Any) -> bool:
+def gives_numbers(result: object) -> bool:
     """Does a torch call give what the program can branch on?"""
     if isinstance(result, list | tuple):
         return any(gives_numbers(one) for one in result)

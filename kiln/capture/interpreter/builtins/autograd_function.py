@@ -11,7 +11,7 @@ the log has one call, `Scale.apply`, which is what user backends see. A break in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -25,6 +25,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import record_function
 
 FUNCTION = torch.autograd.Function
@@ -62,7 +63,7 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made[0] if single else Tuple(made)
 
 
-def interpret(s: CaptureState, function: Any, args: Args) -> Value:
+def interpret(s: CaptureState, function: object, args: Args) -> Value:
     return s.wrap(function, None).call(s, args, {})
 
 
@@ -117,7 +118,7 @@ class InterpretedBackward:
     arguments: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
-    def __call__(self, grads: tuple[Any, ...]) -> list[Any]:
+    def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
         s = self.state
         modes = s.part(TorchModes)
         frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
@@ -142,7 +143,7 @@ class InterpretedBackward:
         stop.at = getattr(problem, "at", None) or self.frame.location()
         return stop
 
-    def _gradients(self, s: CaptureState, grads: list[Any]) -> list[Value]:
+    def _gradients(self, s: CaptureState, grads: list[object]) -> list[Value]:
         """One per output; zeros where there is none, unless the program wants None."""
         materialize = self.context.attrs["kiln_materialize"]
         made: list[Value] = []
@@ -157,7 +158,7 @@ class InterpretedBackward:
                 made.append(Constant(None))
         return made
 
-    def _run(self, s: CaptureState, grads: list[Value]) -> list[Any]:
+    def _run(self, s: CaptureState, grads: list[Value]) -> list[FakeTensor | None]:
         result = interpret(s, polyfills.function_backward, [self.cls, self.context, Tuple(grads)])
         assert isinstance(result, Tuple)
         pairs = zip(self.arguments, result.items(s), strict=False)

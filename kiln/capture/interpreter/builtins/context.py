@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
@@ -25,7 +25,7 @@ class ContextToken(Value):
 
     __slots__ = ("before", "content", "variable")
 
-    def __init__(self, variable: Any, content: Value, before: ContextToken | None) -> None:
+    def __init__(self, variable: contextvars.ContextVar[object], content: Value, before: ContextToken | None) -> None:
         self.variable = variable
         self.content = content
         self.before = before
@@ -73,9 +73,11 @@ def current(s: CaptureState, variable: object) -> ContextToken | None:
     return effect.token if isinstance(effect, ContextEffect) else None
 
 
-def variable_of(s: CaptureState, args: Args) -> Any:
+def variable_of(s: CaptureState, args: Args) -> contextvars.ContextVar[object]:
     s.counters.unguarded += 1
-    return args[0].real()
+    variable = args[0].real()
+    assert isinstance(variable, contextvars.ContextVar)
+    return variable
 
 
 @handles(contextvars.ContextVar.set)

@@ -67,7 +67,9 @@ class Copier:
             item = value.instance_attr(s, name)
             made.attrs[name] = self.inner(item) if item is not None else None
         if value.native is not None:
-            made.native = self._copy(value.native)
+            native = self._copy(value.native)
+            assert isinstance(native, Dict | Set | Sequence)
+            made.native = native
         return made
 
 

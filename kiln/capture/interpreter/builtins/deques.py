@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, final
+from typing import final
 
 from kiln.capture.interpreter.builtins.methods import method
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Token,
+    Value,
+    handles,
+)
 from kiln.capture.interpreter.operations import equal
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Sequence, all_items
@@ -38,7 +48,7 @@ class Deque(Sequence):
         except IndexError:
             raise s.error(IndexError, "deque index out of range") from None
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         raise s.error(TypeError, "unhashable type: 'collections.deque'")
 
     def emit(self, g: Codegen) -> None:

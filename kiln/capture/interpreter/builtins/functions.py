@@ -16,7 +16,17 @@ import torch
 
 from kiln.capture.interpreter.breaks import FrameInspection, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import NAMES, binary, compare, equal, fold, format_value, same, truth_value
+from kiln.capture.interpreter.operations import (
+    NAMES,
+    Function2,
+    binary,
+    compare,
+    equal,
+    fold,
+    format_value,
+    same,
+    truth_value,
+)
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
@@ -42,7 +52,7 @@ def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(any(instance_of(value, kind, one) for one in flat_classes(s, classes)))
 
 
-def flat_classes(s: CaptureState, classes: Value) -> list[Any]:
+def flat_classes(s: CaptureState, classes: Value) -> list[type]:
     if isinstance(classes, Sequence):
         return [one for item in classes.items(s) for one in flat_classes(s, item)]
     if isinstance(classes, Object):
@@ -362,13 +372,13 @@ def sorted_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
     keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
-    order: Any = functools.cmp_to_key(
-        lambda a, b: (
-            -1 if compare(s, operator.lt, a[0], b[0]).truth(s) else int(compare(s, operator.lt, b[0], a[0]).truth(s))
-        )
-    )
+
+    def order(a: tuple[Value, Value], b: tuple[Value, Value]) -> int:
+        less = compare(s, operator.lt, a[0], b[0]).truth(s)
+        return -1 if less else int(compare(s, operator.lt, b[0], a[0]).truth(s))
+
     reverse = "reverse" in kwargs and kwargs["reverse"].truth(s)
-    return [item for _, item in sorted(keyed, key=order, reverse=reverse)]
+    return [item for _, item in sorted(keyed, key=functools.cmp_to_key(order), reverse=reverse)]
 
 
 @handles(sum)
@@ -384,7 +394,7 @@ def of_one_kind(items: list[Value]) -> bool:
     return {item.python_type() for item in items} in ({int}, {float})
 
 
-def extreme(function: Callable[[Any, Any], Any]) -> Callable[[CaptureState, Args, Kwargs], Value]:
+def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value]:
     def choose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         items = all_items(s, args[0]) if len(args) == 1 else list(args)
         if not items:
@@ -475,7 +485,7 @@ def reduce(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-def looks_at_frame(function: Any) -> Callable[[CaptureState, Args, Kwargs], Value]:
+def looks_at_frame(function: Callable[..., object]) -> Callable[[CaptureState, Args, Kwargs], Value]:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise FrameInspection(function=function.__name__)
 
@@ -500,7 +510,7 @@ def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_attr(s, "__dict__")
 
 
-def operator_handler(function: Callable[[Any, Any], Any], compute: Callable[..., Value]) -> None:
+def operator_handler(function: Function2, compute: Callable[..., Value]) -> None:
     @handles(function)
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return compute(s, function, args[0], args[1])

@@ -6,12 +6,12 @@ import collections
 import functools
 import itertools
 import operator
-from typing import Any
+from collections.abc import Hashable
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 
-POLYFILLS: dict[Any, Any] = {
+POLYFILLS: dict[Hashable, object] = {
     **{
         getattr(itertools, name): getattr(polyfills, name)
         for name in (
@@ -26,7 +26,7 @@ POLYFILLS: dict[Any, Any] = {
 """The original -> what is interpreted for a call of it."""
 
 
-def interpreted(replacement: Any) -> Handler:
+def interpreted(replacement: object) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(replacement, None).call(s, args, kwargs)
 

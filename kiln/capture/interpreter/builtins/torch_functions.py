@@ -11,22 +11,23 @@ import inspect
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 
-from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.trace.log import Target
 from kiln.support import compiling
 
 NONE = Constant(None)
 INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch"))
 
 
-def recorded(function: Any) -> Any:
+def recorded(function: Target) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return record(s, function, args, kwargs)
 
@@ -44,11 +45,11 @@ for _module in (torch.nn.functional, torch.functional):
     register_recorded(_module)
 
 
-def answer(value: Any) -> Any:
+def answer(value: object) -> Handler:
     return lambda s, args, kwargs: Constant(value)
 
 
-ANSWERS: tuple[tuple[Any, Any], ...] = (
+ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch._jit_internal.is_scripting, False),
     (torch.jit._trace.is_tracing, False),
     (torch._C._get_tracing_state, None),
@@ -92,7 +93,7 @@ QUERIES = (
 """Questions about torch's global state, which the guard on the global state covers, and about the machine."""
 
 
-def query(function: Any) -> Any:
+def query(function: Setter) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(function(*(arg.constant(s) for arg in args)), None)
 
@@ -148,7 +149,7 @@ SETTERS: dict[Setter, tuple[str, Setter]] = {
 """Setters of modes -> (name in the log, getter with the same leading arguments)."""
 
 
-def setter(function: Any, name: str, getter: Any) -> Any:
+def setter(function: Setter, name: str, getter: Setter) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         plain = [arg.constant(s) for arg in args]
         scope = tuple(plain[:-1])

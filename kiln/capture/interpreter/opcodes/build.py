@@ -152,7 +152,7 @@ def make_function(frame: SymbolicFrame, flags: int) -> None:
     if flags & 2:
         defaults = frame.pop()
         assert isinstance(defaults, Dict)
-        function.kwdefaults = {name: value for name, (_, value) in defaults.items(frame.state).items()}
+        function.kwdefaults = {str(name): value for name, (_, value) in defaults.items(frame.state).items()}
     if flags & 1:
         function.defaults = list(all_items(frame.state, frame.pop()))
     frame.push(function)

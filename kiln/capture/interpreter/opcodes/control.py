@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
@@ -141,7 +140,7 @@ def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
 
 @opcode("CALL", pops=argument_plus(2))
 def call(frame: SymbolicFrame, count: int) -> None:
-    args: list[Any] = frame.pop_many(count)
+    args = frame.pop_many(count)
     function = frame.pop()
     below = frame.stack.pop()
     if below is not None:
@@ -163,7 +162,7 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         mapping = frame.pop()
         mapping = getattr(mapping, "native", None) or mapping
         assert isinstance(mapping, Dict)
-        kwargs = {key: value for key, (_, value) in mapping.items(frame.state).items()}
+        kwargs = {str(name): value for name, (_, value) in mapping.items(frame.state).items()}
     args = all_items(frame.state, frame.pop())
     function = frame.pop()
     frame.stack.pop()
@@ -268,6 +267,6 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     *("DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
     breaks=True,
 )
-def not_modelled(frame: SymbolicFrame, arg: Any) -> None:
+def not_modelled(frame: SymbolicFrame, arg: object) -> None:
     name = frame.decoded.instructions[frame.at].name
     raise UnsupportedOpcode(opcode=name, why="asynchronous code and class bodies are not modelled")

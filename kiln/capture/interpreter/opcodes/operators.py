@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
 
 from kiln.capture.interpreter.core import DISCARD, PUSH, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
-from kiln.capture.interpreter.operations import binary, compare, contains, same, truth_value, unary
+from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Slice
 from kiln.capture.interpreter.variables.tensor import record
@@ -17,14 +15,14 @@ TRUE, FALSE = Constant(True), Constant(False)
 
 
 @opcode("BINARY_OP", pops=2)
-def binary_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
+def binary_op(frame: SymbolicFrame, function: Function2) -> None:
     right = frame.pop()
     left = frame.pop()
     frame.stack.append(binary(frame.state, function, left, right))
 
 
 @opcode("COMPARE_OP", pops=2)
-def compare_op(frame: SymbolicFrame, function: Callable[[Any, Any], Any]) -> None:
+def compare_op(frame: SymbolicFrame, function: Function2) -> None:
     right = frame.pop()
     left = frame.pop()
     frame.stack.append(compare(frame.state, function, left, right))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import sys
-from typing import Any
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
 from kiln.capture.interpreter.core import MISSING, Value
@@ -21,12 +20,12 @@ class Live(Value):
 
     __slots__ = ("live",)
 
-    def __init__(self, live: Any) -> None:
+    def __init__(self, live: object) -> None:
         self.live = live
         self.source = None
 
 
-def prepare_const(value: Any) -> Value:
+def prepare_const(value: object) -> Value:
     """The value of a constant of the code, shared by all captures."""
     if type(value) is tuple:
         return Tuple([prepare_const(item) for item in value])
@@ -201,5 +200,5 @@ def load_build_class(frame: SymbolicFrame, arg: int) -> None:
 
 
 @opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", breaks=True)
-def class_body(frame: SymbolicFrame, arg: Any) -> None:
+def class_body(frame: SymbolicFrame, arg: str) -> None:
     raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not traced")

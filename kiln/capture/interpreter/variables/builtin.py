@@ -12,13 +12,24 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 
 from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Token,
+    Value,
+    wraps,
+)
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import handler_of
@@ -40,7 +51,7 @@ class Builtin(Value):
 
     __slots__ = ("_checked", "callable")
 
-    def __init__(self, callable_: Any, source: Source | None = None) -> None:
+    def __init__(self, callable_: Callable[..., object], source: Source | None = None) -> None:
         self.callable = callable_
         self.source = source
         self._checked = source is None
@@ -48,10 +59,10 @@ class Builtin(Value):
     def python_type(self) -> type:
         return type(self.callable)
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return self.callable
 
-    def constant(self, s: CaptureState) -> Any:
+    def constant(self, s: CaptureState) -> Callable[..., object]:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.reference(self.callable))
@@ -61,7 +72,7 @@ class Builtin(Value):
         self._checked = True
         return self
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return self.constant(s)
 
     def truth(self, s: CaptureState) -> bool:
@@ -91,7 +102,7 @@ class Builtin(Value):
         g.const(self.callable)
 
 
-def call_unknown(s: CaptureState, function: Any, args: Args, kwargs: Kwargs) -> Value:
+def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
     """Pure functions of constants are computed; anything else breaks."""
     name = getattr(function, "__qualname__", None) or repr(function)
     if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
@@ -125,10 +136,10 @@ class PythonModule(Value):
     def python_type(self) -> type:
         return type(self.module)
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return self.module
 
-    def constant(self, s: CaptureState) -> Any:
+    def constant(self, s: CaptureState) -> types.ModuleType:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.reference(self.module))
@@ -137,7 +148,7 @@ class PythonModule(Value):
     def truth(self, s: CaptureState) -> bool:
         return True
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -187,7 +198,7 @@ BUILTIN_TYPES = (
 )
 
 
-def wrap_builtin(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_builtin(s: CaptureState, real: Callable[..., object], source: Source | None) -> Value:
     return Builtin(real, source)
 
 
@@ -197,7 +208,7 @@ for _type in BUILTIN_TYPES:
 
 
 @wraps(types.ModuleType, subclasses=True)
-def wrap_python_module(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_python_module(s: CaptureState, real: types.ModuleType, source: Source | None) -> Value:
     """One value per module, whatever path led there; each path is guarded."""
     known = s.part(PythonModules).known
     found = known.get(id(real))

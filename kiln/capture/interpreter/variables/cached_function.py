@@ -33,6 +33,6 @@ def call_cached(s: CaptureState, function: Any, args: Args, kwargs: Kwargs) -> V
     return s.wrap(function.__wrapped__, None).call(s, args, kwargs)
 
 
-def cached_method(s: CaptureState, value: Value, name: str, raw: Any) -> Value:
+def cached_method(s: CaptureState, value: Value, name: str, raw: object) -> Value:
     """A cached function on a class, read through an instance: bound like any function."""
     return BoundMethod(s.class_attr(value, name, raw), value)

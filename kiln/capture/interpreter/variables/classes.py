@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import (
     CaptureState,
     Codegen,
     Kwargs,
+    Token,
     Value,
     handles,
     wraps,
@@ -60,10 +61,10 @@ class Class(Value):
     def python_type(self) -> type:
         return type(self.cls)
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return self.cls
 
-    def constant(self, s: CaptureState) -> Any:
+    def constant(self, s: CaptureState) -> type:
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.reference(self.cls))
@@ -78,7 +79,7 @@ class Class(Value):
     def truth(self, s: CaptureState) -> bool:
         return True
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -147,7 +148,7 @@ class Class(Value):
         g.const(self.cls)
 
 
-def call_metaclass(s: CaptureState, value: Class, function: Any, args: Args, kwargs: Kwargs) -> Value:
+def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:
     """A metaclass with a `__call__` of its own."""
     if issubclass(value.cls, enum.Enum):
         try:
@@ -283,5 +284,5 @@ def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @wraps(type, subclasses=True)
-def wrap_class(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_class(s: CaptureState, real: type, source: Source | None) -> Value:
     return Class(real, source)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import Source
@@ -40,7 +40,7 @@ class Constant(Value):
     def python_type(self) -> type:
         return type(self.value)
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return self.value
 
     def constant(self, s: CaptureState) -> Any:
@@ -73,8 +73,9 @@ class Constant(Value):
             return s.model.list_of([s.wrap(item, None) for item in value]).iterate(s)
         return super().iterate(s, site)
 
-    def key(self, s: CaptureState) -> Any:
-        return self.constant(s)
+    def key(self, s: CaptureState) -> Token:
+        token: Token = self.constant(s)
+        return token
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         try:
@@ -93,15 +94,15 @@ class Constant(Value):
 
 
 @wraps(*PLAIN, *TORCH)
-def wrap_constant(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_constant(s: CaptureState, real: object, source: Source | None) -> Value:
     return Constant(real, source)
 
 
 @wraps(enum.Enum, subclasses=True)
-def wrap_enum(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_enum(s: CaptureState, real: enum.Enum, source: Source | None) -> Value:
     return Constant(real, source)
 
 
 @wraps(slice)
-def wrap_slice(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_slice(s: CaptureState, real: slice, source: Source | None) -> Value:
     return Constant(real, source)

@@ -37,7 +37,7 @@ def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value
     return known
 
 
-def struct_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
+def struct_field(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
     names = getattr(value.python_type(), "__match_args__", ())
     if isinstance(value, Sequence) and hasattr(value.cls, "n_sequence_fields") and name in names:
         return value.items(s)[names.index(name)]

@@ -26,6 +26,7 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Handler,
     Kwargs,
+    Token,
     Value,
     wraps,
 )
@@ -68,7 +69,11 @@ class Cell(Value):
     __slots__ = ("content", "name", "original")
 
     def __init__(
-        self, content: Value | None, source: Source | None = None, name: str = "", original: Any = None
+        self,
+        content: Value | None,
+        source: Source | None = None,
+        name: str = "",
+        original: types.CellType | None = None,
     ) -> None:
         self.content = content
         self.source = source
@@ -128,14 +133,15 @@ class Namespace:
 
     __slots__ = ("dictionary", "module", "path", "root", "values")
 
-    def __init__(self, dictionary: dict[str, Any], root: bool, path: Source | None = None) -> None:
+    def __init__(self, dictionary: dict[str, object], root: bool, path: Source | None = None) -> None:
         self.dictionary = dictionary
         self.path = path
         self.values: dict[str, Value] = {}
         self.root = root
         name = dictionary.get("__name__")
         module = sys.modules.get(name) if isinstance(name, str) else None
-        self.module = name if module is not None and getattr(module, "__dict__", None) is dictionary else None
+        own = module is not None and getattr(module, "__dict__", None) is dictionary
+        self.module = name if own and isinstance(name, str) else None
 
     def source(self, name: str) -> Source | None:
         if self.root:
@@ -206,7 +212,7 @@ def interpreted_modules(s: CaptureState) -> frozenset[str]:
     return frozenset(name for name in names if isinstance(name, str) and not name.startswith(GENERATED))
 
 
-def namespace(s: CaptureState, dictionary: dict[str, Any], function: Source | None = None) -> Namespace:
+def namespace(s: CaptureState, dictionary: dict[str, object], function: Source | None = None) -> Namespace:
     """The namespace of a globals dict, one per capture; `function` is a path to a function that has it."""
     known = s.part(FunctionTables).namespaces
     found = known.get(id(dictionary))
@@ -236,7 +242,11 @@ class Function(Value):
     )
 
     def __init__(
-        self, code: types.CodeType, space: Namespace, source: Source | None = None, original: Any = None
+        self,
+        code: types.CodeType,
+        space: Namespace,
+        source: Source | None = None,
+        original: types.FunctionType | None = None,
     ) -> None:
         self.code = code
         self.namespace = space
@@ -253,7 +263,7 @@ class Function(Value):
     def python_type(self) -> type:
         return types.FunctionType
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return MISSING if self.original is None else self.original
 
     def constant(self, s: CaptureState) -> Any:
@@ -265,6 +275,7 @@ class Function(Value):
     def check(self, s: CaptureState) -> None:
         """Guard the code, once."""
         if not self._checked:
+            assert self.original is not None
             self._checked = True
             cache = s.part(FunctionTables).expectations
             expected = cache.get(id(self.original))
@@ -285,7 +296,7 @@ class Function(Value):
                 return s.const(None)
         return inline(s, self, args, kwargs, site)
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         if self.original is None:
             return self
         s.guard(self.source, GuardKind.IS, s.reference(self.original))
@@ -338,10 +349,10 @@ class Function(Value):
         g.call(5)
         g.remember(self)
         if self.kwdefaults:
-            g.emit(Dict({name: (g.constant(name), value) for name, value in self.kwdefaults.items()}))
+            g.emit(Dict(_named(g.state, self.kwdefaults)))
             g.op("COPY", 2)
             g.op("STORE_ATTR", "__kwdefaults__")
-        named = {key: value for key, (_, value) in self.attrs.items(g.state).items()}
+        named = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **named}.items():
             g.emit(value)
             g.op("COPY", 2)
@@ -367,11 +378,11 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
 """Attributes of a function made in the frame, from its parts."""
 
 
-def _named(s: CaptureState, values: Kwargs) -> dict[Any, tuple[Value, Value]]:
+def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
 
 
-def handler_of(function: Any) -> Handler | None:
+def handler_of(function: object) -> Handler | None:
     """The handler of a callable, None for one that has none or cannot be hashed."""
     try:
         return HANDLERS.get(function)
@@ -385,7 +396,7 @@ class BoundMethod(Value):
 
     __slots__ = ("function", "original", "self_")
 
-    def __init__(self, function: Value, self_: Value, source: Source | None = None, original: Any = None) -> None:
+    def __init__(self, function: Value, self_: Value, source: Source | None = None, original: object = None) -> None:
         self.function = function
         self.self_ = self_
         self.source = source
@@ -396,7 +407,7 @@ class BoundMethod(Value):
             return type(self.original)
         return types.MethodType if isinstance(self.function, Function) else types.BuiltinMethodType
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return MISSING if self.original is None else self.original
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -529,15 +540,16 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
 
 
 @wraps(Dispatcher)
-def wrap_dispatcher(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_dispatcher(s: CaptureState, real: Dispatcher, source: Source | None) -> Value:
     """A function that is compiled already is inlined like any other."""
     if source is not None:
         s.guard(source, GuardKind.IS, s.reference(real))
-    return wrap_function(s, real.function, None)
+    function: Any = real.function
+    return wrap_function(s, function, None)
 
 
 @wraps(types.FunctionType)
-def wrap_function(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_function(s: CaptureState, real: types.FunctionType, source: Source | None) -> Value:
     """Not shared between paths: each path is guarded by the code it leads to."""
     function = Function(real.__code__, namespace(s, real.__globals__, source), source, real)
     function.defaults = [
@@ -556,7 +568,9 @@ def wrap_function(s: CaptureState, real: Any, source: Source | None) -> Value:
     return function
 
 
-def shared_cell(s: CaptureState, real: Any, name: str, contents: Source | None, itself: Source | None) -> Cell:
+def shared_cell(
+    s: CaptureState, real: types.CellType, name: str, contents: Source | None, itself: Source | None
+) -> Cell:
     """One value per cell, whatever function led to it; the paths to it are guarded to lead to one cell."""
     known = s.part(FunctionTables).cells
     found = known.get(id(real))
@@ -568,14 +582,14 @@ def shared_cell(s: CaptureState, real: Any, name: str, contents: Source | None, 
 
 
 @wraps(types.CellType)
-def wrap_cell(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_cell(s: CaptureState, real: types.CellType, source: Source | None) -> Value:
     """A cell that is itself a value: resume functions get theirs as arguments."""
     path = AttrSource(source, "cell_contents") if source is not None else None
     return shared_cell(s, real, "", path, source)
 
 
 @wraps(types.MethodType)
-def wrap_method(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_method(s: CaptureState, real: types.MethodType, source: Source | None) -> Value:
     function = s.wrap(real.__func__, MethodFuncSource(source) if source else None)
     self_ = s.wrap(real.__self__, MethodSelfSource(source) if source else None)
     value = BoundMethod(function, self_, source, real)
@@ -584,7 +598,7 @@ def wrap_method(s: CaptureState, real: Any, source: Source | None) -> Value:
 
 
 @wraps(functools.partial, subclasses=True)
-def wrap_partial(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_partial(s: CaptureState, real: functools.partial[object], source: Source | None) -> Value:
     part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
     args_source, keywords_source = part("args"), part("keywords")
     args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]

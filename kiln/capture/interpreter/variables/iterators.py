@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from kiln.capture.interpreter.breaks import BreakPlace, Raised, UnsupportedValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
@@ -25,7 +25,7 @@ class Lazy(Value):
     __slots__ = ("cls", "parts", "step")
 
     def __init__(
-        self, cls: type, step: Callable[[CaptureState], Value | None], parts: Callable[[], list[Any]] | None = None
+        self, cls: type, step: Callable[[CaptureState], Value | None], parts: Callable[[], list[Value]] | None = None
     ) -> None:
         self.cls = cls
         self.step = step
@@ -96,6 +96,7 @@ class Generator(Value):
         if self.started:
             raise UnsupportedValue(type="generator", why="it has begun to run in the graph").before(self.place)
         g.const(make_generator)
+        assert self.frame.function is not None
         g.emit(self.frame.function)
         g.emit(Tuple(list(self.args)))
         g.emit(Dict({name: (Constant(name), value) for name, value in self.kwargs.items()}))
@@ -215,7 +216,7 @@ def chained(iterables: Value) -> Lazy:
     return Lazy(itertools.chain, step)
 
 
-def called_until(function: Value, sentinel: Value, same: Any) -> Lazy:
+def called_until(function: Value, sentinel: Value, same: Callable[[CaptureState, Value, Value], bool]) -> Lazy:
     """`iter(function, sentinel)`."""
 
     def step(s: CaptureState) -> Value | None:
@@ -225,6 +226,6 @@ def called_until(function: Value, sentinel: Value, same: Any) -> Lazy:
     return Lazy(type(iter(int, 1)), step)
 
 
-def make_generator(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def make_generator(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Called by transformed code: `function(*args, **kwargs)`."""
     return function(*args, **kwargs)

@@ -9,7 +9,7 @@ interpreted. What a library adds to the class (a `warning_once` under `lru_cache
 from __future__ import annotations
 
 import logging
-from typing import Any, final
+from typing import final
 
 from kiln.capture.interpreter.breaks import SideEffectCall
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
@@ -71,5 +71,5 @@ class LogMethod(Value):
 
 
 @wraps(logging.Logger, subclasses=True)
-def wrap_logger(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_logger(s: CaptureState, real: logging.Logger, source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: Logger(type(real), source, real))

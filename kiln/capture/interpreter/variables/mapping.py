@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
+from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
 from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -28,13 +29,13 @@ class Dict(Container):
 
     def __init__(
         self,
-        items: dict[Any, tuple[Value, Value]] | None,
+        items: dict[Token, tuple[Value, Value]] | None,
         cls: type = dict,
         source: Source | None = None,
         original: Any = None,
     ) -> None:
         self._items = items
-        self._found: dict[Any, Value] = {}
+        self._found: dict[Token, Value] = {}
         self.cls = cls
         self.source = source
         self.original = original
@@ -43,10 +44,10 @@ class Dict(Container):
     def python_type(self) -> type:
         return self.cls
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return super().real() if self.original is None else self.original
 
-    def find(self, s: CaptureState, token: Any) -> Value | None:
+    def find(self, s: CaptureState, token: Token) -> Value | None:
         """The value under a key token, None where there is none; guarded."""
         if self._items is not None:
             pair = self._items.get(token)
@@ -56,7 +57,7 @@ class Dict(Container):
             found = self._found[token] = self._look_up(s, token)
         return None if found is ABSENT else found
 
-    def _look_up(self, s: CaptureState, token: Any) -> Value:
+    def _look_up(self, s: CaptureState, token: Token) -> Value:
         if not self._found:
             s.guard_type(self)
         if self.source is not None and not is_constant(token):
@@ -70,13 +71,13 @@ class Dict(Container):
             return ABSENT
         return s.wrap(item, source)
 
-    def items(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
+    def items(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         """All items; guards all keys."""
         if self._items is None:
             self._items = self._load(s)
         return self._items
 
-    def _load(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
+    def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         s.guard_type(self)
         keys = tuple(self.original)
         constant = all(is_constant(key) for key in keys)
@@ -84,7 +85,7 @@ class Dict(Container):
             s.guard(self.source, GuardKind.DICT_KEYS, keys)
         else:
             s.guard(self.source, GuardKind.LENGTH, len(keys))
-        items: dict[Any, tuple[Value, Value]] = {}
+        items: dict[Token, tuple[Value, Value]] = {}
         for index, real in enumerate(keys):
             if constant or self.source is None:
                 key = s.wrap(real, None)
@@ -97,7 +98,7 @@ class Dict(Container):
             items[token] = (key, value if value is not None else s.wrap(self.original[real], source))
         return items
 
-    def change(self, s: CaptureState) -> dict[Any, tuple[Value, Value]]:
+    def change(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         items = self.items(s)
         note_change(s, self)
         return items
@@ -141,13 +142,13 @@ class Dict(Container):
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return List([key for key, _ in self.items(s).values()]).iterate(s)
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
 
     def constant(self, s: CaptureState) -> Any:
         return {key.constant(s): value.constant(s) for key, value in self.items(s).values()}
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         raise s.error(TypeError, "unhashable type: 'dict'")
 
     def emit(self, g: Codegen) -> None:
@@ -196,12 +197,12 @@ ABSENT = Constant("<absent>")
 """Marks a key that was looked for and is not there."""
 
 
-def holds(value: Dict, token: Any) -> bool:
+def holds(value: Dict, token: Token) -> bool:
     """Whether all items are known and the key is among them; without a guard."""
     return value._items is not None and token in value._items
 
 
-def dict_get(real: Any, token: Any) -> Any:
+def dict_get(real: Mapping[Token, object], token: Token) -> object:
     """Without running `__missing__` or a subclass's `get`."""
     if isinstance(real, dict):
         return dict.get(real, token, MISSING)
@@ -215,7 +216,7 @@ class Set(Container):
     __slots__ = ("_items", "cls", "original")
 
     def __init__(
-        self, items: dict[Any, Value] | None, cls: type = set, source: Source | None = None, original: Any = None
+        self, items: dict[Token, Value] | None, cls: type = set, source: Source | None = None, original: Any = None
     ) -> None:
         self._items = items
         self.cls = cls
@@ -225,17 +226,17 @@ class Set(Container):
     def python_type(self) -> type:
         return self.cls
 
-    def items(self, s: CaptureState) -> dict[Any, Value]:
+    def items(self, s: CaptureState) -> dict[Token, Value]:
         if self._items is None:
             self._items = self._load(s)
         return self._items
 
-    def _load(self, s: CaptureState) -> dict[Any, Value]:
+    def _load(self, s: CaptureState) -> dict[Token, Value]:
         """Constants are guarded all at once; an object also has a path, as the nth item, to what it holds."""
         s.guard_type(self)
         plain = all(is_constant(item) for item in self.original)
         self._guard_items(s, ordered=not plain)
-        items: dict[Any, Value] = {}
+        items: dict[Token, Value] = {}
         for index, item in enumerate(self.original):
             source = KeysSource(self.source, index) if self.source is not None and not is_constant(item) else None
             value = s.wrap(item, source)
@@ -250,7 +251,7 @@ class Set(Container):
             items = tuple([item if is_constant(item) else s.reference(item) for item in self.original])
             s.guard(self.source, GuardKind.SET_ITEMS, SetExpectation(items, ordered))
 
-    def change(self, s: CaptureState) -> dict[Any, Value]:
+    def change(self, s: CaptureState) -> dict[Token, Value]:
         items = self.items(s)
         note_change(s, self)
         return items
@@ -271,7 +272,7 @@ class Set(Container):
     def constant(self, s: CaptureState) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         if self.cls is set:
             raise s.error(TypeError, "unhashable type: 'set'")
         return frozenset(self.items(s))
@@ -304,7 +305,7 @@ class View(Value):
     def python_type(self) -> type:
         return type(getattr({}, self.what)())
 
-    def values(self, s: CaptureState, pair: Any) -> list[Value]:
+    def values(self, s: CaptureState, pair: Callable[[list[Value]], Value]) -> list[Value]:
         items = self.mapping.items(s).values()
         if self.what == "keys":
             return [key for key, _ in items]
@@ -341,7 +342,7 @@ def fresh(s: CaptureState, real: Any) -> Value:
 
 
 @wraps(dict, OrderedDict, types.MappingProxyType, defaultdict)
-def wrap_dict(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_dict(s: CaptureState, real: Mapping[Token, object], source: Source | None) -> Value:
     def make() -> Value:
         value = Dict(None, type(real), source, real)
         if type(real) is defaultdict and real.default_factory is not None:
@@ -359,5 +360,5 @@ def wrap_dict(s: CaptureState, real: Any, source: Source | None) -> Value:
 
 
 @wraps(set, frozenset)
-def wrap_set(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_set(s: CaptureState, real: set[Token] | frozenset[Token], source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: Set(None, type(real), source, real))

@@ -10,7 +10,7 @@ With hooks torch's own `_call_impl` is interpreted as any Python function.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -157,5 +157,5 @@ def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, 
 
 
 @wraps(torch.nn.Module, subclasses=True)
-def wrap_module(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_module(s: CaptureState, real: torch.nn.Module, source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: Module(type(real), source, real))

@@ -27,6 +27,7 @@ from kiln.capture.interpreter.core import (
     CaptureState,
     Codegen,
     Kwargs,
+    Token,
     Value,
     wraps,
 )
@@ -52,9 +53,13 @@ MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """What a `__call__` may be that is called as a value of its own."""
 
 
-def writes_otherwise(special: Any) -> bool:
+def writes_otherwise(special: object) -> bool:
     """Whether a `__setattr__` or `__delattr__` is one of the program, or another method of a container."""
     return type(special) is not SLOT_WRAPPER or special.__name__ not in ("__setattr__", "__delattr__")
+
+
+Native = Dict | Set | Sequence
+"""The container inside an object of a class that derives from one."""
 
 
 class Object(Value):
@@ -67,12 +72,12 @@ class Object(Value):
         self.source = source
         self.original = original
         self.attrs: dict[str, Value | None] = {}
-        self.native: Any = None
+        self.native: Native | None = None
 
     def python_type(self) -> type:
         return self.cls
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return self.original
 
     def constant(self, s: CaptureState) -> Any:
@@ -94,12 +99,12 @@ class Object(Value):
         found = self.attrs[name] = s.wrap(content[name], source)
         return found
 
-    def own_dict(self, s: CaptureState) -> Any:
+    def own_dict(self, s: CaptureState) -> dict[str, object] | None:
         """The instance's dict before the frame, None where there is none; from now on `attrs` stands for it."""
         if self.original is MISSING or isinstance(self.attrs, OwnItems):
             return None
         try:
-            content = object.__getattribute__(self.original, "__dict__")
+            content: dict[str, object] = object.__getattribute__(self.original, "__dict__")
         except AttributeError:
             return None
         if id(content) not in s.identities.owners:
@@ -178,7 +183,7 @@ class Object(Value):
         elif self.source is not None:
             s.effects.note(AttributeEffect(self, name, again))
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         """Itself: told apart by identity, so that a later object in its place must be the very same."""
         found = s.classes.lookup(self.cls, "__hash__")
         if found is None or found[1] is not object.__hash__:
@@ -186,9 +191,10 @@ class Object(Value):
         if self.original is MISSING:
             return self
         s.guard(self.source, GuardKind.IS, s.reference(self.original))
-        return self.original
+        token: Token = self.original
+        return token
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         if self.native is not None:
             return self.native.torch_arg(s)
         return super().torch_arg(s)
@@ -250,7 +256,7 @@ class AttributeEffect(SideEffect):
             g.op("POP_TOP")
 
 
-def emit_native(native: Any, base: type, g: Codegen) -> None:
+def emit_native(native: Native, base: type, g: Codegen) -> None:
     """With the object on the stack: fill it through the methods of the container, not of its class."""
     if isinstance(native, Dict):
         for key, value in native.items(g.state).values():
@@ -351,7 +357,7 @@ def new_object(s: CaptureState, cls: type) -> Object:
     return value
 
 
-def new_exception(s: CaptureState, cls: type, args: tuple[Any, ...]) -> Value:
+def new_exception(s: CaptureState, cls: type, args: tuple[object, ...]) -> Value:
     value = Object(cls)
     value.attrs["args"] = Tuple([arg if isinstance(arg, Value) else s.wrap(arg, None) for arg in args])
     return value
@@ -414,7 +420,7 @@ def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Valu
     return found
 
 
-def fallback(s: CaptureState, value: Value, name: str, first: Any) -> Value:
+def fallback(s: CaptureState, value: Value, name: str, first: Callable[[], Value]) -> Value:
     """`first()`, or `__getattr__` where that raises AttributeError."""
     try:
         found: Value = first()
@@ -469,14 +475,14 @@ def attr_of_container(s: CaptureState, value: Value, name: str) -> Value | None:
     return s.wrap(content[name], DictAttrSource(value.source, name) if value.source is not None else None)
 
 
-def is_data_descriptor(s: CaptureState, raw: Any) -> bool:
+def is_data_descriptor(s: CaptureState, raw: object) -> bool:
     kind = type(raw)
     if kind is types.FunctionType:
         return False
     return kind in (property, SLOT, GETSET) or s.classes.lookup(kind, "__set__") is not None
 
 
-def accessor_value(s: CaptureState, value: Value, name: str, accessor: Any, part: str) -> Value:
+def accessor_value(s: CaptureState, value: Value, name: str, accessor: object, part: str) -> Value:
     """A property's function as a value, with its path through the class."""
     cache = s.classes.accessors
     key = (value.python_type(), name, part)
@@ -608,13 +614,14 @@ class OwnItems(dict[str, Value | None]):
 
 def share_dict(s: CaptureState, value: Object) -> None:
     """`value.__dict__ = value`, for a dict."""
+    assert isinstance(value.native, Dict)
     for name, item in value.attrs.items():
         if item is not None:
             value.native.set_item(s, Constant(name), item)
     value.attrs = OwnItems(s, value.native)
 
 
-def from_class(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value:
+def from_class(s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value:
     """A class attribute that is no data descriptor, read through an instance."""
     kind = type(raw)
     if kind is types.FunctionType or kind is Dispatcher:
@@ -650,7 +657,7 @@ def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any
     return function if static else BoundMethod(function, owner())
 
 
-def call_get(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value:
+def call_get(s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value:
     """A descriptor with a `__get__` of its own."""
     found = s.classes.lookup(type(raw), "__get__")
     if found is None:
@@ -673,7 +680,7 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
         base = next((one for one in CONTAINERS if isinstance(real, one)), None)
         if base is not None:
             value.native = native_of(real, base, source)
-            if getattr(real, "__dict__", None) is real:
+            if getattr(real, "__dict__", None) is real and isinstance(value.native, Dict):
                 value.attrs = OwnItems(s, value.native)
                 if source is not None:
                     s.identities.other_paths.append((value, AttrSource(source, "__dict__")))
@@ -682,7 +689,7 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
     return s.identities.same_object(real, source, make)
 
 
-def native_of(real: Any, base: type, source: Source | None) -> Any:
+def native_of(real: Any, base: type, source: Source | None) -> Native:
     if issubclass(base, dict):
         return Dict(None, type(real), source, real)
     if base in (list, tuple):

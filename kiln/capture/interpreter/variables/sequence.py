@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
 from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
@@ -34,7 +34,7 @@ class Sequence(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def real(self) -> Any:
+    def real(self) -> object:
         return super().real() if self.original is None else self.original
 
     def items(self, s: CaptureState) -> list[Value]:
@@ -53,7 +53,7 @@ class Sequence(Value):
             )
         ]
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         plain = [item.torch_arg(s) for item in self.items(s)]
         return self._build(plain)
 
@@ -61,7 +61,7 @@ class Sequence(Value):
         plain = [item.constant(s) for item in self.items(s)]
         return torch.Size(plain) if self.cls is torch.Size else self._build(plain)
 
-    def _build(self, plain: list[Any]) -> Any:
+    def _build(self, plain: list[object]) -> object:
         if self.cls is list:
             return plain
         if self.cls is tuple:
@@ -116,7 +116,7 @@ class Tuple(Sequence):
     ) -> None:
         super().__init__(items, cls, source, original)
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return tuple([item.key(s) for item in self.items(s)])
 
     def emit(self, g: Codegen) -> None:
@@ -182,7 +182,7 @@ class List(Sequence, Container):
         except (IndexError, TypeError) as error:
             raise s.error(type(error), *error.args) from None
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         raise s.error(TypeError, "unhashable type: 'list'")
 
     def emit(self, g: Codegen) -> None:
@@ -278,7 +278,7 @@ class Slice(Value):
     def constant(self, s: CaptureState) -> Any:
         return slice(*(part.constant(s) for part in self.parts))
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         return slice(*(part.torch_arg(s) for part in self.parts))
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -313,10 +313,10 @@ def is_fixed(s: CaptureState, value: Value) -> bool:
 
 
 @wraps(tuple, torch.Size, subclasses=True)
-def wrap_tuple(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_tuple(s: CaptureState, real: tuple[object, ...], source: Source | None) -> Value:
     return Tuple(None, type(real), source, real)
 
 
 @wraps(list)
-def wrap_list(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_list(s: CaptureState, real: list[object], source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: List(None, source, real))

@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -23,14 +23,24 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedAttribute,
     UnsupportedCall,
 )
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Token,
+    Value,
+    wraps,
+)
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import target_name
+from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
@@ -112,7 +122,7 @@ class Tensor(Value):
             return type(self.original)
         return torch.nn.Parameter if isinstance(self.fake, torch.nn.Parameter) else torch.Tensor
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         return self.fake
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -170,7 +180,7 @@ class Tensor(Value):
     def truth(self, s: CaptureState) -> bool:
         return tensor_truth(s, self, "a truth test")
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return self
 
     def emit(self, g: Codegen) -> None:
@@ -178,12 +188,22 @@ class Tensor(Value):
 
 
 @final
+@dataclass(frozen=True)
+class RegionInput:
+    """A tensor from outside that the region gets."""
+
+    fake: FakeTensor
+    source: Source
+    real: torch.Tensor
+
+
+@final
 @dataclass
 class RegionInputs:
     """The tensors of one capture and what was noted of them; fakes by `id`."""
 
-    tensors: list[Tensor] = field(default_factory=list)
-    """Inputs of the region, in the order in which they were found."""
+    tensors: list[RegionInput] = field(default_factory=list)
+    """In the order in which they were found."""
     by_fake: dict[int, Tensor] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
     """How often a name of an input was given."""
@@ -264,19 +284,19 @@ class Symbolic(Value):
     __slots__ = ("node",)
 
     is_torch = True
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    kinds: ClassVar[dict[type, type[int | float]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
     def __init__(self, node: Any, source: Source | None = None) -> None:
         self.node = node
         self.source = source
 
-    def python_type(self) -> type:
+    def python_type(self) -> type[int | float]:
         return self.kinds[type(self.node)]
 
-    def torch_arg(self, s: CaptureState) -> Any:
+    def torch_arg(self, s: CaptureState) -> object:
         return self.node
 
-    def constant(self, s: CaptureState) -> Any:
+    def constant(self, s: CaptureState) -> int | float | bool:
         return self.python_type()(self.node)
 
     def emit(self, g: Codegen) -> None:
@@ -290,7 +310,7 @@ class Symbolic(Value):
     def truth(self, s: CaptureState) -> bool:
         return bool(self.node)
 
-    def key(self, s: CaptureState) -> Any:
+    def key(self, s: CaptureState) -> Token:
         return self.constant(s)
 
 
@@ -300,7 +320,7 @@ def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
 
 
-def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
+def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes; what it returns as a value."""
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
@@ -326,7 +346,7 @@ def record(s: CaptureState, target: Any, args: Args, kwargs: Kwargs) -> Value:
     return from_torch(s, result)
 
 
-def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
+def changes_tensors(target: Target, kwargs: Kwargs) -> bool:
     """Whether a torch call may write to its arguments."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return changes_state(name) or name in IN_PLACE or "out" in kwargs
@@ -335,9 +355,9 @@ def changes_tensors(target: Any, kwargs: Kwargs) -> bool:
 def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bool]:
     """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
     inputs = s.part(RegionInputs).tensors
-    found = [value.fake.requires_grad for value in inputs]
+    found = [tensor.fake.requires_grad for tensor in inputs]
     storage = None if changed is None else changed.fake.storage_view.storage
-    if changed is not None and any(value.fake.storage_view.storage is storage for value in inputs):
+    if changed is not None and any(tensor.fake.storage_view.storage is storage for tensor in inputs):
         found.append(changed.fake.requires_grad)
     return found
 
@@ -355,7 +375,7 @@ def settled(s: CaptureState, value: Value) -> Value:
     return s.const(value.constant(s)) if isinstance(value, Symbolic) else value
 
 
-def from_torch(s: CaptureState, result: Any) -> Value:
+def from_torch(s: CaptureState, result: object) -> Value:
     """The value of something that a torch call on fakes returned."""
     if isinstance(result, torch.Tensor):
         known = s.part(RegionInputs).by_fake
@@ -375,12 +395,12 @@ def wrap_number(s: CaptureState, real: int | float, source: Source | None) -> Va
 
 
 @wraps(torch.SymInt, torch.SymFloat, torch.SymBool)
-def wrap_symbolic(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_symbolic(s: CaptureState, real: torch.SymInt | torch.SymFloat | torch.SymBool, source: Source | None) -> Value:
     return Symbolic(real, source)
 
 
 @wraps(torch.Tensor, torch.nn.Parameter, subclasses=True)
-def wrap_tensor(s: CaptureState, real: Any, source: Source | None) -> Value:
+def wrap_tensor(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
     """An input of the region; the same tensor on another path is the same value."""
     if s.recorder.is_fake(real):
         return from_torch(s, real)
@@ -393,7 +413,7 @@ def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor
     fake = s.recorder.add_tensor(real, input_name(s, source), source, s.policy.dims(real, source))
     value = Tensor(fake, source, real)
     s.part(RegionInputs).by_fake[id(fake)] = value
-    s.part(RegionInputs).tensors.append(value)
+    s.part(RegionInputs).tensors.append(RegionInput(value.fake, source, real))
     return value
 
 
