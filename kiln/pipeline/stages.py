@@ -52,6 +52,11 @@ class Stage:
     verify: Callable[[Any], None] | None = None
 
 
+def schedule_text(program: KernelProgram) -> str:
+    """The kernels, then why they are not fewer."""
+    return f"{kernel_program_text(program)}\n\n{program.not_fused}"
+
+
 def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
     """Each kernel in the language of the device whose memory it works on."""
 
@@ -67,7 +72,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
                                                                                             verify_program),
-    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              kernel_program_text,
+    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              schedule_text,
                                                                                             verify_kernel_program),
     Stage("plan",     write_kernels,                                                        plan_text),
 )

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import final
 
 from kiln.support.events import Event
@@ -60,6 +60,8 @@ class Report:
     """Why plans run without a CUDA graph, or get no more of them -> how many plans."""
     unsaved: list[str] = field(default_factory=list)
     """Why variants could not be stored on disk."""
+    not_fused: list[Iterable[object]] = field(default_factory=list)
+    """Why loops are not one kernel, program by program; the texts are made when they are read."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -113,7 +115,8 @@ class Report:
 
     def to_json(self) -> str:
         """The report with all breaks, under `schema` number 1."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)})
+        reasons = [str(refusal) for program in self.not_fused for refusal in program]
+        return json.dumps({"schema": SCHEMA, **asdict(replace(self, not_fused=[])), "not_fused": reasons})
 
     def __str__(self) -> str:
         return self.text()
@@ -162,6 +165,12 @@ def _note(report: Report, event: Event) -> None:
     report.notes.append(str(event.data["text"]))
 
 
+def _not_fused(report: Report, event: Event) -> None:
+    refusals = event.data["refusals"]
+    if isinstance(refusals, Iterable):
+        report.not_fused.append(refusals)
+
+
 HANDLERS = {
     "stage": _stage,
     "graph_break": _break,
@@ -179,6 +188,7 @@ HANDLERS = {
     "graph_recorded": _graph,
     "graph_dropped": _graph,
     "graph_refused": _ungraphed,
+    "not_fused": _not_fused,
     "note": _note,
 }
 """Event kind -> what it adds to the report."""

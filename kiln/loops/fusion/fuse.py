@@ -1,7 +1,11 @@
 """Fusion: from nodes in program order to groups in a legal order.
 
-Each node starts as a group and joins, best first, the groups whose results or data it reads, as long as a rule
-(`rules.py`) finds a common space, the order allows it and it pays.
+    fused = fuse(program, buffers, target)
+    fused.groups        each becomes a kernel or a call
+    fused.not_fused     why the others stayed apart
+
+Each node starts as a group and joins, best first, groups whose results or data it reads, as long as a rule
+(`rules.py`) finds a common space and no veto (`vetoes.py`) stops it.
 """
 
 from __future__ import annotations
@@ -10,17 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
+from kiln.loops.fusion.costs import FusionContext
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.order import GroupOrder, current
-from kiln.loops.fusion.rules import FusionContext, Proposal, is_small_sum, propose
+from kiln.loops.fusion.propose import Proposal, propose
+from kiln.loops.fusion.rules import is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
+from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.support.target import Target
 
 CANDIDATES = 6
 """Groups that a node is tried with."""
+READERS = 4
+"""Last readers of a buffer that are candidates."""
 NEIGHBOURS = 4
 """Last groups in order that a short reduction is tried with besides."""
 
@@ -34,6 +43,7 @@ class Fused:
     graph: Dependencies
     symbols: GroupSymbols
     applied: dict[str, int] = field(default_factory=dict)
+    not_fused: NotFused = field(default_factory=NotFused)
 
 
 def fuse(program: LoopProgram, buffers: dict[str, Buffer], target: Target) -> Fused:
@@ -48,8 +58,9 @@ class _Fuser:
         self.graph = Dependencies(program, buffers)
         self.order = GroupOrder()
         self.symbols = GroupSymbols()
-        self.context = FusionContext(buffers, self.graph, self.symbols, target)
+        self.context = FusionContext(buffers, self.graph, self.order, self.symbols, target)
         self.applied: dict[str, int] = {}
+        self.refusals: list[Refusal] = []
         self.singles = SingleGroups(buffers, self.symbols)
 
     def run(self) -> Fused:
@@ -60,7 +71,9 @@ class _Fuser:
                 group = Group(step=node, origin=node.origin)
                 self.graph.add(group, number)
                 self.order.append(group)
-        return Fused(self.order.groups, self.graph, self.symbols, self.applied)
+        groups = self.order.groups
+        kernels = {member.out: group.position for group in groups for member in group.members}
+        return Fused(groups, self.graph, self.symbols, self.applied, NotFused(tuple(self.refusals), kernels))
 
     def _add(self, node: Pointwise | Reduction | Scan, number: int) -> None:
         group = self._single(node, number)
@@ -70,15 +83,15 @@ class _Fuser:
         for other in list(self._candidates(group)):
             self._try(other, group)
         group = current(group)
-        if any(one in group.units for one in member.reduced()) and isinstance(node, Reduction):
+        if isinstance(node, Reduction) and any(symbol in group.units for symbol in member.reduced()):
             self._finish_partial(group, node, number)
 
-    def _try(self, one: Group, other: Group) -> None:
-        """Fuse two groups if the order allows it and it pays."""
-        first, second = sorted((current(one), current(other)), key=lambda group: group.position)
-        if first is second or not self.order.can_fuse(first, second):
+    def _try(self, group: Group, other: Group) -> None:
+        """Fuse two groups, unless they are one already or must stay apart."""
+        first, second = sorted((current(group), current(other)), key=lambda group: group.position)
+        if first is second:
             return
-        proposal = propose(first, second, self.context)
+        proposal = propose(first, second, self.context, self.refusals)
         if proposal is not None:
             self._merge(first, second, proposal)
 
@@ -89,28 +102,28 @@ class _Fuser:
 
     def _candidates(self, group: Group) -> Iterator[Group]:
         """Groups that write or read what the node reads, those of large buffers first."""
-        names = dict.fromkeys(access.buffer for access in group.members[0].reads)
-        found: dict[Group, int] = {}
-        for name in names:
+        gains: dict[Group, int] = {}
+        for name in dict.fromkeys(access.buffer for access in group.members[0].reads):
             size = self.context.bytes(name)
-            writer = self.graph.writer(name)
-            readers = self.graph.readers(name)[-4:]
-            for one, gain in ((writer, 2 * size), *((reader, size) for reader in readers)):
-                if one is not None and (other := current(one)) is not group and other.step is None:
-                    found[other] = found.get(other, 0) + gain
-        yield from sorted(found, key=lambda one: -found[one])[:CANDIDATES]
+            users = [(self.graph.writer(name), 2 * size)]
+            users += [(reader, size) for reader in self.graph.readers(name)[-READERS:]]
+            for user, gain in users:
+                if user is not None and (other := current(user)) is not group and other.step is None:
+                    gains[other] = gains.get(other, 0) + gain
+        yield from sorted(gains, key=lambda other: -gains[other])[:CANDIDATES]
         if is_small_sum(group, self.target):
-            yield from (one for one in self.order.groups[-NEIGHBOURS:] if one not in found and one is not group)
+            last = self.order.groups[-NEIGHBOURS:]
+            yield from (other for other in last if other.step is None and other not in gains and other is not group)
 
     def _merge(self, first: Group, second: Group, proposal: Proposal) -> None:
         self.order.fuse(first, second)
-        second.rename(proposal.alignment.names)
-        self.symbols.release(proposal.alignment.names)
+        second.rename(proposal.space.names)
+        self.symbols.release(proposal.space.names)
         first.sizes |= second.sizes
         first.blocked |= second.blocked
         first.unsplittable |= second.unsplittable
-        first.units = dict(proposal.alignment.units)
-        first.members = sorted((*first.members, *second.members), key=lambda one: one.number)
+        first.units = dict(proposal.space.units)
+        first.members = sorted((*first.members, *second.members), key=lambda member: member.number)
         self.applied[proposal.rule] = self.applied.get(proposal.rule, 0) + 1
 
     def _finish_partial(self, group: Group, node: Reduction, number: int) -> None:
@@ -123,10 +136,10 @@ class _Fuser:
         self.buffers[part.name] = part
         combine = self._single(rest, number)
         combine.units = {one: None for one in combine.units if one not in combine.members[0].reduced()}
-        combine.parts = group
+        combine.parts_of = group
         self.graph.add_combine(combine, group, part.name, node.out.name)
         self.order.append(combine)
         for other in reversed(self.order.groups[group.position : -1]):
-            if other.parts is not None and current(other.parts) is group:
+            if other.parts_of is not None and current(other.parts_of) is group:
                 self._try(other, combine)
                 break

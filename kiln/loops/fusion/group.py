@@ -107,7 +107,7 @@ class Group:
     after: set[Group] = field(default_factory=set)
     barriers: set[Group] = field(default_factory=set)
     """Groups before this one that it must not be fused with."""
-    parts: Group | None = None
+    parts_of: Group | None = None
     """The group whose parts this one combines."""
     position: int = 0
     merged_into: Group | None = None

@@ -12,9 +12,6 @@ from typing import final
 
 from kiln.loops.fusion.group import Group
 
-WINDOW = 200
-"""Groups between two that are still considered for fusion: keeps the whole linear in the size of the program."""
-
 
 def current(group: Group) -> Group:
     """The group that `group` has been fused into."""
@@ -25,6 +22,8 @@ def current(group: Group) -> Group:
 
 @final
 class GroupOrder:
+    """All groups, in an order in which they may run."""
+
     def __init__(self) -> None:
         self.groups: list[Group] = []
 
@@ -34,24 +33,19 @@ class GroupOrder:
 
     def before(self, group: Group) -> set[Group]:
         """Direct dependencies as they are now."""
-        group.after = {current(one) for one in group.after} - {group}
+        group.after = {current(other) for other in group.after} - {group}
         return group.after
 
     def barriers(self, group: Group) -> set[Group]:
-        group.barriers = {current(one) for one in group.barriers} - {group}
+        """Groups that must run before `group` as kernels of their own."""
+        group.barriers = {current(other) for other in group.barriers} - {group}
         return group.barriers
 
-    def can_fuse(self, first: Group, second: Group) -> bool:
-        """May `second`, which stands behind `first`, join it?"""
-        if first in self.barriers(second) or second.position - first.position > WINDOW:
-            return False
-        return self._needed(first, second) is not None
-
-    def _needed(self, first: Group, second: Group) -> set[Group] | None:
+    def needed_between(self, first: Group, second: Group) -> set[Group] | None:
         """Groups between the two that `second` depends on; None where one of them depends on `first`."""
         needed = set(self.before(second)) - {first}
-        for place in range(second.position - 1, first.position, -1):
-            group = self.groups[place]
+        for position in range(second.position - 1, first.position, -1):
+            group = self.groups[position]
             if group in needed:
                 before = self.before(group)
                 if first in before:
@@ -61,15 +55,15 @@ class GroupOrder:
 
     def fuse(self, first: Group, second: Group) -> None:
         """Put `second` into `first`; what it needs moves before `first`."""
-        needed = self._needed(first, second)
+        needed = self.needed_between(first, second)
         assert needed is not None
         start, end = first.position, second.position
         between = self.groups[start + 1 : end]
-        moved = [one for one in between if one in needed]
-        moved += [first, *(one for one in between if one not in needed)]
+        moved = [group for group in between if group in needed]
+        moved += [first, *(group for group in between if group not in needed)]
         self.groups[start : end + 1] = moved
-        for place in range(start, len(self.groups)):
-            self.groups[place].position = place
+        for position in range(start, len(self.groups)):
+            self.groups[position].position = position
         second.merged_into = first
         first.after = self.before(first) | (self.before(second) - {first})
         first.barriers = self.barriers(first) | self.barriers(second)

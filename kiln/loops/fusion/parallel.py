@@ -44,7 +44,7 @@ def strip(group: Group, units: dict[Symbol, None]) -> int:
     return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector in units else 1
 
 
-def starves(points: int, count: int, target: Target) -> bool:
+def leaves_idle(points: int, count: int, target: Target) -> bool:
     """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?
 
     A quarter less than wanted are enough: blocks are whole, so their number is not always the best.

@@ -46,10 +46,12 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     dead = frees(placed, kept, buffers)
     steps = tuple(one.step for one in placed)
     events.emit("fused", rules=fused.applied)
+    events.emit("not_fused", refusals=fused.not_fused)
     _report(steps, events)
     return KernelProgram(
-        program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes
-    )
+        program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes,
+        fused.not_fused,
+    )  # fmt: skip
 
 
 def program_buffers(program: LoopProgram) -> dict[str, Buffer]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.group import Group, Member, PartialReduction
-from kiln.loops.fusion.parallel import pieces, starves, strip
+from kiln.loops.fusion.parallel import leaves_idle, pieces, strip
 from kiln.loops.fusion.single_kernel import accumulator_dtype
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.loops.program.nodes import Buffer, ReduceOp, Reduction
@@ -65,7 +65,7 @@ def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, 
 def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
     """Split where the kept axes give too few programs and each would take long."""
     have = pieces(group, kept, target)
-    if not is_splittable(member) or not starves(size_hint(group.points(member.symbols())), have, target):
+    if not is_splittable(member) or not leaves_idle(size_hint(group.points(member.symbols())), have, target):
         return kept
     reduced = member.reduced()
     least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK

@@ -5,14 +5,7 @@ EDITS = [
     (
         "kiln/loops/fusion/rules.py",
         "FUSION_RULES = (\n",
-        '''def distant_siblings(first: Group, second: Group, context: FusionContext) -> CommonSpace | None:
-    """Siblings that share little of what they read."""
-    return siblings(first, second, context)
-
-
-FUSION_RULES = (
-    FusionRule("distant-siblings", distant_siblings),
-''',
+        'FUSION_RULES = (\n    FusionRule("distant-siblings", siblings, aligned),\n',
     )
 ]
 

@@ -10,10 +10,11 @@ Fusion makes it out of a loop program; the plan is written from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.launches.not_fused import NotFused
 from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
 from kiln.symbolic import Int, Symbol
 
@@ -57,6 +58,7 @@ class KernelProgram:
     frees: tuple[tuple[str, ...], ...]
     outputs: tuple[LoopOutput, ...]
     writes: tuple[tuple[str, str], ...]
+    not_fused: NotFused = field(default_factory=NotFused, compare=False)
 
 
 def distinct_kernels(program: KernelProgram) -> tuple[KernelIR, ...]:
