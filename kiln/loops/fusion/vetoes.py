@@ -167,13 +167,12 @@ def parts_lose_units(pair: Pair) -> Excess | None:
 def sum_across_blocks(pair: Pair) -> Excess | None:
     """A sum that will be split must reduce the units that come in blocks: its parts are numbered by them."""
     blocked = _blocked(pair)
-    if blocked:
-        for group, names in pair.sides():
-            for member in group.members:
-                if member.partial is None and isinstance(member.node, Reduction):
-                    outer = _renamed(member.reduced(), names) & pair.space.units.keys()
-                    if outer and not blocked <= outer:
-                        return CONFLICT
+    for group, names in pair.sides() if blocked else ():
+        for member in group.members:
+            if member.partial is None and isinstance(member.node, Reduction):
+                outer = _renamed(member.reduced(), names) & pair.space.units.keys()
+                if outer and not blocked <= outer:
+                    return CONFLICT
     return None
 
 
