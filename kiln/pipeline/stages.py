@@ -25,6 +25,7 @@ from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
 from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.loops.kernel.launches.verify import verify_kernel_program
 from kiln.loops.lowering import lower
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
 from kiln.pipeline.context import CompileContext
@@ -71,6 +72,8 @@ def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
+                                                                                            verify_program),
+    Stage("loop_passes", lambda loops, at: run_program_passes(loops, at.target, at.events, at.dump), program_text,
                                                                                             verify_program),
     Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              schedule_text,
                                                                                             verify_kernel_program),

@@ -10,6 +10,7 @@ from kiln.loops.codegen.triton import write_triton
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.support.events import EventSink
 from kiln.support.target import cuda_gpu
 from tests.codegen.test_cpp_text import KERNELS
@@ -46,7 +47,7 @@ TEXTS = {
 def texts(program: str) -> str:
     """The kernels of a program, without the prelude, under the names k0, k1, .."""
     found = []
-    for step in schedule(parse_program(program), H100, EventSink()).steps:
+    for step in schedule(run_program_passes(parse_program(program), H100, EventSink()), H100, EventSink()).steps:
         if isinstance(step, KernelLaunch):
             found.append(kernel_text(step.kernel, len(found)))
     return "\n\n".join(found)

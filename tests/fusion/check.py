@@ -14,6 +14,7 @@ from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
 from kiln.loops.kernel.launches.verify import verify_kernel_program
 from kiln.loops.program.interpret import run_program
 from kiln.loops.program.nodes import Buffer, LoopProgram
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.loops.program.verify import verify_program
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -46,7 +47,7 @@ def scheduled(text: str | LoopProgram, target: Target = TARGET) -> KernelProgram
     """The schedule of a program, every kernel verified."""
     program = parse_program(text) if isinstance(text, str) else text
     verify_program(program)
-    made = schedule(program, target, EventSink())
+    made = schedule(run_program_passes(program, target, EventSink()), target, EventSink())
     verify_kernel_program(made)
     return made
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from kiln.loops.fusion.materialise_row_terms import with_row_terms
-from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.program.passes.materialise_row_terms import MaterialiseRowTerms
 from kiln.loops.program.text import program_text
-from kiln.support.events import EventSink
 from kiln.support.target import Target
+from tests.fusion.check import scheduled
 from tests.loop_ir.parse import parse_program
 
 GPU = Target(device="cuda", capability=(9, 0), multiprocessors=132)
@@ -24,8 +23,7 @@ loops loss
 
 
 def launches(text: str) -> list[KernelLaunch]:
-    steps = schedule(parse_program(text), GPU, EventSink()).steps
-    return [step for step in steps if isinstance(step, KernelLaunch)]
+    return [step for step in scheduled(text, GPU).steps if isinstance(step, KernelLaunch)]
 
 
 def test_terms_are_a_node_of_their_own() -> None:
@@ -37,7 +35,7 @@ loops loss
     loss: f32[] = reduction sum over (i0: 64) keeping (): sub(load total[i0], load y[i0])
     return loss
 """)
-    assert program_text(with_row_terms(program)) == program_text(
+    assert program_text(MaterialiseRowTerms().run(program, GPU)[0]) == program_text(
         parse_program("""
 loops loss
     x: f32[64, 100] = input 0
@@ -63,7 +61,7 @@ loops other
     centred: f32[] = reduction sum over (i0: 64, i1: 100) keeping (): sub(load x[i0, i1], load total[i0])
     return all, few, centred
 """)
-    assert with_row_terms(program) == program
+    assert MaterialiseRowTerms().run(program, GPU)[0] == program
 
 
 def test_a_loss_is_three_kernels() -> None:

@@ -21,6 +21,7 @@ from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch, distinct_kernels
 from kiln.loops.kernel.text import kernel_text
 from kiln.loops.lowering import lower
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.plan import Launch, Plan
@@ -72,7 +73,8 @@ def test_a_plan_of_triton_kernels(name: str, tmp_path: Path) -> None:
 def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
     """The distinct kernels, on the CPU, with the sizes of their first launch."""
     graph = run_passes(graph_of(name), EventSink())
-    program = schedule(lower(graph, GPU, EventSink()), GPU, EventSink())
+    loops = run_program_passes(lower(graph, GPU, EventSink()), GPU, EventSink())
+    program = schedule(loops, GPU, EventSink())
     found = []
     for kernel in distinct_kernels(program):
         launch = next(one for one in program.steps if isinstance(one, KernelLaunch) and one.kernel is kernel)

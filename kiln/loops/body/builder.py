@@ -18,6 +18,7 @@ from typing import final
 
 import torch
 
+from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import (
     BodyOp,
@@ -103,6 +104,10 @@ class BodyBuilder(LoopHandler[int]):
 
     def dtype_of(self, place: int) -> torch.dtype:
         return dtype_of(self.ops, place)
+
+    def convert(self, place: int, dtype: torch.dtype) -> int:
+        """The value at `place` as a `dtype`."""
+        return place if self.dtype_of(place) == dtype else self.pointwise(PRIMS["convert"], dtype, place)
 
     def finish(self, *results: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
         """The body that gives `results`, without the ops that none of them needs.

@@ -1,9 +1,10 @@
-"""Axes that a node takes apart in its indices, as several axes, so that its accesses become affine.
+"""Axis splits: an axis that a node takes apart in its indices becomes several, so that its accesses are affine.
 
     out[i0, i1] = x[i0, i1 // 64, i1 % 64]         i1: 768   =>   64*d1 + d0, d1: 12, d0: 64
                   x[i0, d1, d0]
 
-A digit of size b at multiple m of an axis is what `axis // m % b` picks. Axes of index reductions and scans stay whole.
+A part of size b at multiple m of an axis is what `axis // m % b` picks. Axes of index reductions and scans are not
+split.
 """
 
 from __future__ import annotations
@@ -34,44 +35,34 @@ class SubAxis:
 
 
 AxisSplits = dict[Symbol, tuple[SubAxis, ...]]
-"""The digits of each axis, the largest multiple first."""
+"""The parts of each axis, the largest multiple first."""
 
 
-def axis_splits(node: FusableNode, whole: frozenset[Symbol]) -> AxisSplits:
-    """The digits of the axes of `node`; an axis that is nowhere taken apart is its own digit."""
-    cuts: dict[Symbol, list[Int]] = {}
-    for axis, cut in _cuts(node):
-        if axis not in whole and cut not in cuts.setdefault(axis, []):
-            cuts[axis].append(cut)
-    digits: AxisSplits = {}
+def axis_splits(node: FusableNode, unsplittable: frozenset[Symbol]) -> AxisSplits:
+    """The parts of the axes of `node`; an axis that is nowhere taken apart is its own part."""
+    cuts: dict[Symbol, dict[Int, None]] = {}
+    for axis, multiple in _cuts(node):
+        if axis not in unsplittable:
+            cuts.setdefault(axis, {})[multiple] = None
+    splits: AxisSplits = {}
     count = 0
-    for one in node_axes(node):
-        made = _cut(one, cuts.get(one.symbol, []), count)
-        count += len(made)
-        digits[one.symbol] = made
-    return digits
+    for loop_axis in node_axes(node):
+        parts = splits[loop_axis.symbol] = _split(loop_axis, list(cuts.get(loop_axis.symbol, ())), count)
+        count += len(parts)
+    return splits
 
 
 def _cuts(node: FusableNode) -> Iterator[tuple[Symbol, Int]]:
+    """(axis, multiple) of each division of an axis in an index: `a // 64`, `a % 64`, `a // 64 % 12`."""
     for op in node.body.ops:
-        if isinstance(op, Load):
-            for at in op.index:
-                yield from _cuts_of(at)
-        elif isinstance(op, IndexValue):
-            yield from _cuts_of(op.expr)
+        for index in op.index if isinstance(op, Load) else (op.expr,) if isinstance(op, IndexValue) else ():
+            for monomial, _ in index.terms if isinstance(index, Expr) else ():
+                for atom in monomial:
+                    if isinstance(atom, Quotient):
+                        yield from _cuts_of(atom)
 
 
-def _cuts_of(value: Int) -> Iterator[tuple[Symbol, Int]]:
-    """(axis, multiple) of each division of an axis: `a // 64`, `a % 64`, `a // 64 % 12`."""
-    if not isinstance(value, Expr):
-        return
-    for monomial, _ in value.terms:
-        for atom in monomial:
-            if isinstance(atom, Quotient):
-                yield from _cuts_of_quotient(atom)
-
-
-def _cuts_of_quotient(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:
+def _cuts_of(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:
     """Of one division or remainder, whose dividend may be a division itself."""
     scale: Int = 1
     inner = atom.dividend
@@ -83,8 +74,8 @@ def _cuts_of_quotient(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:
         yield inner, scale * atom.divisor
 
 
-def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[SubAxis, ...]:
-    """AxisSplits between the cuts that divide each other and the axis."""
+def _split(axis: Axis, cuts: list[Int], first: int) -> tuple[SubAxis, ...]:
+    """Parts between the cuts that divide each other and the axis."""
     below: Int = 1
     found: list[SubAxis] = []
     for cut in sorted(cuts, key=size_hint):
@@ -99,25 +90,25 @@ def _cut(axis: Axis, cuts: list[Int], first: int) -> tuple[SubAxis, ...]:
 
 @final
 class SplitForms:
-    """Accesses as forms over digits."""
+    """Accesses as affine forms over the parts of axes."""
 
-    def __init__(self, digits: AxisSplits, opaque: frozenset[Symbol]) -> None:
-        parts = [one for made in digits.values() for one in made]
-        self.symbols = frozenset(one.symbol for one in parts)
+    def __init__(self, splits: AxisSplits, opaque: frozenset[Symbol]) -> None:
+        axes = [Axis(part.symbol, part.size) for parts in splits.values() for part in parts]
+        self.symbols = frozenset(axis.symbol for axis in axes)
         self.opaque = opaque
-        self.values: Mapping[Symbol, Int] = {axis: _value(made) for axis, made in digits.items() if len(made) > 1}
-        self.bounds = axis_bounds([Axis(one.symbol, one.size) for one in parts]) if self.values else None
+        self.values: Mapping[Symbol, Int] = {axis: _value(parts) for axis, parts in splits.items() if len(parts) > 1}
+        self.bounds = axis_bounds(axes) if self.values else None
 
     def form(self, spec: TensorSpec, index: Index) -> Affine | None:
-        """The place in memory of an access, from the first element of the tensor on."""
+        """The address of an access, from the first element of the tensor on."""
         address = linear_index(spec, index)
         if self.bounds is not None:
             address = simplify_in_ranges(substituted(address, self.values), self.bounds)
         return affine(address, self.symbols, self.opaque)
 
 
-def _value(digits: tuple[SubAxis, ...]) -> Int:
+def _value(parts: tuple[SubAxis, ...]) -> Int:
     total: Int = 0
-    for one in digits:
-        total = total + one.symbol * one.multiple
+    for part in parts:
+        total = total + part.symbol * part.multiple
     return total

@@ -3,15 +3,14 @@
     total[i0]   = sum over (i1: 768) of x[i0, i1]            group   units {g0: 128}
     out[i0, i1] = x[i0, i1] - total[i0]                      members over g0, g1 and over g0, g1
 
-A group has loop symbols of its own. `units` are those that are split over threads; the others run inside a unit.
+A group has loop symbols of its own. `units` are those that are divided among threads; the others run inside a unit.
 Each axis of a member's node is a sum of multiples of group symbols (several where an axis was split to fit another
-member's). What keeps a group right: every member covers all units, and what one member reads of another was written
-by the same unit.
+member's). Every member covers all units, and what one member reads of another was written by the same unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -24,6 +23,8 @@ from kiln.symbolic import Int, Symbol, product, symbol
 from kiln.tensor.size_hint import size_hint
 
 FusableNode = Pointwise | Reduction | Scan
+AxisTerms = tuple[tuple[Symbol, Int], ...]
+"""An axis as a sum: (group symbol, multiple) pairs."""
 
 
 @final
@@ -53,11 +54,11 @@ class PartialReduction:
 @final
 @dataclass(slots=True, eq=False)
 class Member:
-    """A node in a group. `axis_terms`: each axis of the node as (group symbol, multiple) pairs."""
+    """A node in a group, and its axes in the symbols of the group."""
 
     node: FusableNode
     number: int
-    axis_terms: dict[Symbol, tuple[tuple[Symbol, Int], ...]]
+    axis_terms: dict[Symbol, AxisTerms]
     reads: list[MemberAccess]
     write: MemberAccess
     partial: PartialReduction | None = None
@@ -68,20 +69,20 @@ class Member:
 
     def symbols(self) -> dict[Symbol, None]:
         """The group symbols that it runs over, in the order of its axes."""
-        return {one: None for parts in self.axis_terms.values() for one, _ in parts}
+        return {symbol: None for terms in self.axis_terms.values() for symbol, _ in terms}
 
     def symbols_of(self, axes: tuple[Axis, ...]) -> dict[Symbol, None]:
-        return {one: None for axis in axes for one, _ in self.axis_terms[axis.symbol]}
+        return {symbol: None for axis in axes for symbol, _ in self.axis_terms[axis.symbol]}
 
     def reduced(self) -> dict[Symbol, None]:
         """Group symbols that it combines over (a scan: runs along)."""
         return self.symbols_of(combined_axes(self.node))
 
-    def value(self, own: Symbol) -> Int:
+    def value(self, axis: Symbol) -> Int:
         """An axis of the node as an expression over group symbols."""
         total: Int = 0
-        for one, multiple in self.axis_terms[own]:
-            total = total + one * multiple
+        for term, multiple in self.axis_terms[axis]:
+            total = total + term * multiple
         return total
 
     def accesses(self) -> Iterator[MemberAccess]:
@@ -99,16 +100,16 @@ class Group:
     units: dict[Symbol, None] = field(default_factory=dict)
     sizes: dict[Symbol, Int] = field(default_factory=dict)
     blocked: dict[Symbol, int] = field(default_factory=dict)
-    """Blocked symbols and the units per block: these are not split."""
+    """Units that come in blocks, and how many make one: these are not split."""
     unsplittable: frozenset[Symbol] = frozenset()
-    """GroupSymbols that are not split either: a scan runs along them, an index reduction gives their value."""
+    """Symbols that a scan runs along, or whose value an index reduction gives."""
     ragged: dict[Symbol, int] = field(default_factory=dict)
     """Largest size of symbols whose size depends on the unit."""
     after: set[Group] = field(default_factory=set)
     barriers: set[Group] = field(default_factory=set)
     """Groups before this one that it must not be fused with."""
     parts_of: Group | None = None
-    """The group whose parts this one combines."""
+    """The group whose partial results this one combines."""
     position: int = 0
     merged_into: Group | None = None
     origin: str = ""
@@ -119,79 +120,71 @@ class Group:
         return self.members[0].node.out.spec.device if self.members else None
 
     def writers(self) -> dict[str, Member]:
-        """Members whose whole result the group holds, by buffer."""
-        return {one.out: one for one in self.members if one.partial is None}
+        """Members whose complete result the group holds, by buffer."""
+        return {member.out: member for member in self.members if member.partial is None}
 
     def inner(self, member: Member) -> dict[Symbol, None]:
-        """GroupSymbols of a member that run inside a unit."""
-        return {one: None for one in member.symbols() if one not in self.units}
+        """Symbols of a member that run inside a unit."""
+        return {symbol: None for symbol in member.symbols() if symbol not in self.units}
 
-    def points(self, symbols: dict[Symbol, None]) -> Int:
-        return product(self.sizes[one] for one in symbols)
+    def points(self, symbols: Iterable[Symbol]) -> Int:
+        return product(self.sizes[symbol] for symbol in symbols)
 
-    def points_hint(self, symbols: dict[Symbol, None]) -> int:
+    def points_hint(self, symbols: Iterable[Symbol]) -> int:
         """About how many points; blocks count as full."""
-        return size_hint(product(self.ragged.get(one, self.sizes[one]) for one in symbols))
+        return size_hint(product(self.ragged.get(symbol, self.sizes[symbol]) for symbol in symbols))
 
     def part_symbols(self) -> set[Symbol]:
         """Units that number the parts of split reductions."""
-        return {one for member in self.members if member.partial for one in member.partial.dims}
+        return {symbol for member in self.members if member.partial for symbol in member.partial.dims}
 
     def can_split(self, symbol: Symbol) -> bool:
         return symbol not in self.unsplittable and symbol not in self.blocked and symbol not in self.part_symbols()
 
     def has_reductions(self) -> bool:
-        return any(not isinstance(one.node, Pointwise) for one in self.members)
+        return any(not isinstance(member.node, Pointwise) for member in self.members)
 
     def split(self, old: Symbol, low: Symbol, low_size: Int, high: Symbol, high_size: Int) -> None:
         """`old` becomes `low_size` * `high` + `low`."""
         self.sizes.pop(old)
         self.sizes |= {high: high_size, low: low_size}
         if old in self.units:
-            self.units = _replaced(self.units, old, high, low)
+            replaced: dict[Symbol, None] = {}
+            for unit in self.units:
+                replaced |= {high: None, low: None} if unit is old else {unit: None}
+            self.units = replaced
         for member in self.members:
-            for axis, parts in member.axis_terms.items():
-                if any(one is old for one, _ in parts):
-                    member.axis_terms[axis] = tuple(_split_parts(parts, old, low, low_size, high))
+            for axis, terms in member.axis_terms.items():
+                if any(symbol is old for symbol, _ in terms):
+                    member.axis_terms[axis] = _split_terms(terms, old, low, low_size, high)
             for access in member.accesses():
                 if access.form is not None and old in access.form.strides:
-                    step = access.form.strides.pop(old)
-                    access.form.strides |= {high: step * low_size, low: step}
+                    stride = access.form.strides.pop(old)
+                    access.form.strides |= {high: stride * low_size, low: stride}
 
-    def rename(self, names: dict[Symbol, Symbol]) -> None:
+    def rename(self, names: Mapping[Symbol, Symbol]) -> None:
         """Group symbols under new names."""
-        self.units = {names.get(one, one): None for one in self.units}
-        self.sizes = {names.get(one, one): size for one, size in self.sizes.items()}
-        self.unsplittable = frozenset(names.get(one, one) for one in self.unsplittable)
-        self.blocked = {names.get(one, one): size for one, size in self.blocked.items()}
+        self.units = {names.get(unit, unit): None for unit in self.units}
+        self.sizes = {names.get(symbol, symbol): size for symbol, size in self.sizes.items()}
+        self.unsplittable = frozenset(names.get(symbol, symbol) for symbol in self.unsplittable)
+        self.blocked = {names.get(symbol, symbol): size for symbol, size in self.blocked.items()}
         for member in self.members:
-            for axis, parts in member.axis_terms.items():
-                member.axis_terms[axis] = tuple([(names.get(one, one), multiple) for one, multiple in parts])
+            for axis, terms in member.axis_terms.items():
+                member.axis_terms[axis] = tuple([(names.get(symbol, symbol), multiple) for symbol, multiple in terms])
             for access in member.accesses():
                 if access.form is not None:
                     strides = access.form.strides
-                    access.form.strides = {names.get(one, one): step for one, step in strides.items()}
-            if member.partial is not None:
-                member.partial.dims = tuple(names.get(one, one) for one in member.partial.dims)
-                member.partial.blocked = names.get(member.partial.blocked, member.partial.blocked)
+                    access.form.strides = {names.get(symbol, symbol): stride for symbol, stride in strides.items()}
+            if (partial := member.partial) is not None:
+                partial.dims = tuple(names.get(symbol, symbol) for symbol in partial.dims)
+                partial.blocked = names.get(partial.blocked, partial.blocked)
 
 
-def _replaced(symbols: dict[Symbol, None], old: Symbol, *new: Symbol) -> dict[Symbol, None]:
-    found: dict[Symbol, None] = {}
-    for one in symbols:
-        found |= dict.fromkeys(new) if one is old else {one: None}
-    return found
-
-
-def _split_parts(
-    parts: tuple[tuple[Symbol, Int], ...], old: Symbol, low: Symbol, low_size: Int, high: Symbol
-) -> Iterator[tuple[Symbol, Int]]:
-    for one, multiple in parts:
-        if one is old:
-            yield high, multiple * low_size
-            yield low, multiple
-        else:
-            yield one, multiple
+def _split_terms(terms: AxisTerms, old: Symbol, low: Symbol, low_size: Int, high: Symbol) -> AxisTerms:
+    found: list[tuple[Symbol, Int]] = []
+    for term, multiple in terms:
+        found += [(high, multiple * low_size), (low, multiple)] if term is old else [(term, multiple)]
+    return tuple(found)
 
 
 @final

@@ -1,4 +1,9 @@
-"""From a group to its kernel."""
+"""From a group to its kernel, and to the launch of it.
+
+    phases (`phases.py`), loop order and strips (`layout.py`), bodies (`phase_bodies.py`), assembly (`assemble.py`)
+
+A group equal to one that has a kernel launches that one.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kiln.loops.body.body import Compute
-from kiln.loops.fusion.dependencies import Dependencies, memory_of
+from kiln.loops.fusion.assemble import KernelCall, assemble
+from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.fuse import Fused
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.group_keys import group_key
+from kiln.loops.fusion.kernel_draft import KernelDraft
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layout
 from kiln.loops.fusion.lifetimes import ScheduledStep
-from kiln.loops.fusion.phase_bodies import KeepInCache, KeepInRegisters, KernelBuilder
+from kiln.loops.fusion.phase_bodies import PhaseBodies
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
-from kiln.loops.fusion.single_kernel import KernelCall, assemble
+from kiln.loops.fusion.reuse import RecomputeAtPoint, RowsOnStack
 from kiln.loops.kernel.kernel import Phase
+from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, Pointwise
 from kiln.support.target import Target
 
@@ -31,17 +39,18 @@ def group_launch(
 
     Results that do so become views in `buffers`.
     """
-    inside = {one.number for one in group.members}
-    stored = frozenset([one.out for one in group.members if _escapes(one, inside, fused.graph)])
+    inside = {member.number for member in group.members}
+    stored = frozenset([member.out for member in group.members if _is_read_outside(member, inside, fused.graph)])
     key, names = group_key(group, stored, dying, buffers)
-    launch = table.known(key, names, _origin(group))
-    if launch is None:
+    found = table.find(key, names, _origin(group))
+    if found is None:
         call = group_kernel(group, stored, dying, buffers, target, fused.symbols)
-        launch = table.remember(key, names, table.launch(call), call.over)
-    over = dict(table.taken_over(key, names))
-    for result, argument in over.items():
+        found = table.launch(call), call.overwrites
+        table.remember(key, names, *found)
+    launch, overwrites = found
+    for result, argument in overwrites.items():
         buffers[result] = replace(buffers[result], base=memory_of(argument, buffers))
-    return ScheduledStep(launch, tuple(over))
+    return ScheduledStep(launch, tuple(overwrites))
 
 
 def group_kernel(
@@ -55,36 +64,35 @@ def group_kernel(
     """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
     plans = plan_phases(group, stored)
-    lay = layout(group, stored, buffers, target)
-    gpu = target.is_gpu
-    builder = KernelBuilder(plans, lay.order, stored, buffers, KeepInRegisters() if gpu else KeepInCache())
-    made = builder.phases()
-    if gpu:
-        made = tuple(phase for phase in made if phase.effects)
-    elif not lay.strip:
-        made = tuple(_vectorised(group, plan, phase, lay) for plan, phase in zip(plans.phases, made, strict=True))
-    units = builder.axes(group.units)
-    return assemble(
-        kernel_name(group), units, made, tuple(builder.locals.values()), buffers, target,
-        strip=lay.strip, grain=lay.grain, origin=_origin(group), dying=dying,
-    )  # fmt: skip
+    loops = layout(group, stored, buffers, target)
+    bodies = PhaseBodies(plans, loops.order, stored, RecomputeAtPoint() if target.is_gpu else RowsOnStack())
+    phases = bodies.phases()
+    if target.is_gpu:
+        phases = tuple(phase for phase in phases if phase.effects)
+    elif not loops.strip:
+        phases = tuple(_vectorised(group, plan, phase, loops) for plan, phase in zip(plans.phases, phases, strict=True))
+    units, locals_ = bodies.axes(group.units), tuple(bodies.locals.values())
+    draft = KernelDraft(
+        kernel_name(group), units, phases, locals_, buffers, loops.strip, loops.grain, _origin(group), dying
+    )
+    return assemble(draft, target)
 
 
-def _escapes(member: Member, inside: set[int], graph: Dependencies) -> bool:
-    """Does anything but the nodes `inside` read the member's result?"""
+def _is_read_outside(member: Member, inside: set[int], graph: Dependencies) -> bool:
+    """Does anything but the nodes `inside` need the member's result?"""
     if member.partial is not None:
         return False
     uses = graph.uses[member.out]
     return uses.kept or not uses.readers or any(number not in inside for number in uses.readers)
 
 
-def _vectorised(group: Group, plan: PhasePlan, phase: Phase, lay: LoopLayout) -> Phase:
+def _vectorised(group: Group, plan: PhasePlan, phase: Phase, loops: LoopLayout) -> Phase:
     """The axis with neighbours in memory innermost and vectorised."""
     if not phase.axes or plan.serial:
         return phase
     symbols = [axis.symbol for axis in phase.axes]
     best = best_vector(group, (*plan.members, *plan.finishing))
-    vector = lay.vector if lay.vector in symbols else best if best in symbols else symbols[-1]
+    vector = loops.vector if loops.vector in symbols else best if best in symbols else symbols[-1]
     axes = sorted(phase.axes, key=lambda axis: axis.symbol is vector)
     return replace(phase, axes=tuple(axes), vector=len(axes) - 1)
 

@@ -2,36 +2,38 @@
 
     g0: b3 = exp(load b2[i0])   g9: b7 = exp(load b5[i0])        equal keys: one kernel, built once
 
-So the work of a compile grows with the number of different groups, not with the number of layers.
+So the time of a compile grows with the number of different groups, not with the number of layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Hashable, Mapping
+from typing import final
 
 from kiln.loops.body.body import Compute, Load
 from kiln.loops.fusion.group import FusableNode, Group, Member
 from kiln.loops.program.nodes import Buffer, Reduction, Scan
-from kiln.symbolic import Symbol
 
-Key = tuple[Any, ...]
+Key = tuple[Hashable, ...]
 
 
 @final
 class Numbering:
-    """Numbering of names or symbols, in order of first use."""
+    """Numbers of names or symbols, in order of first use."""
 
     def __init__(self) -> None:
-        self.of: dict[Any, int] = {}
+        self.of: dict[Hashable, int] = {}
 
-    def __call__(self, thing: Any) -> int:
+    def __call__(self, thing: Hashable) -> int:
         return self.of.setdefault(thing, len(self.of))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.of if isinstance(name, str))
 
 
 def node_key(node: FusableNode, buffers: Numbering) -> Key:
     """What a node computes, its buffers by number."""
-    ops: list[Any] = []
+    ops: list[Hashable] = []
     for op in node.body.ops:
         if isinstance(op, Compute):
             ops.append((op.op.name, op.operands, op.dtype))
@@ -39,36 +41,31 @@ def node_key(node: FusableNode, buffers: Numbering) -> Key:
             ops.append((buffers(op.buffer), op.index, op.dtype, op.mask))
         else:
             ops.append(op)
-    extra: Key = ()
     if isinstance(node, Reduction):
-        extra = (node.op, node.kept, node.reduced)
-    elif isinstance(node, Scan):
-        extra = (node.op, node.axes, node.along)
+        loops: Key = (node.op, node.kept, node.reduced)
     else:
-        extra = (node.axes,)
-    return (type(node), extra, tuple(ops), node.body.results, buffers(node.out.name))
+        loops = (node.op, node.axes, node.along) if isinstance(node, Scan) else (node.axes,)
+    return type(node).__name__, loops, tuple(ops), node.body.results, buffers(node.out.name)
 
 
 def group_key(
     group: Group, stored: frozenset[str], dying: tuple[str, ...], buffers: Mapping[str, Buffer]
 ) -> tuple[Key, tuple[str, ...]]:
     """The key of a group, and the names of its buffers in the order of their numbers."""
-    names, symbols = Numbering(), Numbering()
-    members = tuple([_member_key(member, stored, names, symbols) for member in group.members])
-    specs = [buffers[name].spec for name in names.of]
+    numbers, symbols = Numbering(), Numbering()
+    members = tuple([_member_key(member, stored, numbers, symbols) for member in group.members])
+    specs = [buffers[name].spec for name in numbers.names()]
     layouts = tuple([(spec.dtype, spec.sizes, spec.strides, spec.device) for spec in specs])
-    space = tuple([(symbols(one), size) for one, size in group.sizes.items()])
-    units = tuple([symbols(one) for one in group.units])
-    frozen = tuple([(symbols(one), size) for one, size in group.blocked.items()])
-    dead = tuple(map(names, dying))
-    return (members, layouts, space, units, frozen, dead), tuple(names.of)
+    space = tuple([(symbols(symbol), size) for symbol, size in group.sizes.items()])
+    units = tuple(map(symbols, group.units))
+    blocked = tuple([(symbols(symbol), size) for symbol, size in group.blocked.items()])
+    dead = tuple(map(numbers, dying))
+    return (members, layouts, space, units, blocked, dead), numbers.names()
 
 
 def _member_key(member: Member, stored: frozenset[str], names: Numbering, symbols: Numbering) -> Key:
-    places = tuple([tuple([(symbols(one), step) for one, step in parts]) for parts in member.axis_terms.values()])
+    axes = tuple([tuple([(symbols(symbol), step) for symbol, step in terms]) for terms in member.axis_terms.values()])
     partial: Key = ()
-    if member.partial is not None:
-        one = member.partial
-        dims: tuple[Symbol, ...] = one.dims
-        partial = (names(one.buffer.name), tuple(map(symbols, dims)), symbols(one.blocked), one.size)
-    return (node_key(member.node, names), places, member.out in stored, partial)
+    if (part := member.partial) is not None:
+        partial = (names(part.buffer.name), tuple(map(symbols, part.dims)), symbols(part.blocked), part.size)
+    return (node_key(member.node, names), axes, member.out in stored, partial)

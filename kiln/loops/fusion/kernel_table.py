@@ -5,16 +5,19 @@ norm(x, w1 -> y)    norm(u, w2 -> v)        one kernel a0, a1 -> a2, two launche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.fusion.assemble import KernelCall
 from kiln.loops.fusion.group_keys import Key
-from kiln.loops.fusion.single_kernel import KernelCall
 from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.symbolic import Int, Symbol
+
+Overwrites = Mapping[str, str]
+"""Results, and the arguments that they are written over."""
 
 
 @final
@@ -25,12 +28,12 @@ class _KnownLaunch:
     kernel: KernelIR
     args: tuple[int, ...]
     ints: tuple[Int, ...]
-    over: tuple[tuple[int, int], ...]
+    overwrites: tuple[tuple[int, int], ...]
 
 
 @final
 class KernelTable:
-    """Canonical kernels by key, under names that are different."""
+    """Canonical kernels by key, under names that are different; launches by the keys of their groups."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, KernelIR] = {}
@@ -44,26 +47,21 @@ class KernelTable:
         if key not in self.by_key:
             self.by_key[key] = replace(made, name=self._fresh(kernel.name))
         args = tuple(param.name for param in kernel.params)
-        ints = tuple(call.sizes.get(one, one) if isinstance(one, Symbol) else one for one in kernel.ints)
+        ints = tuple(call.sizes.get(size, size) if isinstance(size, Symbol) else size for size in kernel.ints)
         return KernelLaunch(self.by_key[key], args, ints, kernel.origin)
 
-    def known(self, key: Key, names: tuple[str, ...], origin: str) -> KernelLaunch | None:
+    def remember(self, key: Key, names: tuple[str, ...], launch: KernelLaunch, overwrites: Overwrites) -> None:
+        args = tuple([names.index(name) for name in launch.args])
+        pairs = tuple([(names.index(result), names.index(argument)) for result, argument in overwrites.items()])
+        self.by_group[key] = _KnownLaunch(launch.kernel, args, launch.ints, pairs)
+
+    def find(self, key: Key, names: tuple[str, ...], origin: str) -> tuple[KernelLaunch, Overwrites] | None:
         """The launch for a group equal to one that has been launched, on the buffers `names`."""
         found = self.by_group.get(key)
         if found is None:
             return None
-        return KernelLaunch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
-
-    def remember(self, key: Key, names: tuple[str, ...], launch: KernelLaunch, over: Mapping[str, str]) -> KernelLaunch:
-        args = tuple([names.index(name) for name in launch.args])
-        pairs = tuple([(names.index(result), names.index(argument)) for result, argument in over.items()])
-        self.by_group[key] = _KnownLaunch(launch.kernel, args, launch.ints, pairs)
-        return launch
-
-    def taken_over(self, key: Key, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Results that are written over an argument, and this argument."""
-        for result, argument in self.by_group[key].over:
-            yield names[result], names[argument]
+        launch = KernelLaunch(found.kernel, tuple([names[number] for number in found.args]), found.ints, origin)
+        return launch, {names[result]: names[argument] for result, argument in found.overwrites}
 
     def _fresh(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1

@@ -3,7 +3,7 @@
     units {g0: rows}, inner {g1: columns, stride 1}     rows one by one, phases vectorised along g1
     units {g1: columns, stride 1}, inner {g0: rows}     strips of columns, each going down the rows
 
-GroupSymbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
+Symbols are ordered by their strides, largest outermost; the one with neighbours in memory in most accesses is
 vectorised. If it is a unit, units go through the phases in strips.
 """
 
@@ -51,16 +51,16 @@ def block_units(group: Group, symbols: GroupSymbols) -> None:
     """Blocked units become units of blocks, with the units of a block inside."""
     for old, size in list(group.blocked.items()):
         block, within = symbols.fresh(), symbols.fresh()
-        whole = group.sizes[old]
-        group.split(old, within, size, block, (whole + size - 1) // size)
-        if not divides(size, whole):
-            group.sizes[within] = sym_min(size, whole - block * size)
+        count = group.sizes[old]
+        group.split(old, within, size, block, (count + size - 1) // size)
+        if not divides(size, count):
+            group.sizes[within] = sym_min(size, count - block * size)
             group.ragged[within] = size
         del group.units[within]
         del group.blocked[old]
         for member in group.members:
             if member.partial is not None:
-                member.partial.dims = tuple(block if one is old else one for one in member.partial.dims)
+                member.partial.dims = tuple(block if symbol is old else symbol for symbol in member.partial.dims)
 
 
 def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> LoopLayout:
@@ -69,21 +69,20 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
     vector = best_vector(group, group.members, stored)
     if vector is None:
         vector = best_vector(group, group.members)
-    units = list(group.units)
-    in_strips = vector is None or vector in group.units or _is_short(group)
+    in_strips = vector is None or vector in group.units or _has_short_rows(group)
     if in_strips and vector not in group.units:
-        vector = min(units, key=lambda one: strides.get(one, 0.0), default=None)
+        vector = min(group.units, key=lambda unit: strides.get(unit, 0.0), default=None)
     if in_strips and vector in symbols_of(*group.sizes.values()):
         # The units of a strip go through a phase together: its sizes must not differ between them.
         in_strips, vector = False, None
-    order = sorted(group.sizes, key=lambda one: (one is vector, -strides.get(one, 0.0)))
+    order = sorted(group.sizes, key=lambda symbol: (symbol is vector, -strides.get(symbol, 0.0)))
     if target.is_gpu:
-        return LoopLayout(order, None, 0, 1)  # programs, strips and vectors are chosen with the blocks
-    strip = _strip(group, target) if in_strips and units else 0
+        return LoopLayout(order, None, 0, 1)  # its passes choose blocks, strips and vectors
+    strip = _strip(group, target) if in_strips and group.units else 0
     return LoopLayout(order, vector if not in_strips else None, strip, _grain(group, buffers))
 
 
-def _is_short(group: Group) -> bool:
+def _has_short_rows(group: Group) -> bool:
     """Would rows leave vectors empty, where there are many of them?"""
     longest = max(group.points_hint(group.inner(member)) for member in group.members)
     return longest < SHORT_ROW and group.points_hint(group.units) >= 8 * SHORT_ROW
@@ -100,11 +99,10 @@ def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] 
         for access in member.accesses():
             if access.form is None or access.buffer in private:
                 continue
-            for one, stride in access.form.strides.items():
+            for symbol, stride in access.form.strides.items():
                 if is_static(stride) and stride == 1:
-                    points = group.points_hint(dict.fromkeys(access.form.strides))
-                    votes[one] = votes.get(one, 0) + points
-    return max(votes, key=lambda one: votes[one], default=None)
+                    votes[symbol] = votes.get(symbol, 0) + group.points_hint(access.form.strides)
+    return max(votes, key=lambda symbol: votes[symbol], default=None)
 
 
 def _strides(group: Group) -> dict[Symbol, float]:
@@ -115,11 +113,11 @@ def _strides(group: Group) -> dict[Symbol, float]:
         for access in member.accesses():
             if access.form is None:
                 continue
-            points = group.points_hint(dict.fromkeys(access.form.strides))
-            for one, stride in access.form.strides.items():
-                total[one] = total.get(one, 0.0) + points * log2(max(abs(size_hint(stride)), 1))
-                count[one] = count.get(one, 0) + points
-    return {one: total[one] / max(count[one], 1) for one in total}
+            points = group.points_hint(access.form.strides)
+            for symbol, stride in access.form.strides.items():
+                total[symbol] = total.get(symbol, 0.0) + points * log2(max(abs(size_hint(stride)), 1))
+                count[symbol] = count.get(symbol, 0) + points
+    return {symbol: total[symbol] / max(count[symbol], 1) for symbol in total}
 
 
 def _strip(group: Group, target: Target) -> int:

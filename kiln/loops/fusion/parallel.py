@@ -1,15 +1,15 @@
 """How many independent pieces of work a kernel has, and how many the machine wants.
 
-    CPU   a unit is a piece; four per thread keep all threads busy to the end
-    GPU   a program is a piece: a unit, or a strip of units that are neighbours in memory; two per multiprocessor at
+    CPU   a piece is a unit; four per thread keep all threads busy to the end
+    GPU   a piece is a program: a unit, or a strip of units that are neighbours in memory; two per multiprocessor at
           least, four where a reduction is cut into blocks for them
 
-Numbering depend on the machine and on shapes, never on data or on how many threads happen to run.
+Numbers depend on the machine and on shapes, never on data or on how many threads happen to run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from kiln.loops.fusion.group import Group
@@ -20,32 +20,30 @@ from kiln.symbolic import Symbol
 from kiln.tensor.size_hint import size_hint
 
 GPU_STRIP = 64
-"""Units next to each other in memory that one program of a GPU takes at least."""
-
+"""Units next to each other in memory that one GPU program takes at least."""
 PIECE_POINTS = 1 << 14
-"""Points that one program of a GPU is through with in the time of a launch."""
+"""Points that one GPU program computes in the time of a launch."""
 
 
-def pieces(group: Group, units: dict[Symbol, None], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
+def pieces(group: Group, units: Iterable[Symbol], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
     """About how many pieces of work there are if `units` are the units of `group`.
 
-    `blocks`: those that a program of a GPU goes through in blocks, and how many make one; by default the group's own.
+    `blocks`: units that a GPU program takes in blocks, and how many make one; by default the group's own.
     """
     if not target.is_gpu:
         return size_hint(group.points(units))
     together = {best_vector(group, group.members): GPU_STRIP} | (group.blocked if blocks is None else dict(blocks))
-    counts = [-(-max(size_hint(group.sizes[one]), 1) // together.get(one, 1)) for one in units]
-    return prod(counts)
+    return prod(-(-max(size_hint(group.sizes[unit]), 1) // together.get(unit, 1)) for unit in units)
 
 
-def strip(group: Group, units: dict[Symbol, None]) -> int:
-    """Units that a program of a GPU takes together."""
+def strip(group: Group, units: Iterable[Symbol]) -> int:
+    """Units that a GPU program takes together."""
     vector = best_vector(group, group.members)
-    return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector in units else 1
+    return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector is not None and vector in units else 1
 
 
 def leaves_idle(points: int, count: int, target: Target) -> bool:
-    """On a GPU: do `count` programs leave multiprocessors idle while each goes through its part of `points`?
+    """Do `count` GPU programs leave multiprocessors idle while each works long on its part of `points`?
 
     A quarter less than wanted are enough: blocks are whole, so their number is not always the best.
     """

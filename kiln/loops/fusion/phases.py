@@ -4,9 +4,8 @@
                   total = sum of t over g1      phase (g1):  out = t / total
                   out = t / total, over g0 g1
 
-A member goes to the first phase over its own inner symbols that stands behind all it needs. It may share a phase with
-what it needs if it reads just the element that is made at the same point. A value that only one later phase uses is
-made there.
+A member goes to the first phase over its own inner symbols behind all it needs. It may share a phase with what it needs
+if it reads just the element that is made at the same point. A value that only one later phase uses is made there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import final
 
 from kiln.loops.body.body import Compute, Indirect, Load, Random
 from kiln.loops.body.builder import operands_of, symbols_used
-from kiln.loops.fusion.group import Group, Member, MemberAccess
+from kiln.loops.fusion.group import FusableNode, Group, Member, MemberAccess
 from kiln.loops.program.nodes import Pointwise, Reduction
 from kiln.symbolic import Symbol
 
@@ -42,17 +41,14 @@ class PhasePlans:
 
     group: Group
     phases: list[PhasePlan] = field(default_factory=list)
-    place: dict[str, int] = field(default_factory=dict)
-
-    def writer(self, buffer: str) -> Member | None:
-        return self._writers.get(buffer)
+    phase_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._writers = self.group.writers()
+        self.writers = self.group.writers()
         self._users: dict[str, list[tuple[Member, MemberAccess]]] = {}
         for member in self.group.members:
             for access in member.reads:
-                if access.buffer in self._writers:
+                if access.buffer in self.writers:
                     self._users.setdefault(access.buffer, []).append((member, access))
 
     def users(self, buffer: str) -> list[tuple[Member, MemberAccess]]:
@@ -61,32 +57,45 @@ class PhasePlans:
 
     def forwards(self, writer: Member, reader: Member, access: MemberAccess) -> bool:
         """Can the value go from `writer` to `reader` within one point of one phase?"""
-        if not isinstance(writer.node, Pointwise) or (is_serial(reader) and not isinstance(reader.node, Reduction)):
+        if not isinstance(writer.node, Pointwise) or (
+            is_serial(reader.node) and not isinstance(reader.node, Reduction)
+        ):
             return False
         same = writer.write.form is not None and access.form is not None and writer.write.form == access.form
         return same and self.group.inner(writer).keys() == self.group.inner(reader).keys()
 
+    def numbered(self, axes: frozenset[Symbol], serial: bool, first: int) -> int:
+        """The first phase over `axes` from number `first` on; a new one at the end where there is none."""
+        for number in range(first, len(self.phases)):
+            if self.phases[number].axes == axes and self.phases[number].serial == serial:
+                return number
+        self.phases.append(PhasePlan(axes, serial))
+        return len(self.phases) - 1
 
-def is_serial(member: Member) -> bool:
+
+def is_serial(node: FusableNode) -> bool:
     """Does its loop run in order, so that it cannot be vectorised along what it combines?"""
-    node = member.node
-    if isinstance(node, Reduction):
-        return node.op.value.startswith("arg")
-    return not isinstance(node, Pointwise)
+    return not node.op.is_splittable if isinstance(node, Reduction) else not isinstance(node, Pointwise)
 
 
 def plan_phases(group: Group, stored: frozenset[str]) -> PhasePlans:
-    """Phases for the members of `group`; `stored` are the buffers that others read."""
+    """Phases for the members of `group`; `stored` are the results that others read."""
     plans = PhasePlans(group)
     for member in group.members:
-        _put(plans, member, _earliest(plans, member))
+        axes = frozenset(group.inner(member))
+        number = plans.numbered(axes, is_serial(member.node), _earliest(plans, member))
+        plans.phases[number].members.append(member)
+        plans.phase_of[member.out] = number
     _sink(plans, stored)
     for member in group.members:
         if isinstance(member.node, Reduction) and (member.out in stored or member.partial):
-            _put_finish(plans, member)
+            # Its result is stored in the first later phase over its kept inner symbols.
+            kept = frozenset(group.inner(member)) - member.reduced().keys()
+            number = plans.numbered(kept, False, plans.phase_of[member.out] + 1)
+            plans.phases[number].finishing.append(member)
     used = [phase for phase in plans.phases if phase.members or phase.finishing]
-    numbers = {id(phase): place for place, phase in enumerate(used)}
-    plans.place = {name: numbers[id(plans.phases[place])] for name, place in plans.place.items()}
+    numbers = {id(phase): number for number, phase in enumerate(used)}
+    plans.phase_of = {name: numbers[id(plans.phases[number])] for name, number in plans.phase_of.items()}
     plans.phases = used
     return plans
 
@@ -94,35 +103,11 @@ def plan_phases(group: Group, stored: frozenset[str]) -> PhasePlans:
 def _earliest(plans: PhasePlans, member: Member) -> int:
     first = 0
     for access in member.reads:
-        writer = plans.writer(access.buffer)
+        writer = plans.writers.get(access.buffer)
         if writer is not None:
-            place = plans.place[access.buffer]
-            first = max(first, place if plans.forwards(writer, member, access) else place + 1)
+            number = plans.phase_of[access.buffer]
+            first = max(first, number if plans.forwards(writer, member, access) else number + 1)
     return first
-
-
-def _put(plans: PhasePlans, member: Member, first: int) -> None:
-    axes = frozenset(plans.group.inner(member))
-    place = _phase_from(plans, axes, is_serial(member), first)
-    plans.phases[place].members.append(member)
-    plans.place[member.out] = place
-
-
-def _phase_from(plans: PhasePlans, axes: frozenset[Symbol], serial: bool, first: int) -> int:
-    """The first phase over `axes` from number `first` on; a new one at the end where there is none."""
-    for place in range(first, len(plans.phases)):
-        if plans.phases[place].axes == axes and plans.phases[place].serial == serial:
-            return place
-    plans.phases.append(PhasePlan(axes, serial))
-    return len(plans.phases) - 1
-
-
-def _put_finish(plans: PhasePlans, member: Member) -> None:
-    """Results of a reduction are stored in the first later phase over its kept inner symbols."""
-    reduced = member.reduced()
-    axes = frozenset(one for one in plans.group.inner(member) if one not in reduced)
-    place = _phase_from(plans, axes, False, plans.place[member.out] + 1)
-    plans.phases[place].finishing.append(member)
 
 
 def _sink(plans: PhasePlans, stored: frozenset[str]) -> None:
@@ -130,28 +115,28 @@ def _sink(plans: PhasePlans, stored: frozenset[str]) -> None:
     for member in reversed(plans.group.members):
         if not isinstance(member.node, Pointwise) or member.out in stored:
             continue
-        place, users = plans.place[member.out], plans.users(member.out)
-        places = {plans.place[user.out] for user, _ in users}
-        if len(places) != 1 or (latest := places.pop()) <= place:
+        number, users = plans.phase_of[member.out], plans.users(member.out)
+        phases = {plans.phase_of[user.out] for user, _ in users}
+        if len(phases) != 1 or (latest := phases.pop()) <= number:
             continue
         if all(plans.forwards(member, user, access) for user, access in users):
-            plans.phases[place].members.remove(member)
+            plans.phases[number].members.remove(member)
             plans.phases[latest].members.append(member)
-            plans.phases[latest].members.sort(key=lambda one: one.number)
-            plans.place[member.out] = latest
+            plans.phases[latest].members.sort(key=lambda member: member.number)
+            plans.phase_of[member.out] = latest
 
 
 def is_cheap(member: Member, inner: dict[Symbol, None]) -> bool:
     """Is computing its value again no worse than loading it? What does not change along `inner` is computed once."""
     if not isinstance(member.node, Pointwise):
         return False
-    moving = {own for own, parts in member.axis_terms.items() if any(one in inner for one, _ in parts)}
+    moving = {axis for axis, terms in member.axis_terms.items() if any(symbol in inner for symbol, _ in terms)}
     varies: list[bool] = []
-    cost = loads = 0
+    flops = loads = 0
     for op in member.node.body.ops:
         own = isinstance(op, Indirect | Random) or not moving.isdisjoint(symbols_used(op))
         varies.append(own or any(varies[place] for place in operands_of(op)))
         if varies[-1]:
             loads += isinstance(op, Load)
-            cost += op.op.flops if isinstance(op, Compute) else CHEAP_FLOPS if isinstance(op, Indirect | Random) else 0
-    return cost <= CHEAP_FLOPS and loads <= CHEAP_LOADS
+            flops += op.op.flops if isinstance(op, Compute) else CHEAP_FLOPS if isinstance(op, Indirect | Random) else 0
+    return flops <= CHEAP_FLOPS and loads <= CHEAP_LOADS

@@ -1,100 +1,78 @@
-"""From loop nodes to kernels: `schedule(program, target, events)`.
+"""From loops to kernels: what is fused, in which order it runs, when memory is made and dead.
 
-LoopProgram      what is computed into each buffer
-KernelProgram kernels and calls in order, and the life of each buffer
+a: f32[8, 64] = pointwise (i0: 8, i1: 64): exp(load x[i0, i1])                  kernel exp_sum(in0 -> out1) ...
+s: f32[8]     = reduction sum over (i1: 64) keeping (i0: 8): load a[i0, i1]     allocate s
+return s                                                                        launch exp_sum(x -> s)
+
+schedule(program, target, events)      of a loop program that its passes have rewritten (`program/passes`)
+
+fuse        loops become groups, by rules and vetoes, in a legal order (`fuse.py`)
+kernels     a group becomes a kernel, or a call of ATen (`group_kernel.py`, `library_calls.py`)
+lifetimes   memory is made before its first writer and freed after its last reader (`lifetimes.py`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kiln.loops.body.indexing import Axis, substituted
+from kiln.loops.body.indexing import substituted
 from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
-from kiln.loops.fusion.inplace import LastUses
 from kiln.loops.fusion.kernel_table import KernelTable
+from kiln.loops.fusion.last_uses import LastUses
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import ScheduledStep, allocations, frees, kept_alive
-from kiln.loops.fusion.materialise_row_terms import with_row_terms
-from kiln.loops.fusion.recompute_at_gather import inline_looked_up
-from kiln.loops.fusion.single_kernel import copy_body, single_kernel
-from kiln.loops.fusion.sink_column_sums import with_columns_last
+from kiln.loops.fusion.lifetimes import ScheduledStep, allocations, frees
+from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
-from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Pointwise, Scatter
+from kiln.loops.program.analyses import program_buffers, result_buffers
+from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Scatter
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, symbol
+from kiln.symbolic import Int, Symbol
 
 
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelProgram:
     """Kernels, calls and memory for `program` on `target`."""
-    program = inline_looked_up(program, program_buffers(program))
-    if target.is_gpu:
-        program = with_row_terms(program)
-        program = with_columns_last(program, program_buffers(program))
     buffers = program_buffers(program)
-    table = KernelTable()
+    given = frozenset(buffer.name for buffer in program.inputs if isinstance(buffer, Buffer))
+    given |= {buffer.name for buffer, _ in program.constants}
     fused = fuse(program, buffers, target)
-    lives = LastUses(fused.groups, fused.graph, buffers)
-    placed = [one for group in fused.groups for one in _steps(group, fused, lives, buffers, table, target)]
-    known = frozenset(one.name for one in program.inputs if isinstance(one, Buffer))
-    known |= {buffer.name for buffer, _ in program.constants}
-    kept = kept_alive(program.outputs, program.writes) | known
-    made = allocations(placed, known, buffers)
-    dead = frees(placed, kept, buffers)
-    steps = tuple(one.step for one in placed)
-    events.emit("fused", rules=fused.applied)
-    events.emit("not_fused", refusals=fused.not_fused)
-    _report(steps, events)
+    uses, table = LastUses(fused.groups, fused.graph, buffers), KernelTable()
+    scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target)]
+    steps = tuple(one.step for one in scheduled)
+    _report(fused, steps, events)
     return KernelProgram(
-        program.name, program.inputs, program.constants, steps, made, dead, program.outputs, program.writes,
-        fused.not_fused,
+        program.name, program.inputs, program.constants, steps, allocations(scheduled, given, buffers),
+        frees(scheduled, result_buffers(program) | given, buffers), program.outputs, program.writes, fused.not_fused,
     )  # fmt: skip
 
 
-def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
-    """Every buffer of a program by name."""
-    found = {one.name: one for one in program.inputs if isinstance(one, Buffer)}
-    found |= {buffer.name: buffer for buffer, _ in program.constants}
-    for node in program.nodes:
-        outs = node.outs if isinstance(node, Extern) else (node.out,)
-        found |= {out.name: out for out in outs if out is not None}
-    return found
-
-
 def _steps(
-    group: Group, fused: Fused, lives: LastUses, buffers: dict[str, Buffer], table: KernelTable, target: Target
+    group: Group, fused: Fused, uses: LastUses, buffers: dict[str, Buffer], table: KernelTable, target: Target
 ) -> Iterator[ScheduledStep]:
     node = group.step
     if node is None:
         call = library_call(group, buffers, target)
-        if call is not None:
-            yield ScheduledStep(call)
-            return
-        yield group_launch(group, fused, lives.dying(group), buffers, table, target)
+        yield ScheduledStep(call) if call else group_launch(group, fused, uses.dying(group), buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
-            yield ScheduledStep(table.launch(single_kernel(_copy(buffers[node.init], node.out), buffers, target)))
-        yield ScheduledStep(table.launch(single_kernel(node, buffers, target)))
+            yield ScheduledStep(table.launch(copy_kernel(buffers[node.init], node.out, buffers, target)))
+        yield ScheduledStep(table.launch(scatter_kernel(node, buffers, target)))
     else:
         assert isinstance(node, Extern)
         yield ScheduledStep(node)
 
 
-def _copy(source: Buffer, out: Buffer) -> Pointwise:
-    """The node that copies `source` into `out`."""
-    axes = tuple(Axis(symbol(f"i{place}"), size) for place, size in enumerate(out.spec.sizes))
-    return Pointwise(out, axes, copy_body(source, tuple(axis.symbol for axis in axes)))
-
-
-def _report(steps: Sequence[KernelLaunch | Extern], events: EventSink) -> None:
+def _report(fused: Fused, steps: Sequence[KernelLaunch | Extern], events: EventSink) -> None:
     launches = [step for step in steps if isinstance(step, KernelLaunch)]
-    events.emit("kernels", count=len({id(one.kernel) for one in launches}))
+    read, written = traffic(launches)
+    events.emit("fused", rules=fused.applied)
+    events.emit("not_fused", refusals=fused.not_fused)
+    events.emit("kernels", count=len({id(launch.kernel) for launch in launches}))
     events.emit("launches", count=len(launches))
     events.emit("library_calls", count=len(steps) - len(launches))
-    read, written = traffic(launches)
     events.emit("traffic", read=read, written=written)
 
 
@@ -103,12 +81,10 @@ def traffic(launches: Sequence[KernelLaunch]) -> tuple[Int, Int]:
     read: Int = 0
     written: Int = 0
     for launch in launches:
-        loaded = kernel_reads(launch.kernel)
-        values = {
-            own: given for own, given in zip(launch.kernel.ints, launch.ints, strict=True) if isinstance(own, Symbol)
-        }
-        for param in launch.kernel.params:
+        kernel, loaded = launch.kernel, kernel_reads(launch.kernel)
+        values = {own: given for own, given in zip(kernel.ints, launch.ints, strict=True) if isinstance(own, Symbol)}
+        for param in kernel.params:
             size = substituted(param.spec.numel() * param.spec.dtype.itemsize, values)
             read = read + (size if param.name in loaded else 0)
-            written = written + (size if param.name in launch.kernel.writes else 0)
+            written = written + (size if param.name in kernel.writes else 0)
     return read, written

@@ -18,17 +18,16 @@ from kiln.loops.fusion.axis_splits import AxisSplits, SplitForms, axis_splits
 from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member, MemberAccess, combined_axes
 from kiln.loops.fusion.group_keys import Key, Numbering, node_key
 from kiln.loops.fusion.phases import is_serial
-from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer, Reduction
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Symbol
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _NodeForms:
-    """The digits of a node's axes; its accesses over these: of each load, and of its store."""
+    """How the axes of a node are split; its accesses over the parts: of each load, and of its store."""
 
-    digits: AxisSplits
+    splits: AxisSplits
     reads: tuple[tuple[Affine | None, bool], ...]
     write: Affine | None
 
@@ -43,55 +42,47 @@ class SingleGroups:
 
     def group(self, node: FusableNode, number: int) -> Group:
         """`node` alone; its units are not chosen yet."""
-        known = self._analysed(node)
+        forms = self._forms(node)
         combined = {axis.symbol for axis in combined_axes(node)}
         # Axes of size 1 have no symbol, but a reduction keeps one to reduce.
-        fresh = {
-            one.symbol: self.symbols.fresh()
-            for axis, digits in known.digits.items()
-            for one in digits
-            if one.size != 1 or axis in combined
-        }
+        parts = [part for axis, parts in forms.splits.items() for part in parts if part.size != 1 or axis in combined]
+        fresh = {part.symbol: self.symbols.fresh() for part in parts}
         loads = (op.buffer for op in node.body.ops if isinstance(op, Load))
         reads = [
             MemberAccess(name, _renamed(form, fresh), conditional)
-            for name, (form, conditional) in zip(loads, known.reads, strict=True)
+            for name, (form, conditional) in zip(loads, forms.reads, strict=True)
         ]
-        places: dict[Symbol, tuple[tuple[Symbol, Int], ...]] = {
-            axis: tuple([(fresh[one.symbol], one.multiple) for one in digits if one.symbol in fresh])
-            for axis, digits in known.digits.items()
+        terms = {
+            axis: tuple([(fresh[part.symbol], part.multiple) for part in parts if part.symbol in fresh])
+            for axis, parts in forms.splits.items()
         }
-        member = Member(node, number, places, reads, MemberAccess(node.out.name, _renamed(known.write, fresh)))
-        group = Group([member], origin=node.origin)
-        group.sizes = {
-            fresh[one.symbol]: one.size for digits in known.digits.values() for one in digits if one.symbol in fresh
-        }
-        if is_serial(member):
+        member = Member(node, number, terms, reads, MemberAccess(node.out.name, _renamed(forms.write, fresh)))
+        group = Group([member], sizes={fresh[part.symbol]: part.size for part in parts}, origin=node.origin)
+        if is_serial(member.node):
             group.unsplittable = frozenset(member.reduced())
         return group
 
-    def _analysed(self, node: FusableNode) -> _NodeForms:
-        names = Numbering()
-        key = node_key(node, names), tuple([self.buffers[name].spec.strides for name in names.of])
+    def _forms(self, node: FusableNode) -> _NodeForms:
+        numbers = Numbering()
+        key = node_key(node, numbers), tuple([self.buffers[name].spec.strides for name in numbers.names()])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._analyse(node)
         return found
 
     def _analyse(self, node: FusableNode) -> _NodeForms:
-        serial = not isinstance(node, Reduction) or node.op.value.startswith("arg")
-        whole = frozenset(axis.symbol for axis in combined_axes(node)) if serial else frozenset()
-        digits = axis_splits(node, whole)
-        forms = SplitForms(digits, bound_symbols(node.body))
+        serial = frozenset(axis.symbol for axis in combined_axes(node)) if is_serial(node) else frozenset()
+        splits = axis_splits(node, serial)
+        forms = SplitForms(splits, bound_symbols(node.body))
         reads = [
             (forms.form(self.buffers[load.buffer].spec, load.index), load.conditional) for load in accesses(node.body)
         ]
-        kept = node.kept if isinstance(node, Reduction) else node_axes(node)
+        kept = node.kept if isinstance(node, Reduction) else node.axes
         write = forms.form(node.out.spec, tuple([axis.symbol for axis in kept]))
-        return _NodeForms(digits, tuple(reads), write)
+        return _NodeForms(splits, tuple(reads), write)
 
 
-def _renamed(form: Affine | None, fresh: dict[Symbol, Symbol]) -> Affine | None:
+def _renamed(form: Affine | None, fresh: Mapping[Symbol, Symbol]) -> Affine | None:
     if form is None:
         return None
-    return Affine({fresh[one]: step for one, step in form.strides.items() if one in fresh}, form.offset)
+    return Affine({fresh[symbol]: stride for symbol, stride in form.strides.items() if symbol in fresh}, form.offset)

@@ -5,11 +5,10 @@
     part[b] = sum over (v: 8192) of x[8192*b + v]       units (b: 123)
     total   = sum over (b: 123) of part[b]
 
-On a CPU block sizes depend on the shape of the loop, never on the number of threads: results are the same on every
-machine. On a GPU they also depend on the number of multiprocessors, which all have to get work.
 A reduction is split when too few units would be left, or when one accumulator would take so many terms that a plain
-sum loses digits. It is also split to join a group whose units it reduces: layer norm's backward computes the gradient
-of each row, and the sums of columns over all rows, in one pass.
+sum loses accuracy; and to join a group whose units it reduces: layer norm's backward computes the gradient of each row,
+and the sums of columns over all rows, in one pass. On a CPU block sizes depend on the shape of the loop, never on the
+number of threads: results are the same on every machine. On a GPU they also depend on the number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.group import Group, Member, PartialReduction
 from kiln.loops.fusion.parallel import leaves_idle, pieces, strip
-from kiln.loops.fusion.single_kernel import accumulator_dtype
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
-from kiln.loops.program.nodes import Buffer, ReduceOp, Reduction
+from kiln.loops.program.nodes import Buffer, Reduction
+from kiln.loops.program.reductions import accumulator_dtype
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, ceil_div, is_static, symbol
 from kiln.tensor.size_hint import large_size_hint, size_hint
@@ -34,75 +33,73 @@ COLUMN_TERMS = 512
 """Terms that one accumulator of a column takes before its error shows."""
 COLUMN_BLOCK = 128
 """Rows of a block of a column reduction."""
-
 GPU_BLOCK_POINTS, GPU_COLUMN_BLOCK = 1 << 12, 1 << 6
-"""The shortest block of a row, and the fewest rows of a block of columns, that a program is worth."""
-
-SPLITTABLE = frozenset(set(ReduceOp) - {ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+"""The shortest block of a row, and the fewest rows of a block of columns, that are worth a program."""
 
 
 def is_splittable(member: Member) -> bool:
-    return isinstance(member.node, Reduction) and member.node.op in SPLITTABLE
+    return isinstance(member.node, Reduction) and member.node.op.is_splittable
 
 
 def initial_units(group: Group, member: Member, target: Target) -> dict[Symbol, None]:
     """The units of a node on its own; those of a reduction that is split hold reduced symbols."""
     reduced = member.reduced()
-    kept = {one: None for one in member.symbols() if one not in reduced}
-    if target.is_gpu:
-        return _gpu_units(group, member, target, kept)
-    if not is_splittable(member) or large_size_hint(group.points(member.symbols())) <= SERIAL_POINTS:
+    kept = {symbol: None for symbol in member.symbols() if symbol not in reduced}
+    if not is_splittable(member):
         return kept
-    along_reduced = _runs_along(member, reduced)
-    if along_reduced and size_hint(group.points(kept)) >= 4 * target.threads:
+    block = _gpu_block(group, member, kept, target) if target.is_gpu else _cpu_block(group, member, kept, target)
+    if block is None:
         return kept
-    if not along_reduced and large_size_hint(group.points(reduced)) <= COLUMN_TERMS:
-        return kept
-    outer = _outer_reduced(group, member, BLOCK_POINTS if along_reduced else COLUMN_BLOCK)
-    return {one: None for one in member.symbols() if one in kept or one in outer}
+    outer = _outer_reduced(group, member, block)
+    return {symbol: None for symbol in member.symbols() if symbol in kept or symbol in outer}
 
 
-def _gpu_units(group: Group, member: Member, target: Target, kept: dict[Symbol, None]) -> dict[Symbol, None]:
-    """Split where the kept axes give too few programs and each would take long."""
-    have = pieces(group, kept, target)
-    if not is_splittable(member) or not leaves_idle(size_hint(group.points(member.symbols())), have, target):
-        return kept
+def _cpu_block(group: Group, member: Member, kept: dict[Symbol, None], target: Target) -> int | None:
+    """Points of a block; None where the reduction stays whole."""
     reduced = member.reduced()
+    if large_size_hint(group.points(member.symbols())) <= SERIAL_POINTS:
+        return None
+    if _runs_along(member, reduced):
+        return BLOCK_POINTS if size_hint(group.points(kept)) < 4 * target.threads else None
+    return COLUMN_BLOCK if large_size_hint(group.points(reduced)) > COLUMN_TERMS else None
+
+
+def _gpu_block(group: Group, member: Member, kept: dict[Symbol, None], target: Target) -> int | None:
+    """Split where the kept axes give too few programs and each would take long."""
+    have, reduced = pieces(group, kept, target), member.reduced()
+    if not leaves_idle(size_hint(group.points(member.symbols())), have, target):
+        return None
     least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK
     points = size_hint(group.points(reduced))
     block = max(points * have // (2 * wanted_pieces(target)), least)
-    if 2 * block > points:
-        return kept
-    outer = _outer_reduced(group, member, block)
-    return {one: None for one in member.symbols() if one in kept or one in outer}
+    return block if 2 * block <= points else None
 
 
 def _runs_along(member: Member, symbols: dict[Symbol, None]) -> bool:
     """Are neighbours in memory neighbours along `symbols`?"""
     for access in member.reads:
         if access.form is not None:
-            for one, stride in access.form.strides.items():
+            for symbol, stride in access.form.strides.items():
                 if is_static(stride) and stride == 1:
-                    return one in symbols
+                    return symbol in symbols
     return False
 
 
 def _strides(member: Member) -> dict[Symbol, int]:
     """The stride of each symbol in the read that has most of them."""
     forms = [access.form.strides for access in member.reads if access.form is not None]
-    best = max(forms, key=len, default={})
-    return {one: size_hint(stride) for one, stride in best.items()}
+    return {symbol: size_hint(stride) for symbol, stride in max(forms, key=len, default={}).items()}
 
 
 def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symbol, None]:
     """Reduced symbols from the one on at which a block is full; all of them where none is."""
     strides = _strides(member)
-    ascending = sorted(member.reduced(), key=lambda one: strides.get(one, 0))
+    ascending = sorted(member.reduced(), key=lambda symbol: strides.get(symbol, 0))
     points = 1
-    for place, one in enumerate(ascending):
-        points *= max(size_hint(group.sizes[one]), 1)
-        if points >= block_points or place == len(ascending) - 1:
-            return dict.fromkeys(ascending[place:])
+    for position, reduced in enumerate(ascending):
+        points *= max(size_hint(group.sizes[reduced]), 1)
+        if points >= block_points or position == len(ascending) - 1:
+            return dict.fromkeys(ascending[position:])
     return {}
 
 
@@ -111,15 +108,16 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     node = member.node
     assert isinstance(node, Reduction)
     strides = _strides(member)
-    outer = sorted((one for one in member.reduced() if one in group.units), key=lambda one: -strides.get(one, 0))
+    outer = [symbol for symbol in member.reduced() if symbol in group.units]
+    outer.sort(key=lambda symbol: -strides.get(symbol, 0))
     blocked = next(iter(group.blocked), outer[-1])
-    outer.sort(key=lambda one: one is blocked)
+    outer.sort(key=lambda symbol: symbol is blocked)
     if not group.blocked:
         group.blocked[blocked] = (
             _gpu_block_size(group, blocked, target) if target.is_gpu else _block_size(group, kept_in_strips)
         )
     size = group.blocked[blocked]
-    counts = [*(group.sizes[one] for one in outer[:-1]), ceil_div(group.sizes[blocked], size)]
+    counts = [*(group.sizes[symbol] for symbol in outer[:-1]), ceil_div(group.sizes[blocked], size)]
     sizes = (*counts, *node.out.spec.sizes)
     dtype = accumulator_dtype(node.op, node.out.spec.dtype)
     spec = TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, node.out.spec.device)
@@ -128,9 +126,14 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     return _combine(node, part, counts)
 
 
+def _inner_points(group: Group) -> int:
+    """Points inside a unit."""
+    return size_hint(group.points(symbol for symbol in group.sizes if symbol not in group.units))
+
+
 def _block_size(group: Group, kept_in_strips: bool) -> int:
     """A power of two, so that sizes which are multiples of it leave no rest."""
-    inner = max(size_hint(group.points({one: None for one in group.sizes if one not in group.units})), 1)
+    inner = max(_inner_points(group), 1)
     if kept_in_strips:
         return max(COLUMN_BLOCK // inner, 1)
     wanted = max(BLOCK_POINTS // inner, 4)
@@ -142,16 +145,15 @@ def _gpu_block_size(group: Group, blocked: Symbol, target: Target) -> int:
 
     Without a rest if a few more or less need none.
     """
-    others = {one: None for one in group.units if one is not blocked}
+    others = [unit for unit in group.units if unit is not blocked]
     blocks = _blocks_for(pieces(group, others, target), target)
-    size = size_hint(group.sizes[blocked])
-    inner = size_hint(group.points({one: None for one in group.sizes if one not in group.units}))
+    size, inner = size_hint(group.sizes[blocked]), _inner_points(group)
     least = GPU_BLOCK_POINTS // max(inner * strip(group, others), 1)
     most = max(min(max(size // blocks, least), size), 1)
     if is_static(group.sizes[blocked]):
-        whole = next((one for one in range(most + most // 16, most - most // 8, -1) if size % one == 0), None)
-        if whole is not None:
-            return whole
+        for exact in range(most + most // 16, most - most // 8, -1):
+            if size % exact == 0:
+                return exact
         if inner > 1:
             return -(-size // (size // most))
     return floor_power(most)
@@ -174,7 +176,7 @@ def _blocks_for(others: int, target: Target) -> int:
 
 def _combine(node: Reduction, part: Buffer, counts: list[Int]) -> Reduction:
     """The reduction of the parts."""
-    axes = tuple(Axis(symbol(f"q{place}"), count) for place, count in enumerate(counts))
+    axes = tuple(Axis(symbol(f"q{dim}"), count) for dim, count in enumerate(counts))
     builder = BodyBuilder()
     index = tuple(axis.symbol for axis in (*axes, *node.kept))
     body = builder.finish(builder.load(part.name, index, part.spec.dtype))

@@ -1,14 +1,14 @@
-"""Questions about loop nodes: what they read, write and run over."""
+"""Questions about loop nodes and programs: what they read, write and run over, which buffers there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from kiln.loops.body.analyses import BufferAccess, accesses
 from kiln.loops.body.indexing import Axis
-from kiln.loops.program.nodes import BufferArg, Extern, LoopNode, Reduction, Scatter
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopProgram, Reduction, Scatter
 
 
 def reads(node: LoopNode) -> tuple[BufferAccess, ...]:
@@ -44,3 +44,38 @@ def node_axes(node: LoopNode) -> tuple[Axis, ...]:
     if isinstance(node, Extern):
         return ()
     return (*node.kept, *node.reduced) if isinstance(node, Reduction) else node.axes
+
+
+def outs(node: LoopNode) -> tuple[Buffer, ...]:
+    """The buffers that a node makes."""
+    return tuple(out for out in node.outs if out is not None) if isinstance(node, Extern) else (node.out,)
+
+
+def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
+    """Every buffer of a program by name."""
+    given = [
+        *(given for given in program.inputs if isinstance(given, Buffer)),
+        *(made for made, _ in program.constants),
+    ]
+    return {buffer.name: buffer for buffer in (*given, *(out for node in program.nodes for out in outs(node)))}
+
+
+def result_buffers(program: LoopProgram) -> frozenset[str]:
+    """Buffers that the region gives back, or that are written from or to at its end."""
+    returned = {output.buffer for output in program.outputs if output.buffer is not None}
+    return frozenset(returned | {name for pair in program.writes for name in pair})
+
+
+def kept_buffers(program: LoopProgram) -> frozenset[str]:
+    """Buffers that are results, or memory of others."""
+    shared = {out.base for node in program.nodes for out in outs(node) if out.base is not None}
+    shared |= {node.init for node in program.nodes if isinstance(node, Scatter)}
+    return result_buffers(program) | shared
+
+
+def memory_of(name: str, buffers: Mapping[str, Buffer]) -> str:
+    """The buffer whose memory the buffer called `name` lies in."""
+    buffer = buffers[name]
+    while buffer.base is not None:
+        buffer = buffers[buffer.base]
+    return buffer.name

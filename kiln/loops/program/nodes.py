@@ -44,6 +44,11 @@ class ReduceOp(Enum):
     ARGMAX = "argmax"
     ARGMIN = "argmin"
 
+    @property
+    def is_splittable(self) -> bool:
+        """Do partial results combine to the whole by the same op?"""
+        return self not in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+
 
 @final
 @dataclass(frozen=True, slots=True)

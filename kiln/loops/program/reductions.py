@@ -96,3 +96,9 @@ def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp
     memory = target.reshape(-1).clone()
     memory.scatter_reduce_(0, flat.reshape(-1), value.reshape(-1), SCATTER_REDUCE[combine])
     target.copy_(memory.view(target.shape))
+
+
+def accumulator_dtype(op: ReduceOp, out: torch.dtype) -> torch.dtype:
+    """Sums and products of narrow floating-point numbers are accumulated in float32."""
+    narrow = out.is_floating_point and out.itemsize < 4 and op in (ReduceOp.SUM, ReduceOp.PROD)
+    return torch.float32 if narrow else out

@@ -23,6 +23,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.loops.lowering import lower
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.native import _executor
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_stages
@@ -414,7 +415,8 @@ def test_a_shared_padding_is_paid_for_together() -> None:
 
 
 def scheduled(graph: Graph, env: ShapeEnv | None = None) -> str:
-    program = schedule(lower(run_passes(graph, EventSink(), env=env), GPU, EventSink(), env), GPU, EventSink())
+    loops = lower(run_passes(graph, EventSink(), env=env), GPU, EventSink(), env)
+    program = schedule(run_program_passes(loops, GPU, EventSink()), GPU, EventSink())
     return kernel_program_text(program).replace(" @cuda:0", "")
 
 

@@ -10,7 +10,7 @@ import torch
 
 import kiln
 from kiln.loops.codegen.cpp import prelude
-from kiln.loops.fusion.library_calls import BY_NUMBER
+from kiln.loops.fusion.library_calls import SCALAR
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.support.events import EventSink
@@ -75,6 +75,6 @@ def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:
     lanes = {
         kind: set(re.findall(rf"^KILN_LIBM_{kind}\((\w+)\)", "\n".join(texts), re.MULTILINE)) for kind in ("F32", "F64")
     }
-    assert lanes["F64"] <= BY_NUMBER[torch.float64]
+    assert lanes["F64"] <= SCALAR[torch.float64]
     # erfc has vectors by tables only.
-    assert lanes["F32"] - {"erfc"} <= BY_NUMBER[torch.float32]
+    assert lanes["F32"] - {"erfc"} <= SCALAR[torch.float32]

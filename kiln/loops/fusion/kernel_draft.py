@@ -1,0 +1,44 @@
+"""A kernel while it is assembled: its loops, and the views under which it sees the buffers of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from kiln.loops.body.indexing import Axis
+from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
+from kiln.loops.program.nodes import Buffer
+from kiln.symbolic import Int, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelDraft:
+    """Units, phases and locals under the names of the program; `buffers` are those of the program that they use."""
+
+    name: str
+    units: tuple[Axis, ...]
+    phases: tuple[Phase, ...]
+    locals: tuple[Local, ...]
+    buffers: Mapping[str, Buffer]
+    strip: int = 0
+    grain: int = 1
+    origin: str = ""
+    dying: tuple[str, ...] = ()
+    """Arguments that results may be written over."""
+    views: Mapping[str, Buffer] = field(default_factory=dict)
+    dims: Mapping[str, tuple[Symbol | None, ...]] = field(default_factory=dict)
+    """For each view the axis that runs along each dimension; None: the dimension is indexed by an address."""
+    sizes: Mapping[Symbol, Int] = field(default_factory=dict)
+    """Values of the sizes that became arguments."""
+    overwrites: Mapping[str, str] = field(default_factory=dict)
+    """Results by the arguments whose memory they took over."""
+
+
+def stores_of(phase: Phase) -> Iterator[Store | Accumulate]:
+    """What a phase writes, to memory or to locals."""
+    for effect in phase.effects:
+        yield effect
+        if isinstance(effect, Accumulate) and effect.running is not None:
+            yield effect.running

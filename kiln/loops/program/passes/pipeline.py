@@ -1,0 +1,47 @@
+"""The passes over loop programs, in order, with the reason for each order; and their runner.
+
+    program = run_program_passes(program, target, events)
+
+`kiln/support/passes.py` says what a pass is. With a dump, what a pass changed is verified and written.
+"""
+
+from __future__ import annotations
+
+from kiln.loops.program.nodes import LoopProgram
+from kiln.loops.program.passes.materialise_row_terms import MaterialiseRowTerms
+from kiln.loops.program.passes.recompute_at_gather import RecomputeAtGather
+from kiln.loops.program.passes.sink_column_sums import SinkColumnSums
+from kiln.loops.program.text import program_text
+from kiln.loops.program.verify import verify_program
+from kiln.support.dump import Dump
+from kiln.support.events import EventSink
+from kiln.support.passes import Pass, before, check_order, run_passes
+from kiln.support.target import Target
+
+ProgramPass = Pass[LoopProgram, Target]
+
+CPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (RecomputeAtGather(),)
+GPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (RecomputeAtGather(), MaterialiseRowTerms(), SinkColumnSums())
+
+# fmt: off
+check_order(
+    GPU_PROGRAM_PASSES,
+    before("recompute-at-gather",   "materialise-row-terms", because="a recomputed look-up may be a row term"),
+    before("materialise-row-terms", "sink-column-sums",      because="row terms come before what sinks"),
+)
+# fmt: on
+
+
+def run_program_passes(
+    program: LoopProgram, target: Target, events: EventSink, dump: Dump | None = None
+) -> LoopProgram:
+    """The loop program that is scheduled."""
+    dumps = dump is not None and dump.root is not None
+
+    def verify(changed: LoopProgram, after: str) -> None:
+        verify_program(changed)
+
+    return run_passes(
+        GPU_PROGRAM_PASSES if target.is_gpu else CPU_PROGRAM_PASSES, program, target, events,
+        size=lambda made: len(made.nodes), verify=verify if dumps else None, show=program_text, dump=dump,
+    )  # fmt: skip

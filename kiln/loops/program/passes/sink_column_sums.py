@@ -1,0 +1,68 @@
+"""Sink column sums: sums of columns move behind the loops over rows that they could share a kernel with, on a GPU.
+
+    dy = mm(...)                                    dy = mm(...)
+    dw[i1] = sum over (i0): dy[i0, i1] * x[...]     s[i0] = sum over (i1): dy[i0, i1]
+    s[i0]  = sum over (i1): dy[i0, i1]              dx[i0, i1] = dy[i0, i1] - s[i0] ...
+    dx[i0, i1] = dy[i0, i1] - s[i0] ...             dw[i1] = sum over (i0): dy[i0, i1] * x[...]
+
+A column sum that comes first is split into the blocks of rows that suit it alone, which are too few for a kernel of
+whole rows, and the rows cannot join it any more. Coming last it joins them, in blocks that suit them. It moves no
+further than to the next call or scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.loops.body.indexing import points, stride_along
+from kiln.loops.program.analyses import program_buffers, reads
+from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction, Scan
+from kiln.support.target import Target
+from kiln.tensor.size_hint import size_hint
+
+
+@final
+@dataclass(frozen=True)
+class SinkColumnSums:
+    """Sums of columns, and what needs them, come last between two nodes that nothing fuses with."""
+
+    name = "sink-column-sums"
+
+    def run(self, program: LoopProgram, target: Target) -> tuple[LoopProgram, int]:
+        nodes = tuple(_reordered(program.nodes, program_buffers(program)))
+        moved = sum(old is not new for old, new in zip(program.nodes, nodes, strict=True))
+        return replace(program, nodes=nodes) if moved else program, moved
+
+
+def _reordered(nodes: tuple[LoopNode, ...], buffers: Mapping[str, Buffer]) -> Iterator[LoopNode]:
+    sinking: list[LoopNode] = []
+    made: set[str | None] = set()
+    for node in nodes:
+        if not isinstance(node, Pointwise | Reduction | Scan):
+            yield from sinking
+            sinking, made = [], set()
+            yield node
+        elif _sums_columns(node, buffers) or any(_is_part_of(load.buffer, made, buffers) for load in reads(node)):
+            sinking.append(node)
+            made |= {node.out.name, node.out.base}
+        else:
+            yield node
+    yield from sinking
+
+
+def _is_part_of(name: str, made: set[str | None], buffers: Mapping[str, Buffer]) -> bool:
+    base = buffers[name].base
+    return name in made or (base is not None and base in made)
+
+
+def _sums_columns(node: LoopNode, buffers: Mapping[str, Buffer]) -> bool:
+    """Is the innermost dimension kept, in a tensor that has an element for each point?"""
+    if not isinstance(node, Reduction) or not node.op.is_splittable or not node.kept:
+        return False
+    wanted = size_hint(points((*node.kept, *node.reduced)))
+    full = [load for load in reads(node) if size_hint(buffers[load.buffer].spec.numel()) >= wanted]
+    return any(
+        stride_along(buffers[load.buffer].spec, load.index, axis.symbol) == 1 for load in full for axis in node.kept
+    )
