@@ -56,10 +56,9 @@ def _cuts(node: FusableNode) -> Iterator[tuple[Symbol, Int]]:
     """(axis, multiple) of each division of an axis in an index: `a // 64`, `a % 64`, `a // 64 % 12`."""
     for op in node.body.ops:
         for index in op.index if isinstance(op, Load) else (op.expr,) if isinstance(op, IndexValue) else ():
-            for monomial, _ in index.terms if isinstance(index, Expr) else ():
-                for atom in monomial:
-                    if isinstance(atom, Quotient):
-                        yield from _cuts_of(atom)
+            terms = index.terms if isinstance(index, Expr) else ()
+            for atom in (atom for monomial, _ in terms for atom in monomial if isinstance(atom, Quotient)):
+                yield from _cuts_of(atom)
 
 
 def _cuts_of(atom: Quotient) -> Iterator[tuple[Symbol, Int]]:

@@ -10,18 +10,19 @@ Each node starts as a group and joins, best first, groups whose results or data 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from kiln.loops.fusion.costs import FusionContext
+from kiln.loops.fusion.align import CommonSpace
+from kiln.loops.fusion.costs import FusionContext, Pair
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.order import GroupOrder, current
-from kiln.loops.fusion.propose import Proposal, propose
-from kiln.loops.fusion.rules import is_small_sum
+from kiln.loops.fusion.rules import FUSION_RULES, is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
+from kiln.loops.fusion.vetoes import EARLY_VETOES, VETOES_BY_RULE, Veto
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.support.target import Target
@@ -32,6 +33,45 @@ READERS = 4
 """Last readers of a buffer that are candidates."""
 NEIGHBOURS = 4
 """Last groups in order that a short reduction is tried with besides."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Fuse by `rule`, in `space`."""
+
+    rule: str
+    space: CommonSpace
+
+
+def propose(first: Group, second: Group, context: FusionContext, refusals: list[Refusal]) -> Proposal | None:
+    """How to fuse two groups; where that is not done, the vetoes are added to `refusals`."""
+    pair = Pair(first, second, context)
+    refusal = _refusal(EARLY_VETOES, pair, "")
+    if refusal is not None:
+        refusals.append(refusal)
+        return None
+    refused: list[Refusal] = []
+    for rule in FUSION_RULES:
+        if not rule.applies(pair):
+            continue
+        pair.space = rule.space(pair)
+        refusal = _refusal(VETOES_BY_RULE[rule.name, context.target.is_gpu], pair, rule.name)
+        if refusal is None:
+            return Proposal(rule.name, pair.space)
+        refused.append(refusal)
+    refusals += refused
+    return None
+
+
+def _refusal(vetoes: Iterable[Veto], pair: Pair, rule: str) -> Refusal | None:
+    """The first veto on `pair`."""
+    for veto in vetoes:
+        excess = veto.measure(pair)
+        if excess is not None:
+            loops = pair.first.members[-1].out, pair.second.members[-1].out
+            return Refusal(*loops, rule, veto.name, *excess, veto.unit, veto.reason)
+    return None
 
 
 @final

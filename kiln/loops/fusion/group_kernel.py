@@ -22,7 +22,6 @@ from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layou
 from kiln.loops.fusion.lifetimes import ScheduledStep
 from kiln.loops.fusion.phase_bodies import PhaseBodies
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
-from kiln.loops.fusion.reuse import RecomputeAtPoint, RowsOnStack
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, Pointwise
@@ -65,7 +64,7 @@ def group_kernel(
     block_units(group, symbols)
     plans = plan_phases(group, stored)
     loops = layout(group, stored, buffers, target)
-    bodies = PhaseBodies(plans, loops.order, stored, RecomputeAtPoint() if target.is_gpu else RowsOnStack())
+    bodies = PhaseBodies(plans, loops.order, stored, target)
     phases = bodies.phases()
     if target.is_gpu:
         phases = tuple(phase for phase in phases if phase.effects)

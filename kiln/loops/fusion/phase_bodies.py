@@ -20,10 +20,11 @@ from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.fusion.group import Member, MemberAccess
 from kiln.loops.fusion.phases import PhasePlan, PhasePlans
-from kiln.loops.fusion.reuse import ReusePolicy, values_read_later
+from kiln.loops.fusion.reuse import is_recomputed, stays_in_row, values_read_later
 from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
 from kiln.loops.program.nodes import Pointwise, Reduction, Scan
 from kiln.loops.program.reductions import accumulator_dtype
+from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, is_static
 from kiln.tensor.size_hint import size_hint
 
@@ -32,11 +33,11 @@ from kiln.tensor.size_hint import size_hint
 class PhaseBodies:
     """Phases and locals of one group. `order`: all symbols, outermost first; `stored`: results that others read."""
 
-    def __init__(self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], policy: ReusePolicy) -> None:
-        self.plans, self.group, self.policy = plans, plans.group, policy
+    def __init__(self, plans: PhasePlans, order: list[Symbol], stored: frozenset[str], target: Target) -> None:
+        self.plans, self.group, self.target = plans, plans.group, target
         self.rank = {symbol: rank for rank, symbol in enumerate(order)}
-        found = values_read_later(plans, stored, policy)
-        self.rows = frozenset(name for name in found if policy.in_row(plans, name))
+        found = values_read_later(plans, stored, target)
+        self.rows = frozenset(name for name in found if stays_in_row(plans, name, target))
         self.stored = stored | (found - self.rows)
         self.locals: dict[tuple[str, str], Local] = {}
         """By buffer and use: a scan has an accumulator and a row."""
@@ -140,7 +141,7 @@ class _PhaseBody:
         bodies, plans = self.bodies, self.bodies.plans
         if isinstance(writer.node, Pointwise):
             here, stored = plans.phase_of[writer.out] == self.number, writer.out in bodies.stored
-            if here or bodies.policy.recomputes(plans, writer, reader, access, stored):
+            if here or is_recomputed(plans, writer, reader, access, stored, bodies.target):
                 return self._masked(self.value(writer), mask)
         if isinstance(writer.node, Reduction):
             local = bodies.accumulator(writer)

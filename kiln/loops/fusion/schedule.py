@@ -20,9 +20,8 @@ from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
-from kiln.loops.fusion.last_uses import LastUses
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import ScheduledStep, allocations, frees
+from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram

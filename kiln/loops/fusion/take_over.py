@@ -3,7 +3,7 @@
     y[i0] = exp(load x[i0])      x is dead after this kernel        =>    x[i0] = exp(load x[i0]), y is x's memory
 
 A result takes over an argument if it is stored once, at the index at which the argument is loaded, and not before its
-last load; and if the argument has memory of its own that the region made (`last_uses.py`). The result's buffer becomes
+last load; and if the argument has memory of its own that the region made (`lifetimes.py`). The result's buffer becomes
 a view of the argument's.
 """
 

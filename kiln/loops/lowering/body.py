@@ -4,7 +4,8 @@
     place = body.element(node, (i0, i1))       inlines `node`, or loads it where it has a buffer
     body.finish(place)
 
-Each (node, index, mask) is computed once, so a value that is used twice at one point is one op.
+A place is the number of an op in the body. Each (node, index, mask) is computed once, so a value that is used twice at
+one point is one op. A mask or condition of None always holds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ AND, WHERE = PRIMS["bitwise_and"], PRIMS["where"]
 
 
 class Elements(Protocol):
-    """Where a body asks for what it does not compute itself."""
+    """Supplies what a body does not compute itself."""
 
     def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int: ...
 
@@ -58,41 +59,43 @@ class Body:
 
     def load(self, buffer: Buffer, index: Index, mask: int | None) -> int:
         """The element of `buffer`; the mask is dropped where the index is inside at every point."""
-        simplify = self.ranges.simplify
-        at = tuple([simplify(one) for one in index])
+        at = self.simplified(index)
         if mask is not None and all(map(self.ranges.inside, at, buffer.spec.sizes)):
             mask = None
         return self.builder.load(buffer.name, at, buffer.spec.dtype, mask)
+
+    def simplified(self, index: Index) -> Index:
+        return tuple([self.ranges.simplify(at) for at in index])
 
     def indirect(self, operand: int, size: Int) -> Int:
         """The integer at `operand` as part of an index into a dimension of `size`."""
         return self.builder.bind(operand, size)
 
     def test(self, relation: Relation | bool) -> int | None:
-        """Place of the truth of `relation`; None where it holds at every point."""
+        """Place of the truth of `relation`."""
         if self.ranges.always(relation):
             return None
         return self.builder.test(not self.ranges.always(negate(relation)) and relation)
 
     def within(self, index: Int, low: Int, high: Int) -> int | None:
-        """Place of `low <= index < high`; None where it always holds."""
+        """Place of `low <= index < high`."""
         index = self.ranges.simplify(index)
         return self.both(self.test(rel_le(low, index)), self.test(rel_lt(index, high)))
 
     def choose(self, dtype: torch.dtype, condition: int | None, if_true: int, if_false: int) -> int:
-        """Place of `where`; a condition of None holds."""
+        """Place of `where`."""
         return if_true if condition is None else self.builder.pointwise(WHERE, dtype, condition, if_true, if_false)
 
     def both(self, *conditions: int | None) -> int | None:
-        """Place of the conjunction; None stands for truth."""
+        """Place of the conjunction."""
         result: int | None = None
-        for one in conditions:
-            if one is not None:
-                result = one if result is None else self.builder.pointwise(AND, torch.bool, result, one)
+        for condition in conditions:
+            if condition is not None:
+                result = condition if result is None else self.builder.pointwise(AND, torch.bool, result, condition)
         return result
 
     def broadcast_element(self, node: Node, index: Index, sizes: Sequence[Int], mask: int | None) -> int:
-        """The element of `node` that stands at `index` of the common `sizes` it is broadcast to."""
+        """The element of `node` that is at `index` of the `sizes` it is broadcast to."""
         return self.element(node, broadcast_index(node.tensor, index, sizes, self.elements.env), mask)
 
     def finish(self, place: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
@@ -101,23 +104,20 @@ class Body:
 
 def broadcast_index(spec: TensorSpec, index: Index, sizes: Sequence[Int], env: ShapeEnv | None = None) -> Index:
     """The index into `spec` at `index` of the `sizes` it is broadcast to: without the leading dimensions that it lacks,
-    0 where its size is 1. Where a symbolic size differs in text, `env` tells whether it is equal or 1."""
-    own = spec.sizes
-    if own == sizes:
+    0 where its size is 1. Where symbolic sizes differ in text, `env` tells whether they are equal."""
+    if spec.sizes == sizes:
         return index
-    missing = len(index) - len(own)
-    pairs = zip(own, sizes[missing:], index[missing:], strict=True)
-    return tuple(
-        [0 if size == 1 else at if size == whole else _index_below(at, size, whole, env) for size, whole, at in pairs]
-    )
+    missing = len(index) - len(spec.sizes)
+    pairs = zip(spec.sizes, sizes[missing:], index[missing:], strict=True)
+    return tuple([_index_below(at, size, full, env) for size, full, at in pairs])
 
 
-def _index_below(at: Int, size: Int, whole: Int, env: ShapeEnv | None) -> Int:
+def _index_below(at: Int, size: Int, full: Int, env: ShapeEnv | None) -> Int:
     if size == 1:
         return 0
-    if size == whole:
+    if size == full:
         return at
     if env is not None:
-        size, whole = env.simplify(size), env.simplify(whole)
+        size, full = env.simplify(size), env.simplify(full)
     # Equal or 1, by a guard: the remainder is right for both.
-    return 0 if size == 1 else at if size == whole else at % size
+    return 0 if size == 1 else at if size == full else at % size

@@ -1,4 +1,4 @@
-"""Elements of DATA_MOVEMENT ops that choose between inputs, or pick by data.
+"""Elements of ops that choose between inputs, or pick by data.
 
 cat(x, y)        at (i0)       =>   where(i0 < 4, x at (i0), y at (i0 - 4)), each loaded only where it is chosen
 pad(x, value)    at (i0)       =>   where(0 <= i0 - 2 < 8, x at (i0 - 2), value)
@@ -21,21 +21,17 @@ def cat(body: Body, node: Node, index: Index, mask: int | None) -> int:
     axis, dtype = node.attrs["axis"], node.tensor.dtype
     pieces: list[tuple[int | None, int]] = []
     start: Int = 0
-    for one in node.inputs:
-        size = one.tensor.sizes[axis]
+    for x in node.inputs:
+        size = x.tensor.sizes[axis]
         inside = body.within(index[axis], start, start + size)
         at = (*index[:axis], index[axis] - start, *index[axis + 1 :])
         if size != 0:
-            pieces.append((inside, body.element(one, _simple(body, at), body.both(mask, inside))))
+            pieces.append((inside, body.element(x, body.simplified(at), body.both(mask, inside))))
         start = start + size
     result = pieces[-1][1]
     for inside, value in reversed(pieces[:-1]):
         result = body.choose(dtype, inside, value, result)
     return result
-
-
-def _simple(body: Body, index: Index) -> Index:
-    return tuple([body.ranges.simplify(at) for at in index])
 
 
 @ELEMENT("pad")
@@ -50,7 +46,7 @@ def pad(body: Body, node: Node, index: Index, mask: int | None) -> int:
     inside = body.both(*tests)
     if any(size == 0 for size in x.tensor.sizes):
         return body.element(value, (), mask)
-    loaded = body.element(x, _simple(body, below), body.both(mask, inside))
+    loaded = body.element(x, body.simplified(below), body.both(mask, inside))
     return body.choose(node.tensor.dtype, inside, loaded, body.element(value, (), mask))
 
 
@@ -78,22 +74,20 @@ def indexed(
     body: Body, node: Node, sizes: tuple[Int, ...], indices: list[Node], index: Index, mask: int | None
 ) -> Index:
     """The index into a tensor of `sizes` of the element at `index` of the indexed result (attribute `axes`)."""
-    axes = node.attrs["axes"]
-    rank = max(one.tensor.rank for one in indices)
+    axes, picked = node.attrs["axes"], picked_sizes(indices, body.elements.env)
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
-    at = index[start : start + rank]
-    picked = picked_sizes(indices, body.elements.env)
-    rest = iter(index[:start] + index[start + rank :])
-    places: dict[int, Int] = {}
-    for axis, one in zip(axes, indices, strict=True):
-        value = body.broadcast_element(one, at, picked, mask)
-        places[axis] = body.indirect(value, sizes[axis])
-    return tuple([places[axis] if axis in places else next(rest) for axis in range(len(sizes))])
+    stop = start + len(picked)
+    rest = iter(index[:start] + index[stop:])
+    by_axis: dict[int, Int] = {}
+    for axis, indices_of_axis in zip(axes, indices, strict=True):
+        value = body.broadcast_element(indices_of_axis, index[start:stop], picked, mask)
+        by_axis[axis] = body.indirect(value, sizes[axis])
+    return tuple([by_axis[axis] if axis in by_axis else next(rest) for axis in range(len(sizes))])
 
 
 def picked_sizes(indices: list[Node], env: ShapeEnv | None) -> tuple[Int, ...]:
     """The common sizes of index tensors; which symbols are 1, `env` knows."""
-    return broadcast(GuardFreeOracle(env), [one.tensor.sizes for one in indices], "index")
+    return broadcast(GuardFreeOracle(env), [node.tensor.sizes for node in indices], "index")
 
 
 @ELEMENT("select_scatter")

@@ -8,9 +8,8 @@ on dtypes that loops do not have, become the call that the column `aten` of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.ir.single_call import AtenCall, single_call
@@ -21,48 +20,43 @@ from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
-BY_LIBRARY = ("as_strided_scatter",)
-"""Primitives that have no loops: their indices are not those of the tensor."""
+Kwargs = tuple[tuple[str, object], ...]
 
 
 @STATEMENT("aten", "opaque")
 def aten(lowering: Lowering, node: Node) -> None:
     if node.op.kind not in (Kind.LIBRARY, Kind.EFFECT):
-        by_library(lowering, node)
+        library(lowering, node)
         return
-    args = _filled(lowering, node, node.attrs["args"])
-    kwargs = tuple([(name, _filled(lowering, node, value)) for name, value in _pairs(node.attrs["kwargs"])])
-    call(lowering, node, node.attrs["target"], args, kwargs)
+    args, kwargs = node.attrs["args"], node.attrs["kwargs"]
+    pairs = kwargs.items() if isinstance(kwargs, Mapping) else kwargs
+    filled = tuple([(name, _filled(lowering, node, value)) for name, value in pairs])
+    call(lowering, node, node.attrs["target"], [_filled(lowering, node, value) for value in args], filled)
 
 
-def call(lowering: Lowering, node: Node, target: str, args: Any, kwargs: tuple[tuple[str, Any], ...] = ()) -> None:
+def call(lowering: Lowering, node: Node, target: str, args: Iterable[object], kwargs: Kwargs = ()) -> None:
     spec = node.spec
+    outs: tuple[Buffer | None, ...]
     if isinstance(spec, TensorSpec):
-        outs: tuple[Buffer | None, ...] = (lowering.new_buffer(spec),)
-        lowering.buffers[node] = outs[0]  # type: ignore[assignment]
+        out = lowering.buffers[node] = lowering.new_buffer(spec)
+        outs = (out,)
     elif isinstance(spec, tuple):
-        outs = tuple([lowering.new_buffer(one) if isinstance(one, TensorSpec) else None for one in spec])
+        outs = tuple([lowering.new_buffer(result) if isinstance(result, TensorSpec) else None for result in spec])
         lowering.results[node] = outs
     else:
         raise NoLowering(op=target, problem=f"its result is {spec}")
     lowering.emit(Extern(outs, target, tuple(args), kwargs, origin=origin_text(node)))
 
 
-def _pairs(kwargs: Any) -> list[tuple[str, Any]]:
-    return list(kwargs.items() if isinstance(kwargs, Mapping) else kwargs)
-
-
-def _filled(lowering: Lowering, node: Node, template: Any) -> Any:
+def _filled(lowering: Lowering, node: Node, template: object) -> object:
     """`template` with buffers for `Arg`; scalars of the host become their symbols."""
     if isinstance(template, Arg):
         given = node.inputs[template.index]
-        if isinstance(given.spec, ScalarSpec):
-            return given.spec.value
-        return lowering.argument(given)
+        return given.spec.value if isinstance(given.spec, ScalarSpec) else lowering.argument(given)
     if isinstance(template, complex):
-        raise NoLowering(op=node.attrs["target"], problem="a plan cannot carry a complex number")
+        raise NoLowering(op=node.attrs["target"], problem="a plan cannot hold a complex number")
     if isinstance(template, tuple | list):
-        return tuple([_filled(lowering, node, one) for one in template])
+        return tuple([_filled(lowering, node, item) for item in template])
     return template
 
 
@@ -75,34 +69,33 @@ def item(lowering: Lowering, node: Node) -> None:
     lowering.buffers[node] = out
 
 
-@STATEMENT(*BY_LIBRARY)
-def by_library(lowering: Lowering, node: Node) -> None:
-    """The one ATen call that computes `node`."""
+@STATEMENT("as_strided_scatter")
+def library(lowering: Lowering, node: Node) -> None:
+    """The only ATen call that computes `node`."""
     if node.op.name == "constant":
-        _complex_number(lowering, node)
+        _complex_constant(lowering, node)
         return
-    inputs = [lowering.argument(one) for one in node.inputs]
+    inputs = [lowering.argument(given) for given in node.inputs]
     made = single_call(node, inputs)
-    if made is None and node.op.name in OF_ANY_DTYPE:
-        made = OF_ANY_DTYPE[node.op.name](node, inputs)
+    if made is None and node.op.name in CALLS_OF_ANY_DTYPE:
+        made = CALLS_OF_ANY_DTYPE[node.op.name](node, inputs)
     if made is None:
         raise NoLowering(op=node.op.name, problem=f"on {node.spec} it has no loops and is not a single ATen call")
     call(lowering, node, made.target, made.args, made.kwargs)
 
 
-def _complex_number(lowering: Lowering, node: Node) -> None:
-    """A number of a dtype without loops: plans carry real numbers, of which ATen makes complex ones."""
+def _complex_constant(lowering: Lowering, node: Node) -> None:
+    """Plans hold real numbers only: ATen makes the complex one."""
     spec, value = node.tensor, complex(node.attrs["value"])
     if not value.imag:
-        fill = (("dtype", spec.dtype), ("device", spec.device))
-        call(lowering, node, "aten.full.default", ((), value.real), fill)
+        call(lowering, node, "aten.full.default", ((), value.real), (("dtype", spec.dtype), ("device", spec.device)))
         return
     part = replace(spec, dtype=spec.dtype.to_real())
-    made = (("dtype", part.dtype), ("device", part.device))
     parts = lowering.new_buffer(part), lowering.new_buffer(part)
     for out, number in zip(parts, (value.real, value.imag), strict=True):
-        lowering.emit(Extern((out,), "aten.full.default", ((), number), made, origin=origin_text(node)))
-    call(lowering, node, "aten.complex.default", tuple([BufferArg(one.name) for one in parts]))
+        kwargs = (("dtype", part.dtype), ("device", part.device))
+        lowering.emit(Extern((out,), "aten.full.default", ((), number), kwargs, origin=origin_text(node)))
+    call(lowering, node, "aten.complex.default", [BufferArg(buffer.name) for buffer in parts])
 
 
 def _clone(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
@@ -111,7 +104,7 @@ def _clone(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
 
 
 def _pad(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg] | None:
-    """With a number that is known, which is real."""
+    """With a real number that is known."""
     value = node.inputs[1].attrs["value"] if node.inputs[1].op.name == "constant" else None
     if not isinstance(value, int | float | complex) or complex(value).imag:
         return None
@@ -128,13 +121,13 @@ def _reshape(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
     return AtenCall("aten._reshape_copy.default", (inputs[0], node.tensor.sizes), ())
 
 
-OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[BufferArg] | None]] = {
+CALLS_OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[BufferArg] | None]] = {
     "clone": _clone,
     "full": _full,
     "pad": _pad,
     "reshape": _reshape,
 }
-"""Primitives that are several calls by the column `aten`, and one where the plan knows more."""
+"""Primitives that take several calls by the column `aten`, but only one where layouts are planned."""
 
 
 @STATEMENT("assert")
@@ -154,4 +147,4 @@ def local_scalar(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("cond", "while_loop", "region")
 def nested(lowering: Lowering, node: Node) -> None:
-    raise NoLowering(op=node.op.name, problem="nested graphs are not lowered yet; passes inline regions")
+    raise NoLowering(op=node.op.name, problem="nested graphs are not lowered; passes inline regions")

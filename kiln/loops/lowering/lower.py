@@ -23,8 +23,8 @@ from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
+from kiln.loops.lowering.random import RandomStreams
 from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
-from kiln.loops.lowering.streams import RandomStreams
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
