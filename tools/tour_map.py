@@ -111,8 +111,9 @@ MAP = {
     "Loops and kernels": (
         ("Which values get a buffer, which are inlined?", "kiln/loops/lowering/realise.py", "choose_realised"),
         ("Where is it decided that two loops fuse?", "kiln/loops/fusion/rules.py", "FUSION_RULES"),
+        ("Why were two loops not fused?", "kiln/loops/fusion/vetoes.py", "VETOES"),
         ("When is a reduction split over blocks?", "kiln/loops/fusion/split.py", "is_splittable"),
-        ("When does a kernel write over its argument?", "kiln/loops/fusion/inplace.py", "take_over"),
+        ("When does a kernel write over its argument?", "kiln/loops/fusion/take_over.py", "take_over"),
         ("Where is softmax turned online?", "kiln/loops/codegen/triton/online_softmax.py", ""),
         ("How large are Triton's blocks?", "kiln/loops/codegen/triton/tiles.py", "plan_tiles"),
         ("How much parallelism must a kernel keep?", "kiln/loops/fusion/parallel.py", "pieces"),

@@ -55,7 +55,7 @@ class Stage:
 
 def schedule_text(program: KernelProgram) -> str:
     """The kernels, then why they are not fewer."""
-    return f"{kernel_program_text(program)}\n\n{program.not_fused}"
+    return f"{kernel_program_text(program)}\n\n{program.not_fused}".rstrip()
 
 
 def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:

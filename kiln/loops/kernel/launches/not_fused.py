@@ -55,7 +55,8 @@ class NotFused:
         return iter(dict.fromkeys(apart))
 
     def __str__(self) -> str:
-        return "\n".join(["not fused", *(f"    {refusal}" for refusal in self)])
+        lines = [f"    {refusal}" for refusal in self]
+        return "\n".join(["not fused", *lines]) if lines else ""
 
     def between(self, first: str, second: str) -> tuple[Refusal, ...]:
         """Why the loops that write two buffers are in different kernels."""
