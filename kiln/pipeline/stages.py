@@ -15,10 +15,9 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.repeated_layers import short_graph
-from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
-from kiln.loops.codegen.triton.writer import write_triton
 from kiln.loops.fusion.schedule import schedule, traffic
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
@@ -63,7 +62,7 @@ def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
 
     def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
         gpu = kernel_gpu(kernel)
-        return write_cpp(kernel, at.host) if gpu is None else write_triton(kernel, gpu, aligned)
+        return print_kernel(kernel, gpu or at.host, aligned, at.events, at.dump)
 
     return write_plan(program, write, inputs_aligned=at.target.is_gpu)
 

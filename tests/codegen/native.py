@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from kiln.build.cpp_compile import Libraries, compile_kernels
-from kiln.loops.codegen.cpp import write_cpp
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_units
 from kiln.loops.kernel.interpret import run_kernel
@@ -84,7 +84,7 @@ def compiled(
     kernels: Sequence[KernelIR], folder: Path, target: Target | None = None
 ) -> tuple[list[PrintedKernel], Libraries]:
     """All kernels in as few g++ calls as there are cores."""
-    written = [write_cpp(one, target or host_cpu()) for one in kernels]
+    written = [print_kernel(one, target or host_cpu()) for one in kernels]
     return written, compile_kernels([one.kernel for one in written], Store(folder), EventSink())
 
 

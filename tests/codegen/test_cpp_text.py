@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.loops.codegen.cpp import write_cpp
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.support.target import Target
 from tests.loop_ir.parse import parse_kernel
 
@@ -54,7 +54,7 @@ KERNELS = {
 
 def function_text(text: str) -> str:
     """The kernel function without the prelude, under the name `k`."""
-    kernel = write_cpp(parse_kernel(text), TARGET).kernel
+    kernel = print_kernel(parse_kernel(text), TARGET).kernel
     source = kernel.source[kernel.source.index("\n// kernel") + 1 :]
     return source.replace(kernel.symbol, "k")
 
@@ -67,13 +67,13 @@ def test_text(name: str, golden: Callable[[object], None]) -> None:
 def test_equal_kernels_have_equal_sources() -> None:
     text = KERNELS["norm"]
     renamed = text.replace("square", "total").replace("x", "y").replace("i1", "i7").replace("s0", "s4")
-    first, second = (write_cpp(parse_kernel(one), TARGET).kernel for one in (text, renamed))
+    first, second = (print_kernel(parse_kernel(one), TARGET).kernel for one in (text, renamed))
     assert first == second
-    assert write_cpp(parse_kernel(text.replace("0.01", "0.02")), TARGET).kernel.symbol != first.symbol
+    assert print_kernel(parse_kernel(text.replace("0.01", "0.02")), TARGET).kernel.symbol != first.symbol
 
 
 def test_only_the_functions_that_are_used_are_written() -> None:
-    source = write_cpp(parse_kernel(KERNELS["columns"]), TARGET).kernel.source
+    source = print_kernel(parse_kernel(KERNELS["columns"]), TARGET).kernel.source
     assert "KILN_HAS_load" in source and "widen_bf16" in source
     assert not any(f"KILN_HAS_{name}\n" in source for name in ("exp", "log", "philox", "transpose", "scatter"))
     assert "#include" not in source

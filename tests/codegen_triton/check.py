@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 
 from kiln.loops.body.interpret import number
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
-from kiln.loops.codegen.triton import write_triton
 from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
@@ -37,7 +37,7 @@ class Runner:
 
     def run(self, kernel: KernelIR, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> int:
         """One launch; its status."""
-        written = write_triton(kernel, GPU)
+        written = print_kernel(kernel, GPU)
         self.used.append(written)
         values = tuple(evaluate(one, sizes) for one in kernel.ints)
         names = {f"n{place}": value for place, value in enumerate(values)}

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kiln.build.triton_compile import compile_source, jit_function
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
-from kiln.loops.codegen.triton import write_triton
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.support.target import cuda_gpu
 from tests.codegen_triton.check import GPU
@@ -35,7 +35,7 @@ def cubin_size(written: PrintedKernel, capability: int) -> int:
 
 def kernels(text: str) -> list[PrintedKernel]:
     steps = (step for step in scheduled(text, GPU).steps if isinstance(step, KernelLaunch))
-    return [write_triton(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
+    return [print_kernel(step.kernel, H100, tuple(True for _ in step.args)) for step in steps]
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -56,7 +56,7 @@ def test_programs_compile(name: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(BACKWARDS)])
 def test_kernels_compile(name: str, capability: int) -> None:
-    assert cubin_size(write_triton(CASES[name].kernel, H100), capability) > 1000
+    assert cubin_size(print_kernel(CASES[name].kernel, H100), capability) > 1000
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -73,7 +73,7 @@ def test_what_is_not_aligned_is_accessed_by_element() -> None:
     (step,) = (
         one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, KernelLaunch)
     )
-    assert "v4" not in ptx_of(write_triton(step.kernel, H100))
+    assert "v4" not in ptx_of(print_kernel(step.kernel, H100))
 
 
 def ptx_of(written: PrintedKernel) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.loops.codegen.triton import write_triton
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from tests.codegen_triton.check import GPU, Runner
 from tests.loop_ir.parse import parse_kernel
@@ -24,7 +24,7 @@ def kernel(columns: int, index: str = "load target[i0]") -> KernelIR:
 
 def order(kernel: KernelIR) -> str:
     """What the lines do, in order: t, w, x load from there; j looks up; + sums."""
-    source = write_triton(kernel, GPU).kernel.source
+    source = print_kernel(kernel, GPU).kernel.source
     source = source[source.index("\ndef k_") :]
     found = []
     for line in source.splitlines():

@@ -11,7 +11,7 @@ from kiln.graph.prims.table import Kind, Prim
 from kiln.loops.body.reference import apply
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.dialect import Dialect, UnsupportedInKernel
-from kiln.loops.codegen.triton import write_triton
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.prelude import sections
 from kiln.loops.kernel.kernel import KernelIR
@@ -142,5 +142,5 @@ ALL = {
 def test_all_prims_compile(name: str, capability: int) -> None:
     ops, dtype = ALL[name]
     for first in range(0, len(ops), 10):
-        kernel = write_triton(kernel_of(ops[first : first + 10], dtype, 4096), GPU).kernel
+        kernel = print_kernel(kernel_of(ops[first : first + 10], dtype, 4096), GPU).kernel
         assert compile_source(kernel.source, kernel.symbol, {**dict(kernel.meta), "capability": capability})["cubin"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from kiln.loops.body.body import Compute
-from kiln.loops.codegen.triton import write_triton
-from kiln.loops.codegen.triton.fast_math import with_narrow_functions
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.fast_math import FastMath
 from tests.codegen_triton.check import GPU, Runner
 from tests.loop_ir.parse import parse_kernel
 
 
 def functions(kernel: KernelIR) -> set[str]:
-    return {op.op.name for phase in with_narrow_functions(kernel).phases for op in phase.body.ops
-            if isinstance(op, Compute)}  # fmt: skip
+    made, _ = FastMath().run(MappedKernel(kernel), GPU)
+    return {op.op.name for phase in made.kernel.phases for op in phase.body.ops if isinstance(op, Compute)}
 
 
 def of_rows(out: str, stored: str) -> KernelIR:
@@ -75,7 +76,7 @@ def test_values(runner: Runner) -> None:
     lines = "\n".join(f"r{place}[i0] = convert({name}(load x[i0]), bf16)" for place, name in enumerate(NAMES))
     outs = ", ".join(f"r{place}: bf16[{x.numel()}]" for place in range(len(NAMES)))
     kernel = parse_kernel(f"kernel k(x: f32[{x.numel()}] -> {outs}) units (i0: {x.numel()})\nphase ():\n{lines}")
-    assert "erf_narrow(v0)" in write_triton(kernel, GPU).kernel.source
+    assert "erf_narrow(v0)" in print_kernel(kernel, GPU).kernel.source
     tensors = [x, *(torch.zeros(x.numel(), dtype=torch.bfloat16) for _ in NAMES)]
     runner.run(kernel, tensors, {})
     for name, got in zip(NAMES, tensors[1:], strict=True):

@@ -9,14 +9,17 @@ import torch
 
 from kiln.build.triton_compile import compile_source
 from kiln.loops.body.verify import InvalidLoops
-from kiln.loops.codegen.triton import tiles, write_triton
-from kiln.loops.codegen.triton.online_softmax import with_one_pass_sums
-from kiln.loops.codegen.triton.tiles import block_layers, plan_tiles
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.passes import choose_tiles
+from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
+from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.pipeline import run_kernel_passes
 from kiln.loops.kernel.text import kernel_text
-from kiln.loops.kernel.verify import verify_kernel
+from kiln.loops.kernel.verify import verify_kernel, verify_mapped_kernel
 from kiln.loops.program.interpret import Memory
+from kiln.support.events import EventSink
 from tests.codegen_triton.check import GPU, Runner, check_kernel
 from tests.codegen_triton.special_rows import special_rows
 from tests.fusion.check import scheduled
@@ -55,10 +58,9 @@ def filled(text: str, dtype: str = "bf16", rows: int = 64, columns: int = 50257)
 
 def one_pass(text: str) -> KernelIR:
     kernel = parse_kernel(text)
-    tiling = plan_tiles(kernel, GPU)
-    made = with_one_pass_sums(kernel, tiling, block_layers(kernel, tiling))
-    verify_kernel(made)
-    return made
+    made = run_kernel_passes(kernel, GPU, EventSink(), passes=(ChooseTiles(), OnlineSoftmax()))
+    verify_mapped_kernel(made)
+    return made.kernel
 
 
 def unchanged(text: str) -> bool:
@@ -76,14 +78,14 @@ def test_text(name: str, golden: Callable[[object], None]) -> None:
 
 
 def test_a_source(golden: Callable[[object], None]) -> None:
-    source = write_triton(parse_kernel(filled(LOG_SUM_EXP)), GPU).kernel.source
+    source = print_kernel(parse_kernel(filled(LOG_SUM_EXP)), GPU).kernel.source
     golden(source[source.index("\ndef k_") :].partition("(")[2])
 
 
 def test_softmax_of_a_model() -> None:
     """The schedule's own softmax, made long."""
     (step,) = scheduled(PROGRAMS["softmax"].replace("96", "50257"), GPU).steps
-    assert "with_exp_sum(" in write_triton(step.kernel, GPU).kernel.source  # type: ignore[union-attr]
+    assert "with_exp_sum(" in print_kernel(step.kernel, GPU).kernel.source  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_the_interpreter_of_loops(dtype: str) -> None:
 
 def registers_hold(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LARGEST_BLOCK", "WHOLE_BLOCK"):
-        monkeypatch.setattr(tiles, name, points)
+        monkeypatch.setattr(choose_tiles, name, points)
 
 
 def test_values(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ def test_more_values(dtype: str, columns: int, runner: Runner, monkeypatch: pyte
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiles(dtype: str) -> None:
-    written = write_triton(parse_kernel(filled(LOG_SOFTMAX, dtype)), GPU, (True, True))
+    written = print_kernel(parse_kernel(filled(LOG_SOFTMAX, dtype)), GPU, (True, True))
     kernel = written.kernel
     assert compile_source(kernel.source, kernel.symbol, dict(kernel.meta))["cubin"]
 

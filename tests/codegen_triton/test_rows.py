@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from kiln.loops.codegen.triton import rows, tiles, write_triton
-from kiln.loops.codegen.triton.rows import with_looped_rows
+from kiln.loops.codegen.print_kernel import print_kernel
+from kiln.loops.kernel.passes import choose_tiles, loop_rows
+from kiln.loops.kernel.passes.loop_rows import with_looped_rows
 from kiln.loops.kernel.text import kernel_text
 from kiln.loops.kernel.verify import verify_kernel
 from tests.codegen_triton.check import GPU, Runner, check_kernel
@@ -58,13 +59,13 @@ def test_even_rows_with_numbers_of_their_own(size: str, alone: bool) -> None:
 
 
 def test_they_are_read_and_written_16_bytes_at_a_time() -> None:
-    ptx = ptx_of(write_triton(parse_kernel(CENTRED), GPU, (True, True, True)))
+    ptx = ptx_of(print_kernel(parse_kernel(CENTRED), GPU, (True, True, True)))
     assert re.search(r"cp\.async\.c[ag]\.shared\.global .*, 0x10|ld\.global\.v4", ptx)
     assert "st.global.v4" in ptx
 
 
 def test_values(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tiles, rows):
+    for module in (choose_tiles, loop_rows):
         monkeypatch.setattr(module, "WHOLE_BLOCK", 256)
     text = CENTRED.replace("50257 | 50264, 1", "777").replace("50257", "777").replace("64", "9")
     x, top, out = torch.randn(9, 777).bfloat16(), torch.randn(9), torch.zeros(9, 777).bfloat16()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.loops.codegen.triton import write_triton
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch
@@ -54,7 +54,7 @@ def texts(program: str) -> str:
 
 
 def kernel_text(kernel: KernelIR, number: int = 0) -> str:
-    written = write_triton(kernel, H100)
+    written = print_kernel(kernel, H100)
     source = written.kernel.source[written.kernel.source.index("\n# kernel") + 1 :]
     facts = "\n".join(f"# {name}: {value}" for name, value in written.kernel.meta)
     return f"{source.replace(written.kernel.symbol, f'k{number}')}# grid: {written.grid}\n{facts}"
@@ -73,13 +73,13 @@ def test_kernel(name: str, golden: Callable[[object], None]) -> None:
 def test_equal_kernels_have_equal_sources() -> None:
     text = KERNELS["norm"]
     renamed = text.replace("square", "total").replace("x", "y").replace("i1", "i7").replace("s0", "s4")
-    first, second = (write_triton(parse_kernel(one), H100).kernel for one in (text, renamed))
+    first, second = (print_kernel(parse_kernel(one), H100).kernel for one in (text, renamed))
     assert first == second
-    assert write_triton(parse_kernel(text.replace("0.01", "0.02")), H100).kernel.symbol != first.symbol
+    assert print_kernel(parse_kernel(text.replace("0.01", "0.02")), H100).kernel.symbol != first.symbol
 
 
 def test_facts_are_part_of_a_kernel() -> None:
     kernel = parse_kernel(KERNELS["columns"])
-    plain, aligned = write_triton(kernel, H100).kernel, write_triton(kernel, H100, (True, True)).kernel
+    plain, aligned = print_kernel(kernel, H100).kernel, print_kernel(kernel, H100, (True, True)).kernel
     assert dict(aligned.meta)["divisible"] == (0, 1)
     assert plain.symbol != aligned.symbol

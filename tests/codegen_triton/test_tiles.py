@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from kiln.loops.codegen.triton import tiles, write_triton
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.kernel.passes import choose_tiles
 from tests.codegen_triton.check import GPU, Runner, assert_same_values, check_kernel
 from tests.codegen_triton.test_compile import ptx_of
 from tests.loop_ir.parse import parse_kernel
@@ -28,7 +29,7 @@ def long_sum(dtype: str) -> str:
             phase ():
                 out[i0] = load total[]
     """)
-    return write_triton(kernel, GPU).kernel.source
+    return print_kernel(kernel, GPU).kernel.source
 
 
 def test_three_turns_are_loaded_ahead() -> None:
@@ -49,8 +50,8 @@ def rows_in_place(read: str) -> str:
 
 
 def test_loads_overtake_stores_only_of_their_own_turn() -> None:
-    own = write_triton(parse_kernel(rows_in_place("io[i0, i1]")), GPU).kernel.source
-    other = write_triton(parse_kernel(rows_in_place("io[i0, 65535 - i1]")), GPU).kernel.source
+    own = print_kernel(parse_kernel(rows_in_place("io[i0, i1]")), GPU).kernel.source
+    other = print_kernel(parse_kernel(rows_in_place("io[i0, 65535 - i1]")), GPU).kernel.source
     assert stages(own) == [3, 3] and stages(other) == []
 
 
@@ -75,7 +76,7 @@ def norm_gradient(rows: str, count: int) -> str:
 def test_a_last_block_with_fewer_rows_changes_no_choice() -> None:
     """Two rows of 768 at a time, so that three turns of 10 bytes per element fit, and four warps."""
     for text in (norm_gradient("64", 256), norm_gradient("min(64, 250 - 64*i0)", 250)):
-        written = write_triton(parse_kernel(text), GPU).kernel
+        written = print_kernel(parse_kernel(text), GPU).kernel
         assert dict(written.meta)["num_warps"] == 4
         assert dict(dict(written.meta)["constants"])["RBLOCK0"] == 2
         assert stages(written.source) == [3]
@@ -93,7 +94,7 @@ def test_fewer_warps_read_more_each() -> None:
                 phase ():
                     out[i0] = load top[]
         """)
-        return dict(write_triton(kernel, GPU).kernel.meta)["num_warps"]
+        return dict(print_kernel(kernel, GPU).kernel.meta)["num_warps"]
 
     assert warps("bf16") == 2 and warps("f32") == 4
 
@@ -136,7 +137,7 @@ def test_small_numbers_have_32_bits() -> None:
             phase ():
                 out[i0] = add(load x[i0], index(2000000*i0, i64))
     """)
-    assert "tl.arange(0, XBLOCK).to" not in write_triton(kernel, GPU).kernel.source
+    assert "tl.arange(0, XBLOCK).to" not in print_kernel(kernel, GPU).kernel.source
 
 
 ODD = """
@@ -153,14 +154,14 @@ ODD = """
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers hold 256 elements."""
     for name in ("LARGEST_BLOCK", "WHOLE_BLOCK", "LOOP_BLOCK"):
-        monkeypatch.setattr(tiles, name, 256)
+        monkeypatch.setattr(choose_tiles, name, 256)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_last_turn_alone_has_a_mask(runner: Runner) -> None:
     made = assert_same_values(runner, ODD, tolerance=1e-3)
     text = "".join(
-        write_triton(step.kernel, GPU).kernel.source for step in made.steps if isinstance(step, KernelLaunch)
+        print_kernel(step.kernel, GPU).kernel.source for step in made.steps if isinstance(step, KernelLaunch)
     )
     loops = re.findall(r"tl.range\(0, (\d+), RBLOCK.*\n +i1 = .*\n +has_i1 = (.*)\n", text)
     assert len(loops) == 2
@@ -178,7 +179,7 @@ def test_rows_of_odd_length_are_read_16_bytes_at_a_time() -> None:
             phase ():
                 out[i0] = load total[]
     """)
-    ptx = ptx_of(write_triton(kernel, GPU, (True, True)))
+    ptx = ptx_of(print_kernel(kernel, GPU, (True, True)))
     assert "cp.async.cg.shared.global" in ptx or "ld.global.v4" in ptx
 
 
@@ -211,9 +212,9 @@ ODD_COLUMNS = """
 
 def test_all_blocks_of_columns_but_the_last_have_no_mask() -> None:
     """A mask that ends at 30522 leaves accesses of two elements."""
-    source = write_triton(parse_kernel(ODD_COLUMNS.format(30522, 30528)), GPU).kernel.source
+    source = print_kernel(parse_kernel(ODD_COLUMNS.format(30522, 30528)), GPU).kernel.source
     assert "if tl.program_id(0) < 476:" in source
-    even = write_triton(parse_kernel(ODD_COLUMNS.format(30520, 30520)), GPU).kernel.source
+    even = print_kernel(parse_kernel(ODD_COLUMNS.format(30520, 30520)), GPU).kernel.source
     assert "if " not in even and "has_i0" in even
 
 

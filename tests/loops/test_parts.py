@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kiln.loops.codegen.cpp.writer import write_cpp
 from kiln.loops.codegen.plan_writer import write_plan
+from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.fusion.schedule import schedule
 from kiln.plan.plan import Allocate, View
 from kiln.support.events import EventSink
@@ -13,7 +13,7 @@ from tests.loops.programs import PROGRAMS
 
 def test_parts_of_a_result_are_views_of_its_memory() -> None:
     program = schedule(lowered(PROGRAMS["cat_output"]()[0]), TARGET, EventSink())
-    plan = write_plan(program, lambda kernel, _: write_cpp(kernel, TARGET))
+    plan = write_plan(program, lambda kernel, _: print_kernel(kernel, TARGET))
     (whole,) = [step for step in plan.steps if isinstance(step, Allocate)]
     views = [step for step in plan.steps if isinstance(step, View)]
     assert [(view.base, view.spec.offset) for view in views] == [(whole.out, 0), (whole.out, 12)]

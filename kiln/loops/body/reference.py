@@ -8,7 +8,8 @@ Functions take tensors of one dtype (as the conventions of `PRIMS` say) and give
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -68,7 +69,17 @@ def _bitcast(x: Tensor, *, dtype: torch.dtype) -> Tensor:
     return x.contiguous().view(dtype)
 
 
+ERF_PLUS_ONE = Prim("erf_plus_one", 1, "1 + erf(x)", Kind.POINTWISE, floating=True, flops=16)
+_FAST = ("erf", "exp", "exp2", "log", "div", "reciprocal", "sigmoid")
+FAST_VARIANTS: Mapping[str, Prim] = {name: replace(PRIMS[name], name=f"{name}_narrow") for name in _FAST}
+"""Less accurate functions by the names of the exact ones. Like `ERF_PLUS_ONE`, only passes over kernels make them."""
+_OF_KERNELS: Mapping[str, Callable[..., Tensor]] = {
+    "erf_plus_one": lambda x: torch.erfc(-x),
+    **{prim.name: REFERENCE[name] for name, prim in FAST_VARIANTS.items()},
+}
+
+
 def apply(op: Prim, dtype: torch.dtype, operands: tuple[Tensor, ...]) -> Tensor:
     """The result of `op`, of dtype `dtype`."""
-    function: Callable[..., Tensor] = REFERENCE[op.name]
+    function: Callable[..., Tensor] = _OF_KERNELS.get(op.name) or REFERENCE[op.name]
     return function(*operands, dtype=dtype) if "dtype" in op.attrs else function(*operands)

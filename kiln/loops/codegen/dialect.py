@@ -18,15 +18,7 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.support.errors import KilnError
-
-
-class UnsupportedInKernel(KilnError):
-    code = "KILN3401"
-    what = "{language} kernels cannot express {thing}"
-    why = "{reason}"
-    try_ = ("run the operation outside of `kiln.compile`", "report it: the library call should have been kept")
-
+from kiln.loops.kernel.errors import UnsupportedInKernel
 
 _INFIX = re.compile(r"\{0\} [^\w\s(]+ \{1\}")
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
-from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.kernel_writer import Nest, Value
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
 

@@ -7,13 +7,14 @@ from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.body.verify import InvalidLoops, Problems, Ranks, verify_body
 from kiln.loops.kernel.analyses import kernel_symbols, phase_writes
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
-from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.text import kernel_text, mapped_kernel_text
 from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import Symbol
 
 
-def verify_kernel(kernel: KernelIR) -> None:
-    """Raise InvalidLoops unless
+def verify_kernel(kernel: KernelIR, bound: frozenset[Symbol] = frozenset()) -> None:
+    """Raise InvalidLoops unless, with the symbols of `bound` given by something around the kernel,
 
     K1  names of parameters and locals differ, and written parameters are parameters;
     K2  effects write locals or written parameters, with one index per dimension, and give a result of the body;
@@ -28,13 +29,31 @@ def verify_kernel(kernel: KernelIR) -> None:
     for rule, problem in _kernel_problems(kernel):
         raise InvalidLoops(rule=rule, problem=problem, excerpt=kernel_text(kernel))
     ranks = {one.name: one.spec.rank for one in kernel.params} | {one.name: len(one.axes) for one in kernel.locals}
-    sizes = symbols_of(*kernel.ints) | {axis.symbol for axis in kernel.units}
+    sizes = symbols_of(*kernel.ints) | {axis.symbol for axis in kernel.units} | bound
     for phase in kernel.phases:
         scope = sizes | {axis.symbol for axis in phase.axes} | _size_symbols_of(kernel)
         verify_body(phase.body, scope, ranks, lambda: kernel_text(kernel))
-    if missing := kernel_symbols(kernel) - symbols_of(*kernel.ints):
+    if missing := kernel_symbols(kernel) - symbols_of(*kernel.ints) - bound:
         problem = f"{', '.join(sorted(map(str, missing)))} is no argument"
         raise InvalidLoops(rule="K5", problem=problem, excerpt=kernel_text(kernel))
+
+
+def verify_mapped_kernel(mapped: MappedKernel) -> None:
+    """Raise InvalidLoops unless
+
+    M1  with a tiling, each unit axis is a number or part of a dimension, each inner axis serial or part of one;
+    and the kernel is right (K1 to K7); a run gives the symbols that count its units.
+    """
+    kernel, run, tiling = mapped.kernel, mapped.run, mapped.tiling
+    counts = () if run is None else (run.count,) if run.rows is None else (run.count, run.rows.rows)
+    verify_kernel(kernel, frozenset(counts))
+    if tiling is not None:
+        inner = {axis for phase in kernel.phases for axis in phase.axes}
+        tiled = {axis for dim in tiling.dims for axis in dim.axes}
+        left = {axis.symbol for axis in ({*kernel.units} - {*tiling.numbers} | inner) - tiled} - tiling.serial
+        if left:
+            problem = f"the tiling covers no {', '.join(sorted(map(str, left)))}"
+            raise InvalidLoops(rule="M1", problem=problem, excerpt=mapped_kernel_text(mapped))
 
 
 def _size_symbols_of(kernel: KernelIR) -> frozenset[Symbol]:

@@ -21,9 +21,9 @@ from kiln.loops.codegen.cpp.blocked_sums import chained_loop, is_chained, is_sho
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated_in, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
-from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
 from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import Int, product

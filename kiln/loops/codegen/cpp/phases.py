@@ -35,7 +35,7 @@ CHEAP, LIGHT = 4, 12
 
 
 @final
-class PhaseWriter:
+class CppPhaseWriter:
     """Writes one phase; `started` holds the accumulators that earlier phases began."""
 
     def __init__(

@@ -20,10 +20,10 @@ from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, stride_of, substituted, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.index_compare import CountingStatements
-from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, Storage, Value, Way
 from kiln.loops.codegen.numbers import conversion_steps, float_text
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.symbolic import Int, Relation, is_static
 from kiln.symbolic.relation import SIGNS
 

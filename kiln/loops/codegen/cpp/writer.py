@@ -1,6 +1,6 @@
-"""C++ source of a kernel: `write_cpp(kernel, target)`.
+"""C++ source of a kernel: `write_cpp(canonical, mapped, target)`.
 
-    // kernel add_norm(in0: f32[4096, 1024] ..) ...        the loop IR it was made from
+    // kernel add_norm(in0: f32[4096, 1024] ..) ...        the IR that is printed
     extern "C" void k_12ab..(void* const* tensors, const i64* ints, ..) {
       const f32* in0 = (const f32*)tensors[0];
       for (i64 i0 = begin; i0 < end; ++i0) {
@@ -15,7 +15,6 @@ Equal kernels have equal sources and symbols: names are those of the canonical f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import final
 
 import torch
@@ -24,18 +23,17 @@ from kiln.loops.body.analyses import result_dtypes
 from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.codegen.cpp.blocked_sums import chained_loop, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
-from kiln.loops.codegen.cpp.phases import PhaseWriter
+from kiln.loops.codegen.cpp.phases import CppPhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
-from kiln.loops.codegen.cpp.prepare import Prepared, Run, Tile, prepare
 from kiln.loops.codegen.cpp.reductions import accumulated_in
 from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.kernel.analyses import phase_writes
-from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase
-from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
+from kiln.loops.kernel.text import mapped_kernel_text
 from kiln.plan.plan import Kernel
 from kiln.support.target import Target
 from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product, symbol
@@ -46,24 +44,18 @@ STACK_BYTES = 32 * 1024
 ALIGN = 64
 
 
-def write_cpp(kernel: KernelIR, target: Target) -> PrintedKernel:
-    """The C++ source of `kernel` for vectors of `target`. Raises `UnsupportedInKernel`."""
-    return _written(canonical(kernel)[0], target)
-
-
-@lru_cache(maxsize=256)
-def _written(kernel: KernelIR, target: Target) -> PrintedKernel:
-    width = target.vector_bytes // 4
-    writer = _KernelWriter(prepare(kernel, width), width)
+def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> PrintedKernel:
+    """The C++ source of `mapped`, which the passes made of `canonical` for `target`. Raises `UnsupportedInKernel`."""
+    writer = _CppKernelWriter(mapped, target.vector_bytes // 4)
     body = "\n".join(indented(writer.lines()))
-    head = "\n".join(f"// {line}" for line in kernel_text(kernel).split("\n"))
+    head = "\n".join(f"// {line}" for line in mapped_kernel_text(mapped).split("\n"))
     used = prelude_for(body, writer.width)
     symbol = kernel_symbol(used, head, body)
     source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol)}\n{body}\n}}\n}}\n"
     scratch = writer.scratch
     static = scratch if is_static(scratch) else 0
-    made = Kernel(symbol, "cpp", source, kernel_params(kernel), len(kernel.ints), scratch_bytes=static)
-    return PrintedKernel(made, kernel, scratch)
+    made = Kernel(symbol, "cpp", source, kernel_params(canonical), len(canonical.ints), scratch_bytes=static)
+    return PrintedKernel(made, canonical, scratch)
 
 
 _HEAD = """\
@@ -74,12 +66,12 @@ extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* ten
 
 
 @final
-class _KernelWriter:
+class _CppKernelWriter:
     """The statements of one kernel function."""
 
-    def __init__(self, prepared: Prepared, width: int) -> None:
-        self.kernel, self.run, self.width = prepared.kernel, prepared.run, width
-        self.ranges = self._ranges(prepared)
+    def __init__(self, mapped: MappedKernel, width: int) -> None:
+        self.kernel, self.run, self.width = mapped.kernel, mapped.run, width
+        self.ranges = self._ranges()
         self.ints = IntPrinter(BoundAnalysis(self.ranges), CPP_INTEGERS)
         self.scratch: Int = 0
         self.declared: list[str] = []
@@ -87,11 +79,11 @@ class _KernelWriter:
         self.rows: dict[tuple[str, str], Storage] = {}
         self.stack_bytes = 0
 
-    def _ranges(self, prepared: Prepared) -> dict[Symbol, Range]:
+    def _ranges(self) -> dict[Symbol, Range]:
         """Sizes are not negative, axes run below their sizes."""
-        kernel = prepared.kernel
-        ranges = {one: Range(0) for one in symbols_of(*kernel.ints)} | prepared.ranges
-        self._add_axes(ranges, kernel.units)
+        ranges = {size: Range(0) for size in symbols_of(*self.kernel.ints)}
+        ranges |= {} if self.run is None else self.run.ranges
+        self._add_axes(ranges, self.kernel.units)
         return ranges
 
     def _add_axes(self, ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
@@ -174,7 +166,7 @@ class _KernelWriter:
         self._add_axes(ranges, phase.axes)
         lanes = () if phase.vector is None else (frozenset({phase.axes[phase.vector].symbol}),)
         nest = Nest(phase.axes, BoundAnalysis(ranges), lanes, phase.vector)
-        return PhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
+        return CppPhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
 
     def _numbers(self) -> list[str]:
         """Declarations of the locals that are numbers, private to a unit."""
@@ -210,12 +202,12 @@ class _KernelWriter:
             carry = [last, *indented([f"at_{axis.symbol} = 0;", *carry]), "}"]
         return start, [f"const i64 {axis.symbol} = at_{axis.symbol};" for axis in units], carry
 
-    def _runs(self, run: Run, inner: list[str]) -> list[str]:
-        """Units in runs along the last axis, of which a unit is a strip; many strips where nothing limits a run."""
+    def _runs(self, run: UnitRun, inner: list[str]) -> list[str]:
+        """Units in runs along the last axis: a strip is a unit, and a run many strips where nothing limits it."""
         axis, strip = run.axis, self.kernel.strip
-        others = [one for one in self.kernel.units[:-1] if run.tile is None or one is not run.tile.axis]
-        rows = [run.tile.axis] if run.tile is not None else []
-        units = (*others, *rows, Axis(_STRIP, ceil_div(axis.size, strip)))
+        others = [one for one in self.kernel.units[:-1] if run.rows is None or one is not run.rows.axis]
+        beside = [run.rows.axis] if run.rows is not None else []
+        units = (*others, *beside, Axis(_STRIP, ceil_div(axis.size, strip)))
         start, now, carry = self._odometer(units)
         now.append(f"const i64 {axis.symbol} = {strip} * {_STRIP};")
         left = f"{self.ints.text(axis.size)} - {axis.symbol}"
@@ -227,23 +219,23 @@ class _KernelWriter:
         now.append(f"const i64 {run.count} = min({left}, {strip} * (end - unit));")
         skip = f"({run.count} + {strip - 1}) / {strip}"
         carry = [f"at_{_STRIP} += {skip} - 1;", *carry]
-        if run.tile is None:
+        if run.rows is None:
             carry.insert(0, f"unit += {skip};")
         else:
-            now.append(self._rows(run.tile, ceil_div(axis.size, strip)))
+            now.append(self._rows(run.rows, ceil_div(axis.size, strip)))
             carry = [
-                f"unit += {run.tile.rows} * ({skip});",
-                f"at_{run.tile.axis.symbol} += {run.tile.rows} - 1;",
+                f"unit += {run.rows.rows} * ({skip});",
+                f"at_{run.rows.axis.symbol} += {run.rows.rows} - 1;",
                 *carry,
             ]
         return [*start, "for (i64 unit = begin; unit < end;) {", *indented([*now, *inner, *carry]), "}"]
 
-    def _rows(self, tile: Tile, strips: Int) -> str:
+    def _rows(self, rows: RunRows, strips: Int) -> str:
         """As many whole rows as the tile, the axis and the range have; a part of a row stands alone."""
-        left = f"{self.ints.text(tile.axis.size)} - {tile.axis.symbol}"
+        left = f"{self.ints.text(rows.axis.size)} - {rows.axis.symbol}"
         whole = f"(end - unit) / {self.ints.operand(strips)}"
-        most = f"max(1, min(min({left}, {tile.longest}), {whole}))"
-        return f"const i64 {tile.rows} = {_STRIP} == 0 ? {most} : 1;"
+        most = f"max(1, min(min({left}, {rows.longest}), {whole}))"
+        return f"const i64 {rows.rows} = {_STRIP} == 0 ? {most} : 1;"
 
 
 _STRIP = symbol("strip")

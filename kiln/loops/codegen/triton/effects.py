@@ -16,12 +16,12 @@ from typing import final
 
 import torch
 
-from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined, on_dtype
 from kiln.loops.codegen.kernel_writer import Dims, Value
 from kiln.loops.codegen.triton.dialect import TRITON
 from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
 from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
 from kiln.loops.program.nodes import ReduceOp
 from kiln.loops.program.reductions import reduce_start
@@ -214,7 +214,7 @@ class TritonEffects(EffectWriter):
                 language="Triton", thing="a sum of exp beside its maximum", reason="the row does not go through a loop"
             )
         depth = [axis.symbol for axis in self.nest.axes].index(dims[0].symbol)
-        block, layers = frozenset({0}), self.frame.layers
+        block, layers = frozenset({0}), self.frame.tiling.layers
         top, total = f"{local.name}_parts", f"{beside.name}_parts"
         shape, least = f"[{dims[0].name} // {layers}]", start_text(ReduceOp.MAX, local.dtype)
         self.before.setdefault(depth, []).extend([

@@ -23,14 +23,14 @@ from typing import final
 from kiln.loops.codegen.kernel_writer import Nest, indented
 from kiln.loops.codegen.triton.effects import TritonEffects
 from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
-from kiln.loops.codegen.triton.tiles import Dim
 from kiln.loops.kernel.analyses import phase_stores, phase_writes
 from kiln.loops.kernel.kernel import Local, Phase
+from kiln.loops.kernel.tiling import BlockDim
 from kiln.symbolic import Int
 
 
 @final
-class PhaseWriter:
+class TritonPhaseWriter:
     """Writes one phase. `before`, `inside` and `behind` are what stands around and in its outermost loop."""
 
     def __init__(self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]) -> None:
@@ -72,20 +72,20 @@ class PhaseWriter:
         lines += loop(self._dim(depth), self.nest, depth, self.body, self._level(depth + 1))
         return lines + self.effects.after.get(depth, [])
 
-    def _dim(self, depth: int) -> Dim | None:
+    def _dim(self, depth: int) -> BlockDim | None:
         """The dimension that the loop at `depth` goes through in blocks, or None if it goes point by point."""
         symbol = self.nest.axes[depth].symbol
         return next((dim for dim in self.frame.tiling.dims if dim.symbol is symbol), None)
 
 
-def loop(dim: Dim | None, nest: Nest, depth: int, body: TritonStatements, inner: list[str]) -> list[str]:
+def loop(dim: BlockDim | None, nest: Nest, depth: int, body: TritonStatements, inner: list[str]) -> list[str]:
     """A loop over blocks of `dim`, or over the points of a serial axis."""
     axis, frame = nest.axes[depth], body.frame
     name, number = axis.symbol.name, nest.expr(axis.size)
     size = body.ints.text(number)
     if dim is None:
         return [f"for {name} in range({size}):", *indented(inner, 2)]
-    stages = f", num_stages={frame.stages}" if frame.stages > 1 else ""
+    stages = f", num_stages={frame.tiling.stages}" if frame.tiling.stages > 1 else ""
     place, full = frame.tiling.dims.index(dim), None if _has_loops(inner) else _full_turns(dim, number)
     if full is None:
         turn = [*index_lines(dim, place, f"{name}_start", frame, size), *inner]
@@ -96,7 +96,7 @@ def loop(dim: Dim | None, nest: Nest, depth: int, body: TritonStatements, inner:
     return [f"for {name}_start in tl.range(0, {full}, {dim.name}{stages}):", *indented(turn, 2), *last, *inner]
 
 
-def _full_turns(dim: Dim, size: Int) -> int | None:
+def _full_turns(dim: BlockDim, size: Int) -> int | None:
     """How many elements the full turns of a loop cover, where that is known and there is another turn."""
     return None if dim.exact or not isinstance(size, int) else size // dim.block * dim.block
 
@@ -106,7 +106,7 @@ def _has_loops(lines: list[str]) -> bool:
     return any(line.lstrip().startswith("for ") for line in lines)
 
 
-def index_lines(dim: Dim, place: int, start: str, frame: Frame, size: str) -> list[str]:
+def index_lines(dim: BlockDim, place: int, start: str, frame: Frame, size: str) -> list[str]:
     """The index of a block from `start` on, and which of its points exist."""
     rank = len(frame.tiling.dims)
     shape = "" if rank == 1 else f"[{', '.join(':' if one == place else 'None' for one in range(rank))}]"

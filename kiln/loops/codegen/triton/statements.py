@@ -21,13 +21,13 @@ import torch
 
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import Index
-from kiln.loops.codegen.dialect import UnsupportedInKernel
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Dims, Nest, Place, StatementWriter, Storage, Value
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
-from kiln.loops.codegen.triton.tiles import Tiling
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Local
+from kiln.loops.kernel.tiling import Tiling
 from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 
@@ -56,10 +56,6 @@ class Frame:
     storages: Mapping[str, Storage]
     wide: bool
     """Indices have 64 bits."""
-    stages: int = 1
-    """Turns of a loop whose loads are on their way together."""
-    layers: int = 1
-    """Accesses of 16 bytes by which a thread takes its part of a block."""
     held: dict[str, Held] = field(default_factory=dict)
     known: dict[str, Value] = field(default_factory=dict)
     """Values by their texts: what a phase has loaded or computed is not loaded again by the next."""

@@ -1,6 +1,6 @@
-"""Triton source of a kernel: `write_triton(kernel, target)`.
+"""Triton source of a kernel: `write_triton(canonical, mapped, target)`.
 
-    # kernel add_norm(in0: f32[4096, 1024] ..) ...        the loop IR it was made from
+    # kernel add_norm(in0: f32[4096, 1024] ..) ...        the IR that is printed
     @triton.jit
     def k_12ab..(in0, in1, out2, n0, RBLOCK: tl.constexpr):
         i0 = tl.program_id(0)
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, final
 
 from kiln.loops.body.analyses import accesses
@@ -24,60 +23,51 @@ from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
-from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.codegen.triton.fast_math import with_narrow_functions
-from kiln.loops.codegen.triton.hoisted_loads import with_early_loads
-from kiln.loops.codegen.triton.online_softmax import with_one_pass_sums
-from kiln.loops.codegen.triton.phases import PhaseWriter, index_lines, loop
+from kiln.loops.codegen.triton.phases import TritonPhaseWriter, index_lines, loop
 from kiln.loops.codegen.triton.prelude import prelude_for
-from kiln.loops.codegen.triton.rows import with_looped_rows
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
-from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, Dim, Tiling, block_layers, loop_stages, plan_tiles
 from kiln.loops.kernel.analyses import phase_writes
-from kiln.loops.kernel.canonical import canonical
+from kiln.loops.kernel.facts import KernelFacts
 from kiln.loops.kernel.kernel import KernelIR, Phase
-from kiln.loops.kernel.text import kernel_text
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.text import mapped_kernel_text
 from kiln.plan.plan import Kernel
 from kiln.support.target import Target
-from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
 
 
-def write_triton(kernel: KernelIR, target: Target, aligned: tuple[bool, ...] = ()) -> PrintedKernel:
-    """The Triton source of `kernel`; `aligned[i]`: parameter i always starts at a multiple of 16 bytes (none: unknown).
+def write_triton(
+    canonical: KernelIR, mapped: MappedKernel, target: Target, aligned: tuple[bool, ...] = ()
+) -> PrintedKernel:
+    """The Triton source of `mapped`, which the passes made of `canonical` for `target`.
 
-    Raises `UnsupportedInKernel`.
+    `aligned[i]`: parameter i always starts at a multiple of 16 bytes (empty: unknown). Raises `UnsupportedInKernel`.
     """
-    return _written(canonical(kernel)[0], target, aligned)
-
-
-@lru_cache(maxsize=4096)
-def _written(kernel: KernelIR, target: Target, aligned: tuple[bool, ...]) -> PrintedKernel:
-    looped = with_looped_rows(kernel, target)
-    writer = _KernelWriter(looped, plan_tiles(looped, target))
+    writer = _TritonKernelWriter(mapped)
     lines = writer.lines()
     status = any(_STATUS.search(line) for line in lines)
     body = "\n".join(indented(lines, 2))
-    head = "\n".join(f"# {line}" for line in kernel_text(kernel).split("\n"))
+    head = "\n".join(f"# {line}" for line in mapped_kernel_text(mapped).split("\n"))
     constants = tuple((dim.name, dim.block) for dim in writer.tiling.dims)
-    names = [*(one.name for one in kernel.params), *(str(one) for one in kernel.ints if isinstance(one, Symbol))]
+    names = [param.name for param in canonical.params]
+    names += [str(size) for size in canonical.ints if isinstance(size, Symbol)]
     names += ["status"] if status else []
     names += [f"{name}: tl.constexpr" for name, _ in constants]
     text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
     source = f"{prelude_for(body)}\n\n\n{text}"
-    meta = _meta(writer, kernel, target, aligned, constants, status)
+    meta = _meta(writer, canonical, target, aligned, constants, status)
     symbol = kernel_symbol(source, meta)
-    made = Kernel(
-        symbol, "triton", source.replace("{symbol}", symbol), kernel_params(kernel), len(kernel.ints), meta=meta
-    )
-    return PrintedKernel(made, kernel, grid=writer.grid)
+    source, params = source.replace("{symbol}", symbol), kernel_params(canonical)
+    made = Kernel(symbol, "triton", source, params, len(canonical.ints), meta=meta)
+    return PrintedKernel(made, canonical, grid=writer.grid)
 
 
 _STATUS = re.compile(r"\bstatus\)")
 
 
 def _meta(
-    writer: _KernelWriter,
+    writer: _TritonKernelWriter,
     kernel: KernelIR,
     target: Target,
     aligned: tuple[bool, ...],
@@ -101,59 +91,44 @@ def _meta(
 
 
 @final
-class _KernelWriter:
+class _TritonKernelWriter:
     """The statements of one kernel function."""
 
-    def __init__(self, kernel: KernelIR, tiling: Tiling) -> None:
-        layers = block_layers(kernel, tiling)
-        shorter = with_one_pass_sums(kernel, tiling, layers)
-        self.kernel, self.tiling = with_early_loads(with_narrow_functions(shorter), tiling), tiling
+    def __init__(self, mapped: MappedKernel) -> None:
+        assert mapped.tiling is not None, "tiles are chosen before a kernel is printed"
+        self.kernel, self.tiling = mapped.kernel, mapped.tiling
         ranges = self._ranges()
         self.bounds = BoundAnalysis(ranges)
-        self.wide = is_wide(kernel, ranges)
+        self.wide = is_wide(self.kernel, ranges)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
-        storages = {one.name: Storage(one.name, one.spec) for one in kernel.params}
-        self.frame = Frame(tiling, storages, self.wide, loop_stages(kernel, tiling), layers)
-        self.locals = {one.name: one for one in kernel.locals}
-        counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in tiling.numbers]
-        counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in tiling.dims if dim.unit]
+        storages = {param.name: Storage(param.name, param.spec) for param in self.kernel.params}
+        self.frame = Frame(self.tiling, storages, self.wide)
+        self.locals = {local.name: local for local in self.kernel.locals}
+        counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in self.tiling.numbers]
+        counts += [(dim.symbol, ceil_div(dim.size, dim.block)) for dim in self.tiling.dims if dim.unit]
         self.counts = counts
         self.grid = (product(count for _, count in counts),)
         self._numbers: dict[Symbol, str] = {}
 
     def _ranges(self) -> dict[Symbol, Range]:
         """Those of the kernel, and of the flattened axes."""
-        ranges = dict(Facts(self.kernel).ranges)
+        ranges = dict(KernelFacts(self.kernel).ranges)
         for dim in self.tiling.dims:
             top = BoundAnalysis(ranges).of(dim.size).hi
             ranges.setdefault(dim.symbol, Range(0, None if top is None else max(top - 1, 0)))
         return ranges
 
-    # ------------------------------------------------------------------------------------------ the program's place
+    # Units.
 
     def lines(self) -> list[str]:
         head, body = [*self._program(), *self._whole()], self._phases()
-        odd = self._odd_columns()
-        if odd is None:
+        dim = self.tiling.unmasked
+        if dim is None:
             return [*head, *body] or ["pass"]
-        place, dim = odd
-        whole = f"{mask_name(dim.symbol)} = tl.full({self.frame.block_shape(frozenset({place}))}, True, tl.int1)"
+        block = frozenset({self.tiling.dims.index(dim)})
+        whole = f"{mask_name(dim.symbol)} = tl.full({self.frame.block_shape(block)}, True, tl.int1)"
         is_full = f"if {self._numbers[dim.symbol]} < {self.ints.text(dim.size // dim.block)}:"
         return [*head, is_full, *indented([whole, *body], 2), "else:", *indented(body, 2)]
-
-    def _odd_columns(self) -> tuple[int, Dim] | None:
-        """The dimension of neighbours in memory that ends amid an access of 16 bytes, where a loop goes through rows.
-
-        Its mask would make all accesses as narrow as the last: all blocks but the last do without.
-        """
-        if not any(one.looped for one in self.tiling.dims):
-            return None
-        for place, dim in enumerate(self.tiling.dims):
-            if dim.unit and not dim.exact and is_static(dim.size) and dim.size > dim.block:
-                facts = Facts(self.kernel)
-                widest = VECTOR_BYTES // facts.narrowest_bytes()
-                return (place, dim) if dim.size % widest and facts.contiguous() is dim.symbol else None
-        return None
 
     def _program(self) -> list[str]:
         """Indices of the units of this program: its number taken apart, the last block fastest."""
@@ -194,14 +169,14 @@ class _KernelWriter:
         lines: list[str] = []
         started: set[str] = set()
         written: set[str] = set()
-        shared: list[PhaseWriter] = []
+        shared: list[TritonPhaseWriter] = []
         for phase in self.kernel.phases:
-            is_shared = self._is_shared(phase)
+            is_shared = self.tiling.in_shared_loop(phase)
             if shared and not is_shared:
                 lines += self._together(shared)
                 shared = []
             self.frame.forget(1 if is_shared and shared else 0)
-            writer = PhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
+            writer = TritonPhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
             if written & {one.buffer for one in accesses(phase.body)}:
                 # What other threads of this program stored is seen behind a barrier.
                 if is_shared:
@@ -216,11 +191,7 @@ class _KernelWriter:
             written |= set(phase_writes(phase)) & self.frame.storages.keys()
         return lines + (self._together(shared) if shared else [])
 
-    def _is_shared(self, phase: Phase) -> bool:
-        shared = self.tiling.shared
-        return shared is not None and set(shared.axes) <= set(phase.axes)
-
-    def _together(self, writers: Sequence[PhaseWriter]) -> list[str]:
+    def _together(self, writers: Sequence[TritonPhaseWriter]) -> list[str]:
         """Several phases in one loop."""
         first = writers[0]
         inside = [line for one in writers for line in one.inside]

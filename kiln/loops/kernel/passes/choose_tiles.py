@@ -1,49 +1,42 @@
-"""How the axes of a kernel become blocks: what a program covers, what it loops over, how many warps it gets.
+"""Chooses the blocks of a kernel for a GPU: what a program covers, what it loops over, how many warps it gets.
 
-    units (i0: n0), phase (i1: 768)             one row per program     i0 = pid        i1 = [0, 1024)
-    units (i0: n0), phase (i1: 48)              16 rows per program     i0: XBLOCK      i1: RBLOCK, whole
-    units (i0: 768), phase (i1: n0), x[i1, i0]  64 columns at a time    i0: XBLOCK      i1: RBLOCK, in a loop
-    units (i0: 64, i1: n0), x[i1, i0], y[i0, i1]   a tile               i0: YBLOCK      i1: XBLOCK
+    kernel k(..) units (i0: 4096)            kernel k(..) units (i0: 4096)
+        phase (i1: 50257):               =>      block (i1: 50257 by RBLOCK 8192 looped) numbers (i0) warps 16 ..
+                                                 phase (i1: 50257):
 
 A unit axis is a number (one value per program) or part of a block; an inner axis is whole (its block covers it) or
-looped over. Axes that always occur together are flattened into one, so that blocks are full. A block is as wide as
-memory is wide along the axis with neighbours in memory.
+looped over. Axes that always occur together are flattened into one, so that blocks are full. Along the axis that is
+contiguous in memory a block is as wide as a line of memory. `kiln/loops/kernel/tiling.py` shows the four kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.loops.body.analyses import accesses
-from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import Axis, symbols_of
-from kiln.loops.codegen.dialect import UnsupportedInKernel
-from kiln.loops.codegen.triton.facts import Facts, is_read_again
+from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.analyses import phase_stores
-from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.errors import UnsupportedInKernel
+from kiln.loops.kernel.facts import KernelFacts, is_read_again
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
+from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
+from kiln.loops.kernel.tiling import VECTOR_BYTES, WHOLE_BLOCK, BlockDim, Tiling, block_points, dims_in
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 from kiln.tensor.size_hint import large_size_hint
 
-VECTOR_BYTES = 16
-"""The widest access."""
 SECTOR_BYTES = 32
 """The least that memory hands over."""
 LARGEST_BLOCK = 1 << 15
 """Elements that the registers of one program can hold."""
 ROW_BLOCK = 2048
 """Elements that short rows are put together to."""
-WHOLE_BLOCK = 8192
-"""Elements of a row that is loaded at once though it might be looped over."""
 LOOP_BLOCK = 4096
 """Elements per turn of a loop at most."""
 SHORTEST_TURN = 1024
 """Elements that are worth a turn of their own."""
-STAGES, STAGE_BYTES = 3, 96 * 1024
-"""Turns of a loop that load ahead, and bytes of shared memory for them."""
 FLIGHT_BYTES = 64
 """Bytes per thread that should be on their way."""
 SHORTEST_AXIS = 32
@@ -53,48 +46,29 @@ _UNIT_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Dim:
-    """One dimension of the blocks of a kernel: `axes` flattened (the last fastest), `block` neighbours at a time.
+class ChooseTiles:
+    """Raises `UnsupportedInKernel` where no block holds what a unit keeps."""
 
-    `unit`: programs divide it; otherwise a program goes through all of it, in a loop if `looped`.
-    """
+    name: str = "choose-tiles"
 
-    symbol: Symbol
-    size: Int
-    axes: tuple[Axis, ...]
-    block: int
-    name: str
-    unit: bool = False
-    looped: bool = False
-
-    @property
-    def exact(self) -> bool:
-        """Is no block partly empty? That of a dimension without elements is."""
-        point_by_point = self.block == 1 and (self.looped or self.unit)
-        return point_by_point or (is_static(self.size) and self.size > 0 and self.size % self.block == 0)
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        return replace(mapped, tiling=choose_tiles(mapped.kernel, target)), 1
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """`dims`: of all blocks, in order. `numbers`: unit axes with one value per program. `serial`: inner axes that run
-    point after point. `shared`: the looped dimension whose loop holds several phases. `values`: flattened axes."""
-
-    dims: tuple[Dim, ...]
-    numbers: tuple[Axis, ...]
-    serial: frozenset[Symbol]
-    shared: Dim | None
-    values: Mapping[Symbol, Int]
-    warps: int
-
-    def dim_of(self, axis: Axis) -> int | None:
-        """The dimension that an axis is part of."""
-        return next((place for place, dim in enumerate(self.dims) if axis in dim.axes), None)
+def choose_tiles(kernel: KernelIR, target: Target) -> Tiling:
+    """The blocks of `kernel`, and what follows from them."""
+    facts = KernelFacts(kernel)
+    tiling = _blocks(facts, target)
+    largest = _most_points(facts, list(tiling.dims)) * facts.narrowest_bytes()
+    return replace(
+        tiling,
+        unmasked=_unmasked(facts, tiling),
+        stages=loop_stages(kernel, tiling),
+        layers=max(largest // (VECTOR_BYTES * WARP * tiling.warps), 1),
+    )
 
 
-def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
-    """The blocks of `kernel`. Raises `UnsupportedInKernel` where no block holds what a unit keeps."""
-    facts = Facts(kernel)
+def _blocks(facts: KernelFacts, target: Target) -> Tiling:
     inner = tuple(group for group in facts.inner_groups() if not facts.serial.issuperset(a.symbol for a in group))
     if not inner:
         return _pointwise(facts, target)
@@ -104,63 +78,24 @@ def plan_tiles(kernel: KernelIR, target: Target) -> Tiling:
     return _rows(facts, inner, target)
 
 
-def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
-    """How many turns of a loop load ahead: three, where shared memory has room for as many blocks, or one.
+def _unmasked(facts: KernelFacts, tiling: Tiling) -> BlockDim | None:
+    """The contiguous unit dimension if its size is no multiple of an access and a loop goes through rows.
 
-    Two are slower than one: the next block is asked for only when this one is there. Loads overtake stores.
+    The mask of its last block would narrow all accesses: full blocks run without one.
     """
-    if not _may_overtake(kernel):
-        return 1
-    loops: dict[object, dict[str, int]] = {}
-    for phase in kernel.phases:
-        is_shared = tiling.shared is not None and set(tiling.shared.axes) <= set(phase.axes)
-        loops.setdefault(is_shared or phase, {}).update(_turn_loads(phase, tiling))
-    most = max((sum(loads.values()) for loads in loops.values()), default=0)
-    return STAGES if STAGES * most <= STAGE_BYTES else 1
-
-
-def _may_overtake(kernel: KernelIR) -> bool:
-    """Is all that the kernel writes read, if at all, before and where it is written?
-
-    Then no turn reads what another one writes: `io[i0, i1] = add(load io[i0, i1], ...)`.
-    """
-    stored: dict[str, tuple[set[Index], int]] = {}
-    for place, phase in enumerate(kernel.phases):
-        for store in phase_stores(phase):
-            if store.combine is not None:
-                return False
-            stored.setdefault(store.target, (set(), place))[0].add(store.index)
-    for place, phase in enumerate(kernel.phases):
-        for one in accesses(phase.body):
-            where, first = stored.get(one.buffer, ({one.index}, place))
-            if where != {one.index} or place > first:
-                return False
-    return True
-
-
-def block_layers(kernel: KernelIR, tiling: Tiling) -> int:
-    """By how many of the widest accesses a thread takes its part of the largest block."""
-    facts = Facts(kernel)
-    bytes_ = _most_points(facts, list(tiling.dims)) * facts.narrowest_bytes()
-    return max(bytes_ // (VECTOR_BYTES * WARP * tiling.warps), 1)
-
-
-def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
-    """Bytes that one turn of the phase's loop loads from each buffer."""
-    dims = [dim for dim in tiling.dims if dim.unit or set(dim.axes) <= set(phase.axes)]
-    found: dict[str, int] = {}
-    for one in accesses(phase.body):
-        used = symbols_of(*one.index)
-        along = [dim for dim in dims if any(axis.symbol in used for axis in dim.axes)]
-        if any(dim.looped for dim in along):
-            found[one.buffer] = max(found.get(one.buffer, 0), one.dtype.itemsize * _points(along))
-    return found
+    if not any(dim.looped for dim in tiling.dims):
+        return None
+    for dim in tiling.dims:
+        if dim.unit and not dim.exact and is_static(dim.size) and dim.size > dim.block:
+            odd = dim.size % (VECTOR_BYTES // facts.narrowest_bytes()) != 0
+            return dim if odd and facts.contiguous() is dim.symbol else None
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ pointwise
 
 
-def _pointwise(facts: Facts, target: Target) -> Tiling:
+def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
     """One flat dimension, or a tile where accesses have neighbours along different axes."""
     units = facts.free_units
     tiled = facts.tile_axes(units)
@@ -184,7 +119,7 @@ def _pointwise(facts: Facts, target: Target) -> Tiling:
         _dim((axis,), min(side, _pow2(axis.size, side)), axis.symbol.name, name, unit=True)
         for axis, name in zip(reversed(tiled), reversed(_UNIT_NAMES[: len(tiled)]), strict=True)
     ]
-    return _tiling(facts, dims, tuple(axis for axis in units if axis not in tiled), _warps(_points(dims)))
+    return _tiling(facts, dims, tuple(axis for axis in units if axis not in tiled), _warps(block_points(dims)))
 
 
 def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
@@ -194,7 +129,7 @@ def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
     return not tiled or (is_static(tiled[0].size) and tiled[0].size < SHORTEST_AXIS)
 
 
-def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
+def _flat_block(facts: KernelFacts, size: Int, warps: int, target: Target) -> int:
     """So many elements per thread that enough bytes are on their way, but all processors have work."""
     widest = VECTOR_BYTES // facts.narrowest_bytes()
     each = max(widest, min(16, floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
@@ -209,7 +144,7 @@ def _flat_block(facts: Facts, size: Int, warps: int, target: Target) -> int:
 # ------------------------------------------------------------------------------------------------ reductions
 
 
-def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
+def _rows(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
     """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
     dims = _inner_dims(facts, groups, *_row_blocks(facts, groups))
     points = _most_points(facts, dims)
@@ -228,7 +163,7 @@ def _rows(facts: Facts, groups: tuple[tuple[Axis, ...], ...], target: Target) ->
     return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), warps)
 
 
-def _row_blocks(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int, int]:
+def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int, int]:
     """Elements that a program takes at once: all of a row that several phases read, if registers hold it.
 
     And those of a turn, if it has to go in turns: so few that shared memory holds the next turns.
@@ -243,7 +178,7 @@ def _row_blocks(facts: Facts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int
     return whole, min(whole, max(room, SHORTEST_TURN))
 
 
-def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
+def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
     """Memory is contiguous along a unit axis: neighbours along it go together, through blocks of the reduced axes."""
     (axis,) = (one for one in facts.free_units if one.symbol is along)
     numbers = tuple(one for one in facts.free_units if one is not axis)
@@ -255,10 +190,10 @@ def _columns(facts: Facts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, 
     rows = max(LOOP_BLOCK // wide, 1)
     dims = _inner_dims(facts, groups, rows, rows)
     dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]
-    return _tiling(facts, dims, numbers, _warps(_points(dims)))
+    return _tiling(facts, dims, numbers, _warps(block_points(dims)))
 
 
-def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[Dim]:
+def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[BlockDim]:
     """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept,
     `turn` elements at a time."""
     dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
@@ -267,19 +202,19 @@ def _inner_dims(facts: Facts, groups: tuple[tuple[Axis, ...], ...], most: int, t
     kept = [dim for dim in dims if facts.is_kept(dim.axes)]
     shared = next((dim for dim in kept if facts.shared_phases(dim.axes) is not None), None)
     whole = [dim for dim in kept if dim is not shared]
-    if not all(dim.block for dim in whole) or _points(whole) > LARGEST_BLOCK:
+    if not all(dim.block for dim in whole) or block_points(whole) > LARGEST_BLOCK:
         raise UnsupportedInKernel(language="Triton", thing="so long a row", reason="registers hold no such block")
-    found: dict[Symbol, Dim] = {dim.symbol: dim for dim in whole}
+    found: dict[Symbol, BlockDim] = {dim.symbol: dim for dim in whole}
     for dim in reversed(dims):
         if dim not in whole:
             beside = [one for one in found.values() if facts.share_a_phase(one.axes, dim.axes)]
-            room = max(turn // _points(beside), 1)
+            room = max(turn // block_points(beside), 1)
             block = min(dim.block or room, room)
             found[dim.symbol] = replace(dim, block=block, looped=dim.block != block)
     return [found[dim.symbol] for dim in dims]
 
 
-def _inner_dim(facts: Facts, group: tuple[Axis, ...], place: int, count: int) -> Dim:
+def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], place: int, count: int) -> BlockDim:
     """The whole group as one dimension; block 0: its size is not known."""
     size = product(axis.size for axis in group)
     longest = facts.bounds.of(size).hi
@@ -292,14 +227,14 @@ def _inner_dim(facts: Facts, group: tuple[Axis, ...], place: int, count: int) ->
 # ------------------------------------------------------------------------------------------------ parts
 
 
-def _dim(axes: tuple[Axis, ...], block: int, flat_name: str, name: str, *, unit: bool = False) -> Dim:
+def _dim(axes: tuple[Axis, ...], block: int, flat_name: str, name: str, *, unit: bool = False) -> BlockDim:
     """A single axis keeps its symbol."""
     if len(axes) == 1:
-        return Dim(axes[0].symbol, axes[0].size, axes, block, name, unit)
-    return Dim(symbol(flat_name), product(axis.size for axis in axes), axes, block, name, unit)
+        return BlockDim(axes[0].symbol, axes[0].size, axes, block, name, unit)
+    return BlockDim(symbol(flat_name), product(axis.size for axis in axes), axes, block, name, unit)
 
 
-def _tiling(facts: Facts, dims: list[Dim], numbers: tuple[Axis, ...], warps: int) -> Tiling:
+def _tiling(facts: KernelFacts, dims: list[BlockDim], numbers: tuple[Axis, ...], warps: int) -> Tiling:
     values: dict[Symbol, Int] = {}
     for dim in dims:
         if len(dim.axes) > 1:
@@ -312,7 +247,7 @@ def _tiling(facts: Facts, dims: list[Dim], numbers: tuple[Axis, ...], warps: int
     return Tiling(tuple(dims), ordered, facts.serial, shared[0] if shared else None, values, warps)
 
 
-def _parts(dim: Dim) -> dict[Symbol, Int]:
+def _parts(dim: BlockDim) -> dict[Symbol, Int]:
     """The axes of a flattened dimension as expressions of its index."""
     found: dict[Symbol, Int] = {}
     below: Int = 1
@@ -323,17 +258,9 @@ def _parts(dim: Dim) -> dict[Symbol, Int]:
     return found
 
 
-def _points(dims: Iterable[Dim]) -> int:
-    total = 1
-    for dim in dims:
-        total *= dim.block
-    return total
-
-
-def _most_points(facts: Facts, dims: list[Dim]) -> int:
+def _most_points(facts: KernelFacts, dims: list[BlockDim]) -> int:
     """Elements of the largest block of a phase."""
-    phases = facts.kernel.phases
-    return max(_points(dim for dim in dims if dim.unit or set(dim.axes) <= set(phase.axes)) for phase in phases)
+    return max(block_points(dims_in(dims, phase)) for phase in facts.kernel.phases)
 
 
 def _warps(points: int) -> int:
@@ -343,7 +270,7 @@ def _warps(points: int) -> int:
     return min(16 if points <= 16384 else 32, points // 512)
 
 
-def _row_warps(facts: Facts, points: int) -> int:
+def _row_warps(facts: KernelFacts, points: int) -> int:
     """Fewer for long rows where a thread has to load more elements for enough bytes to be on their way.
 
     Twice as many bytes where no row is stored: then programs wait for loads and for each other only.

@@ -1,4 +1,4 @@
-"""What the choice of blocks asks about a kernel: which axes occur together, and how its accesses lie in memory."""
+"""Facts that the choice of blocks rests on: which axes occur together, how accesses are laid out in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINE_BYTES = 128
 
 
 @final
-class Facts:
+class KernelFacts:
     """Questions about one kernel, answered when asked."""
 
     def __init__(self, kernel: KernelIR) -> None:

@@ -1,25 +1,27 @@
-"""Pointwise kernels over long rows, of odd length or with numbers of their own: a program goes through a row.
+"""Pointwise kernels over long rows: a program goes through a row in a loop.
 
     units (i0: 4096, i1: 50257)   phase ():             out[i0, i1] = sub(load x[i0, i1], load top[i0])
     units (i0: 4096)              phase (i1: 50257):    out[i0, i1] = sub(load x[i0, i1], load top[i0])
 
-A flat index of such rows takes a division per element, loads the numbers of the row for each of them, and tells Triton
-nothing of neighbours where rows are padded: [4096, 50257 | 50264, 1] goes element by element. In a loop all turns but
-the last have no mask, their accesses 16 bytes, and the numbers of the row are loaded once. Rows whose elements fill
-vectors stay flat unless they have numbers (one load, and what is made of it, for each element): their blocks are as
-long as the machine wants them.
+For rows that are no multiple of the widest access, or from which single elements are loaded (`top[i0]`). A flat index
+of such rows costs a division per element, loads `top[i0]` for each of them, and hides from Triton what is contiguous
+where rows are padded: [4096, 50257 | 50264, 1] goes element by element. In a loop all turns but the last need no
+mask, accesses have 16 bytes, and `top[i0]` is loaded once. Other rows stay flat: their blocks are as long as the
+machine wants them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 from kiln.loops.body.analyses import accesses
 from kiln.loops.body.indexing import Axis, symbols_of
-from kiln.loops.codegen.triton.facts import Facts
-from kiln.loops.codegen.triton.tiles import VECTOR_BYTES, WHOLE_BLOCK
+from kiln.loops.kernel.facts import KernelFacts
 from kiln.loops.kernel.kernel import KernelIR, Phase, Store
+from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.occupancy import wanted_pieces
+from kiln.loops.kernel.tiling import VECTOR_BYTES, WHOLE_BLOCK
 from kiln.support.target import Target
 from kiln.symbolic import product
 from kiln.tensor.size_hint import large_size_hint
@@ -28,11 +30,23 @@ LONG_ROW = 1024
 """Elements that keep a program busy."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class LoopRows:
+    """The last unit axis moves inside of a unit, where it is such a row and there are enough rows."""
+
+    name: str = "loop-rows"
+
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        kernel = with_looped_rows(mapped.kernel, target)
+        return replace(mapped, kernel=kernel), int(kernel is not mapped.kernel)
+
+
 def with_looped_rows(kernel: KernelIR, target: Target) -> KernelIR:
-    """`kernel` with its last unit axis inside of a unit, where that is a long odd row and there are enough rows."""
+    """`kernel` with its last unit axis as an axis of its phase, or `kernel` itself."""
     if len(kernel.phases) != 1 or kernel.phases[0].axes or kernel.locals or len(kernel.units) < 2:
         return kernel
-    (phase,), (*rest, row), facts = kernel.phases, kernel.units, Facts(kernel)
+    (phase,), (*rest, row), facts = kernel.phases, kernel.units, KernelFacts(kernel)
     plain = all(isinstance(effect, Store) and effect.combine is None for effect in phase.effects)
     if not plain or not isinstance(row.size, int) or row not in facts.free_units:
         return kernel
@@ -45,12 +59,12 @@ def with_looped_rows(kernel: KernelIR, target: Target) -> KernelIR:
 
 
 def _has_numbers(phase: Phase, row: Axis) -> bool:
-    """Are there loads of one number for each row?"""
-    used = [symbols_of(*one.index) for one in accesses(phase.body)]
+    """Are there loads of one element per row?"""
+    used = [symbols_of(*access.index) for access in accesses(phase.body)]
     return any(symbols and row.symbol not in symbols for symbols in used)
 
 
 def _fills_blocks(size: int) -> bool:
-    """Is a row long, and few elements of its last block not there?"""
+    """Is a row long, and its last block at most an eighth of it short?"""
     block = min(1 << (size - 1).bit_length(), WHOLE_BLOCK)
     return size >= LONG_ROW and 8 * (-size % block) <= size

@@ -1,0 +1,44 @@
+"""From a kernel to its source: canonical form, passes for the target, printer.
+
+print_kernel(kernel, target, aligned, events)      PrintedKernel("k_3f1c..", ...)
+"""
+
+from __future__ import annotations
+
+from kiln.loops.codegen.cpp.writer import write_cpp
+from kiln.loops.codegen.printed_kernel import PrintedKernel
+from kiln.loops.codegen.triton.writer import write_triton
+from kiln.loops.kernel.canonical import canonical
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.passes.pipeline import run_kernel_passes
+from kiln.support.dump import Dump
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+
+MOST_PRINTED = 4096
+_PRINTED: dict[tuple[KernelIR, Target, tuple[bool, ...]], PrintedKernel] = {}
+"""Kernels that this process has printed, by canonical form, target and alignment; forgotten when it is full."""
+
+
+def print_kernel(
+    kernel: KernelIR,
+    target: Target,
+    aligned: tuple[bool, ...] = (),
+    events: EventSink | None = None,
+    dump: Dump | None = None,
+) -> PrintedKernel:
+    """The source of `kernel` in the language of `target`: Triton for a GPU, else C++. Raises `UnsupportedInKernel`.
+
+    `aligned[i]`: parameter i always starts at a multiple of 16 bytes. With a `dump`, each pass is verified and written.
+    """
+    form, _ = canonical(kernel)
+    key = (form, target, aligned if target.is_gpu else ())
+    found = _PRINTED.get(key)
+    if found is not None and (dump is None or dump.root is None):
+        return found
+    mapped = run_kernel_passes(form, target, events or EventSink(), dump)
+    made = write_triton(form, mapped, target, aligned) if target.is_gpu else write_cpp(form, mapped, target)
+    if len(_PRINTED) >= MOST_PRINTED:
+        _PRINTED.clear()
+    _PRINTED[key] = made
+    return made

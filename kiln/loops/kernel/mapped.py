@@ -1,0 +1,62 @@
+"""A kernel and how its points map to a machine: what kernel passes work on and printers print.
+
+MappedKernel(kernel)                                what fusion made
+MappedKernel(kernel, run=UnitRun(i1, k_i1, ..))     for C++: consecutive units go through each phase together
+MappedKernel(kernel, tiling=Tiling(..))             for Triton: blocks and loops
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from kiln.loops.body.indexing import Axis
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.tiling import Tiling
+from kiln.symbolic import Range, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Up to `longest` neighbours along unit axis `axis`, each with its part of a run: `row` counts to `rows` - 1."""
+
+    axis: Axis
+    row: Symbol
+    rows: Symbol
+    longest: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnitRun:
+    """Consecutive units of the last unit axis that go through the phases together, in vectors.
+
+    The first is `axis.symbol`; `lane` counts from it to `count` - 1. `longest`: 0 where nothing limits a run.
+    `rows`: neighbours along another unit axis whose runs go together.
+    """
+
+    axis: Axis
+    lane: Symbol
+    count: Symbol
+    longest: int
+    rows: RunRows | None = None
+
+    @property
+    def ranges(self) -> dict[Symbol, Range]:
+        """Those of the symbols that the run introduced."""
+        top = self.longest or None
+        ranges = {self.count: Range(1, top), self.lane: Range(0, None if top is None else top - 1)}
+        if self.rows is not None:
+            ranges |= {self.rows.rows: Range(1, self.rows.longest), self.rows.row: Range(0, self.rows.longest - 1)}
+        return ranges
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MappedKernel:
+    """`run` for a CPU, `tiling` for a GPU; None until a pass decides it, or where the kernel needs none."""
+
+    kernel: KernelIR
+    run: UnitRun | None = None
+    tiling: Tiling | None = None

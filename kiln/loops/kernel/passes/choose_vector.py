@@ -1,0 +1,48 @@
+"""Chooses the vectorised axis of each phase: the innermost, if memory is accessed in order along it.
+
+phase (i1: 768): out[i0, i1] = load x[i0, i1]      =>      phase (i1: 768 vector): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from kiln.loops.body.analyses import accesses
+from kiln.loops.body.indexing import stride_along
+from kiln.loops.kernel.analyses import phase_stores
+from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.target import Target
+from kiln.symbolic import Int, Symbol
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChooseVector:
+    """A phase that has a vectorised axis keeps it."""
+
+    name: str = "choose-vector"
+
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        phases = tuple([_with_vector(phase, mapped.kernel) for phase in mapped.kernel.phases])
+        changes = sum(new is not old for new, old in zip(phases, mapped.kernel.phases, strict=True))
+        return (replace(mapped, kernel=replace(mapped.kernel, phases=phases)), changes) if changes else (mapped, 0)
+
+
+def _with_vector(phase: Phase, kernel: KernelIR) -> Phase:
+    if phase.vector is not None or not phase.axes:
+        return phase
+    last = len(phase.axes) - 1
+    steps = _steps(phase, phase.axes[last].symbol, kernel)
+    good = steps.count(1)
+    return replace(phase, vector=last) if good and good >= len(steps) - steps.count(0) - good else phase
+
+
+def _steps(phase: Phase, along: Symbol, kernel: KernelIR) -> Sequence[Int | None]:
+    """Distances between neighbours along an axis, for every access to a buffer."""
+    specs = {param.name: param.spec for param in kernel.params}
+    touched = [(load.buffer, load.index) for load in accesses(phase.body)]
+    touched += [(store.target, store.index) for store in phase_stores(phase)]
+    return [stride_along(specs[name], index, along) for name, index in touched if name in specs]

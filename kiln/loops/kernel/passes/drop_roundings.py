@@ -1,0 +1,51 @@
+"""Values that are only stored need no rounding: the store rounds to the dtype of its memory.
+
+out[i0] = convert(x, bf16)           =>   out[i0] = x              where `out` is bf16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from kiln.loops.body.body import Compute, LoopBody
+from kiln.loops.body.builder import dtype_of
+from kiln.loops.kernel.kernel import Phase, Store
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.fuse_erf import with_live_body
+from kiln.support.target import Target
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DropRoundings:
+    """`rounded`: dtypes that are computed in float32 and rounded when they are stored."""
+
+    name: str = "drop-roundings"
+    rounded: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        kernel, changes, phases = mapped.kernel, 0, []
+        dtypes = {param.name: param.spec.dtype for param in kernel.params}
+        for phase in kernel.phases:
+            results = tuple([self._unrounded(number, phase, dtypes) for number in range(len(phase.body.results))])
+            changes += results != phase.body.results
+            changed = results != phase.body.results
+            phases.append(with_live_body(phase, LoopBody(phase.body.ops, results)) if changed else phase)
+        return (replace(mapped, kernel=replace(kernel, phases=tuple(phases))), changes) if changes else (mapped, 0)
+
+    def _unrounded(self, number: int, phase: Phase, dtypes: Mapping[str, torch.dtype]) -> int:
+        """The place of a result, before its rounding if all its uses are stores that round."""
+        place = phase.body.results[number]
+        op = phase.body.ops[place]
+        if not isinstance(op, Compute) or op.op.name != "convert" or op.dtype not in self.rounded:
+            return place
+        users = [effect for effect in phase.effects if effect.result == number]
+        rounds = all(
+            isinstance(user, Store) and user.combine is None and dtypes.get(user.target) == op.dtype for user in users
+        )
+        is_float32 = dtype_of(phase.body.ops, op.operands[0]) in (*self.rounded, torch.float32)
+        return op.operands[0] if rounds and is_float32 else place

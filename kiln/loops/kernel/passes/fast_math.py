@@ -1,0 +1,108 @@
+"""Cheaper functions where only 16-bit numbers are made of the result.
+
+    convert(mul(x, add(erf(x), 1)), bf16)   =>   convert(mul(x, add(erf_narrow(x), 1)), bf16)
+
+    sum over (i1): exp(sub(x, m))           =>   sum over (i1): exp_narrow(sub(x, m))          m: amax over (i1): x
+
+A bf16 has 8 significant bits, a float32 24: an error in the 22nd does not survive the conversion. On 16-bit data the
+exact functions cost more than memory does. The machine's `exp2` is accurate to 2 units in the last place, and the
+product that makes its argument to half a unit of it: exp(x) to (2 + |x|/2) units. Where all x are at most 0 and the
+maximum is 0, a sum of them is off by at most 2.2 of its own units (|x| exp(x) is below 0.37), less than a long sum is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from kiln.loops.body.body import BodyOp, Compute, LoopBody
+from kiln.loops.body.builder import operands_of
+from kiln.loops.body.reference import FAST_VARIANTS
+from kiln.loops.kernel.analyses import phase_stores
+from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.softmax_pattern import exp_below_maximum
+from kiln.loops.program.nodes import ReduceOp
+from kiln.support.target import Target
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FastMath:
+    """A value that two phases compute must be one value: a function is cheap everywhere or nowhere."""
+
+    name: str = "fast-math"
+
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        kernel = mapped.kernel
+        exact = _exact_functions(kernel)
+        bodies = [_with_fast_variants(phase.body, exact) for phase in kernel.phases]
+        changes = sum(body != phase.body for body, phase in zip(bodies, kernel.phases, strict=True))
+        phases = tuple(replace(phase, body=body) for phase, body in zip(kernel.phases, bodies, strict=True))
+        return (replace(mapped, kernel=replace(kernel, phases=phases)), changes) if changes else (mapped, 0)
+
+
+def _exact_functions(kernel: KernelIR) -> frozenset[str]:
+    """Names of the functions that stay exact: results of theirs reach more than 16-bit numbers."""
+    dtypes = {param.name: param.spec.dtype for param in kernel.params}
+    targets = {store.target for phase in kernel.phases for store in phase_stores(phase)} & dtypes.keys()
+    if all(dtypes[name] in NARROW or not dtypes[name].is_floating_point for name in targets):
+        return frozenset()
+    return frozenset(name for phase in kernel.phases for name in _wide_functions(kernel, phase))
+
+
+def _with_fast_variants(body: LoopBody, exact: Collection[str]) -> LoopBody:
+    return LoopBody(tuple([_fast_variant(op, exact) for op in body.ops]), body.results)
+
+
+def _fast_variant(op: BodyOp, exact: Collection[str]) -> BodyOp:
+    if isinstance(op, Compute) and op.op.name not in exact and op.dtype != torch.float64:
+        return replace(op, op=FAST_VARIANTS.get(op.op.name, op.op))
+    return op
+
+
+def _wide_functions(kernel: KernelIR, phase: Phase) -> Iterator[str]:
+    """Names of functions whose results reach more than 16-bit numbers."""
+    wide, summed = _wide_places(phase.body), _softmax_terms(kernel, phase)
+    for place, op in enumerate(phase.body.ops):
+        if place in wide - summed and isinstance(op, Compute):
+            yield op.op.name
+
+
+def _softmax_terms(kernel: KernelIR, phase: Phase) -> set[int]:
+    """Places of exp(x - maximum of x) that are only summed."""
+    body = phase.body
+    operands = {place for op in body.ops for place in operands_of(op)}
+    return {
+        place
+        for number, place in enumerate(body.results)
+        if place not in operands
+        and all(
+            isinstance(effect, Accumulate) and effect.op is ReduceOp.SUM and effect.running is None
+            for effect in phase.effects
+            if effect.result == number
+        )
+        and exp_below_maximum(kernel, phase, place) is not None
+    }
+
+
+def _wide_places(body: LoopBody) -> set[int]:
+    """Places whose values reach more than 16-bit numbers."""
+    wide = set(body.results)
+    for place in reversed(range(len(body.ops))):
+        op = body.ops[place]
+        if _rounds_to_16_bits(op):
+            continue
+        keeps = isinstance(op, Compute) and place not in wide and op.dtype.is_floating_point
+        if not keeps:
+            wide |= set(operands_of(op))
+    return wide
+
+
+def _rounds_to_16_bits(op: BodyOp) -> bool:
+    return isinstance(op, Compute) and op.op.name == "convert" and op.dtype in NARROW

@@ -1,0 +1,68 @@
+"""The passes over kernels, in order, and why in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
+from kiln.loops.kernel.passes.choose_vector import ChooseVector
+from kiln.loops.kernel.passes.drop_roundings import DropRoundings
+from kiln.loops.kernel.passes.fast_math import FastMath
+from kiln.loops.kernel.passes.fuse_erf import FuseErf
+from kiln.loops.kernel.passes.hoist_loads import HoistLoads
+from kiln.loops.kernel.passes.loop_rows import LoopRows
+from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
+from kiln.loops.kernel.text import mapped_kernel_text
+from kiln.loops.kernel.verify import verify_mapped_kernel
+from kiln.support.dump import Dump
+from kiln.support.events import EventSink
+from kiln.support.passes import Pass, before, check_order, run_passes
+from kiln.support.target import Target
+
+KernelPass = Pass[MappedKernel, Target]
+
+CPP_PASSES: tuple[KernelPass, ...] = (FuseErf(), DropRoundings(), StripsToRuns(), ChooseVector())
+
+TRITON_PASSES: tuple[KernelPass, ...] = (LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads())
+
+# fmt: off
+check_order(
+    CPP_PASSES,
+    before("strips-to-runs", "choose-vector",  because="a run is the vectorised axis of its phases"),
+)
+check_order(
+    TRITON_PASSES,
+    before("loop-rows",      "choose-tiles",   because="it decides which axes are units"),
+    before("choose-tiles",   "online-softmax", because="only rows that go through a loop are worth it"),
+    before("online-softmax", "fast-math",      because="it looks for exact exponentials"),
+    before("choose-tiles",   "hoist-loads",    because="the row itself is loaded early only if no loop loads it"),
+    before("online-softmax", "hoist-loads",    because="it takes phases out, which would leave their loads behind"),
+)
+# fmt: on
+
+
+def run_kernel_passes(
+    kernel: KernelIR,
+    target: Target,
+    events: EventSink,
+    dump: Dump | None = None,
+    passes: Sequence[KernelPass] | None = None,
+) -> MappedKernel:
+    """`kernel` as it is printed for `target`. With a `dump`, what a pass changed is verified and written."""
+    if passes is None:
+        passes = TRITON_PASSES if target.is_gpu else CPP_PASSES
+    dumps = dump is not None and dump.root is not None
+
+    def verify(mapped: MappedKernel, after: str) -> None:
+        verify_mapped_kernel(mapped)
+
+    def size(mapped: MappedKernel) -> int:
+        return sum(len(phase.body.ops) for phase in mapped.kernel.phases)
+
+    return run_passes(
+        passes, MappedKernel(kernel), target, events,
+        size=size, verify=verify if dumps else None, show=mapped_kernel_text, dump=dump,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Each pass over kernels: the kernel before as text, after as a golden text, and both interpreted on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from kiln.loops.body.interpret import number
+from kiln.loops.kernel.interpret import run_mapped_kernel
+from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
+from kiln.loops.kernel.passes.choose_vector import ChooseVector
+from kiln.loops.kernel.passes.drop_roundings import DropRoundings
+from kiln.loops.kernel.passes.fast_math import FastMath
+from kiln.loops.kernel.passes.fuse_erf import FuseErf
+from kiln.loops.kernel.passes.hoist_loads import HoistLoads
+from kiln.loops.kernel.passes.loop_rows import LoopRows
+from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES, KernelPass, run_kernel_passes
+from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
+from kiln.loops.kernel.text import mapped_kernel_text
+from kiln.loops.kernel.verify import verify_kernel, verify_mapped_kernel
+from kiln.loops.program.interpret import Memory
+from kiln.support.events import EventSink
+from kiln.support.target import Target, cuda_gpu
+from kiln.symbolic import symbol
+from tests.loop_ir.parse import parse_kernel
+
+CPU, GPU = Target("cpu", threads=2, vector_bytes=64), cuda_gpu((9, 0), 4)
+ROWS, COLUMNS = 13, 40
+SIZES = {symbol("s0"): ROWS, symbol("s1"): COLUMNS}
+
+GELU = """
+    kernel gelu(x: bf16[s0, 40] -> out: bf16[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            v0 = convert(load x[i0, i1], f32)
+            out[i0, i1] = convert(mul(v0, add(erf(v0), f32(1.0))), bf16)
+"""
+COLUMN_SUMS = """
+    kernel column_sums(x: f32[s0, s1] -> out: f32[s1]; s0, s1) units (i1: s1) strip 32
+        local total: f32
+        phase (i0: s0):
+            total[] = sum over (i0): load x[i0, i1]
+        phase ():
+            out[i1] = load total[]
+"""
+TRANSPOSE = """
+    kernel transpose(x: f32[s1, s0] -> out: f32[s0, s1]; s0, s1) units (i0: s0, i1: s1) strip 16
+        phase ():
+            out[i0, i1] = load x[i1, i0]
+"""
+LONG_ROWS = """
+    kernel centre(x: f32[8, 8193], mean: f32[8] -> out: f32[8, 8193]) units (i0: 8, i1: 8193)
+        phase ():
+            out[i0, i1] = sub(load x[i0, i1], load mean[i0])
+"""
+SOFTMAX = """
+    kernel log_sum_exp(x: f32[4, 40000] -> out: bf16[4]) units (i0: 4)
+        local top: f32
+        local total: f32
+        phase (i1: 40000):
+            top[] = amax over (i1): load x[i0, i1]
+        phase (i1: 40000):
+            total[] = sum over (i1): exp(sub(load x[i0, i1], load top[]))
+        phase ():
+            out[i0] = convert(add(load top[], log(load total[])), bf16)
+"""
+PICKED = """
+    kernel picked(x: f32[s0, 300], at: i64[s0] -> out: f32[s0]; s0) units (i0: s0)
+        local total: f32
+        phase (i1: 300):
+            total[] = sum over (i1): load x[i0, i1]
+        phase ():
+            j0 = indirect(load at[i0], 300)
+            out[i0] = sub(load x[i0, j0], load total[])
+"""
+
+CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
+    "fuse-erf": (GELU, CPU, (FuseErf(),)),
+    "drop-roundings": (GELU, CPU, (DropRoundings(),)),
+    "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),
+    "strips-to-runs-rows": (TRANSPOSE, CPU, (StripsToRuns(),)),
+    "choose-vector": (GELU, CPU, (ChooseVector(),)),
+    "cpp": (GELU, CPU, CPP_PASSES),
+    "loop-rows": (LONG_ROWS, GPU, (LoopRows(),)),
+    "choose-tiles": (COLUMN_SUMS, GPU, (ChooseTiles(),)),
+    "choose-tiles-tile": (TRANSPOSE, GPU, (ChooseTiles(),)),
+    "online-softmax": (SOFTMAX, GPU, (ChooseTiles(), OnlineSoftmax())),
+    "fast-math": (SOFTMAX, GPU, (FastMath(),)),
+    "hoist-loads": (PICKED, GPU, (HoistLoads(),)),
+    "triton": (SOFTMAX, GPU, TRITON_PASSES),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pass(name: str, golden: Callable[[object], None]) -> None:
+    text, target, passes = CASES[name]
+    kernel = parse_kernel(text)
+    verify_kernel(kernel)
+    made = run_kernel_passes(kernel, target, EventSink(), passes=passes)
+    verify_mapped_kernel(made)
+    golden(mapped_kernel_text(made))
+    for expected, actual in zip(values(MappedKernel(kernel)), values(made), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def values(mapped: MappedKernel) -> list[torch.Tensor]:
+    """What the kernel writes, given random inputs."""
+    memory = Memory(random_inputs(mapped.kernel), dict(SIZES))
+    run_mapped_kernel(mapped, memory)
+    assert memory.faults.fault is None
+    return [memory.tensors[name] for name in sorted(mapped.kernel.writes)]
+
+
+def random_inputs(kernel: KernelIR) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    made = {}
+    for param in kernel.params:
+        sizes = [number(size, SIZES) for size in param.spec.sizes]
+        is_index = param.spec.dtype == torch.int64
+        made[param.name] = torch.randint(40, sizes) if is_index else torch.randn(sizes).to(param.spec.dtype)
+    return made
+
+
+def test_every_pass_has_a_test() -> None:
+    assert {step.name for step in (*CPP_PASSES, *TRITON_PASSES)} <= CASES.keys()
