@@ -22,14 +22,14 @@ from kiln.symbolic.simplify_in_ranges import fold_remainders
 @final
 @dataclass(slots=True)
 class Affine:
-    """offset + sum of stride * symbol; strides are not 0."""
+    """offset + sum of stride * symbol, where no stride is 0."""
 
     strides: dict[Symbol, Int]
     offset: Int
 
 
 def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = ()) -> Affine | None:
-    """`value` as a form in `loops`; None where it is not affine in them or uses a symbol of `opaque`."""
+    """`value` as an affine form in `loops`; None if it is not affine in them or uses a symbol of `opaque`."""
     if not isinstance(value, Expr):
         return Affine({}, value)
     if not is_polynomial_in_symbols(value):
@@ -58,10 +58,9 @@ def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = (
 
 
 def _depends(atom: Atom, symbols: Collection[Symbol]) -> bool:
-    return any(one in symbols for one in atom.free_symbols())
+    return any(symbol in symbols for symbol in atom.free_symbols())
 
 
 def divides(divisor: Int, value: Int) -> bool:
-    """Is `value` a multiple of `divisor` for all sizes?"""
     rest = 1 if is_static(divisor) and divisor == 0 else value % divisor
     return is_static(rest) and rest == 0

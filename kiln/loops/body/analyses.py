@@ -19,7 +19,7 @@ from kiln.symbolic import Symbol
 @final
 @dataclass(frozen=True, slots=True)
 class BufferAccess:
-    """One load or store. `conditional`: under a mask."""
+    """One load or store; `conditional` under a mask."""
 
     buffer: str
     index: Index
@@ -28,13 +28,11 @@ class BufferAccess:
 
 
 def accesses(body: LoopBody) -> tuple[BufferAccess, ...]:
-    """The loads of a body, in order."""
     loads = (op for op in body.ops if isinstance(op, Load))
     return tuple(BufferAccess(op.buffer, op.index, op.dtype, op.mask is not None) for op in loads)
 
 
 def dtypes(body: LoopBody) -> tuple[torch.dtype, ...]:
-    """Dtype of the value at each place."""
     return tuple(dtype_of(body.ops, place) for place in range(len(body.ops)))
 
 
@@ -51,7 +49,7 @@ def flops(body: LoopBody) -> int:
 
 
 def free_symbols(body: LoopBody) -> frozenset[Symbol]:
-    """Loop and size symbols of a body: all but those that it binds."""
+    """Loop and size symbols: all but those that the body binds."""
     used = frozenset().union(*(symbols_used(op) for op in body.ops))
     return used - bound_symbols(body)
 

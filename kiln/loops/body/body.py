@@ -32,7 +32,7 @@ V = TypeVar("V")
 @final
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The element of `buffer` at `index`. Where `mask` (a place of a bool) is false nothing is read: the value is 0."""
+    """The element of `buffer` at `index`; 0, without a read, where `mask` (the place of a bool) is false."""
 
     buffer: str
     index: Index
@@ -43,7 +43,7 @@ class Load:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A number. Equal ones are the same to the bit: kernels are found by their bodies, and 0.0 is not -0.0."""
+    """Equal constants are identical to the bit: kernels are found by their bodies, and 0.0 is not -0.0."""
 
     value: bool | int | float
     dtype: torch.dtype
@@ -60,8 +60,6 @@ class Const:
 @final
 @dataclass(frozen=True, slots=True)
 class IndexValue:
-    """An index expression as a value."""
-
     expr: Int
     dtype: torch.dtype
 
@@ -69,7 +67,7 @@ class IndexValue:
 @final
 @dataclass(frozen=True, slots=True)
 class Test:
-    """The truth of a relation between index expressions (bounds of cat, pad, slices, causal masks)."""
+    """Whether a relation of index expressions holds (bounds of cat, pad and slices; causal masks)."""
 
     relation: Relation
 
@@ -113,7 +111,7 @@ BodyOp = Load | Const | IndexValue | Test | Compute | Indirect | Random
 
 
 class LoopHandler(Protocol[V]):
-    """What an analysis or a printer says for each kind of op."""
+    """One method per kind of op: an analysis or a printer."""
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: V | None) -> V: ...
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> V: ...
@@ -127,7 +125,7 @@ class LoopHandler(Protocol[V]):
 @final
 @dataclass(frozen=True, slots=True)
 class LoopBody:
-    """`ops` in order; an operand is the place of an earlier op; `results` are the places of the values it gives."""
+    """`ops` in order; operands and `results` are places of ops."""
 
     ops: tuple[BodyOp, ...]
     results: tuple[int, ...]

@@ -38,12 +38,12 @@ from kiln.loops.body.reference import apply
 from kiln.symbolic import Int, Relation, Symbol, is_static, symbol
 
 LoadHook = Callable[[str, Index, torch.dtype, int | None], int | None]
-"""Gives the place of a load that is replaced, or None to load."""
+"""The place of a value that replaces a load, or None to keep the load."""
 
 
 @final
 class BodyBuilder(LoopHandler[int]):
-    """A body under construction. `indirect_prefix` begins the names of the symbols that `indirect` binds."""
+    """A body under construction; symbols that `indirect` binds are named `indirect_prefix` and a number."""
 
     def __init__(self, indirect_prefix: str = "j") -> None:
         self.ops: list[BodyOp] = []
@@ -75,7 +75,7 @@ class BodyBuilder(LoopHandler[int]):
         return self.append(Compute(op, operands, dtype)) if known is None else known
 
     def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
-        """Binds `symbol` for the indices that are given from now on; `bind` gives a fresh symbol instead."""
+        """Binds `symbol` for later indices; `bind` binds a fresh symbol instead."""
         found, place = self.bind_at(operand, substituted(size, self._renamed), check, prefer=symbol)
         if found != symbol:
             self._renamed[symbol] = found
@@ -85,11 +85,11 @@ class BodyBuilder(LoopHandler[int]):
         return self.append(Random(distribution, seed, substituted(counter, self._renamed), dtype))
 
     def bind(self, operand: int, size: Int, check: bool = True) -> Int:
-        """A symbol for the integer at `operand`, an index into a dimension of `size`; a constant inside is itself."""
+        """A symbol for the integer at `operand`, an index into a dimension of `size`; a constant in range is itself."""
         return self.bind_at(operand, size, check)[0]
 
     def bind_at(self, operand: int, size: Int, check: bool = True, prefer: Symbol | None = None) -> tuple[Int, int]:
-        """The symbol of `bind` and the place of its value; called `prefer` if that name is free."""
+        """What `bind` gives, and the place of its value; the symbol is `prefer` if that name is free."""
         value = self.ops[operand]
         if isinstance(value, Const) and is_static(size) and -size <= value.value < size:
             return int(value.value) % size, operand
@@ -110,14 +110,11 @@ class BodyBuilder(LoopHandler[int]):
         return place if self.dtype_of(place) == dtype else self.pointwise(PRIMS["convert"], dtype, place)
 
     def finish(self, *results: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
-        """The body that gives `results`, without the ops that none of them needs.
-
-        `used`: symbols of `indirect` that the index of a scatter or a store needs.
-        """
+        """The body that gives `results`, without dead ops; `used`: bound symbols that indices of effects use."""
         return without_dead(LoopBody(tuple(self.ops), results), used)
 
     def append(self, op: BodyOp) -> int:
-        """The place of `op`, which is made only once."""
+        """The place of `op`, added unless an equal op is there."""
         place = self._places.setdefault(op, len(self.ops))
         if place == len(self.ops):
             self.ops.append(op)
@@ -128,14 +125,14 @@ class BodyBuilder(LoopHandler[int]):
         if op.name == "convert" and self.dtype_of(operands[0]) == dtype:
             return operands[0]
         ops = [self.ops[place] for place in operands]
-        if all(isinstance(one, Const) for one in ops):
-            return self._folded_constants(op, dtype, [one for one in ops if isinstance(one, Const)])
+        if all(isinstance(op, Const) for op in ops):
+            return self._folded_constants(op, dtype, [op for op in ops if isinstance(op, Const)])
         if op.name == "where":
             return self._chosen(ops[0], *operands[1:])
         if op.name in ("bitwise_and", "bitwise_or") and dtype == torch.bool:
-            for one, other in ((0, 1), (1, 0)):
-                if isinstance(known := ops[one], Const):
-                    return operands[other if bool(known.value) == (op.name == "bitwise_and") else one]
+            for place, other in ((0, 1), (1, 0)):
+                if isinstance(known := ops[place], Const):
+                    return operands[other if bool(known.value) == (op.name == "bitwise_and") else place]
             return operands[0] if operands[0] == operands[1] else None
         return None
 
@@ -147,12 +144,12 @@ class BodyBuilder(LoopHandler[int]):
     def _folded_constants(self, op: Prim, dtype: torch.dtype, operands: list[Const]) -> int | None:
         if op.name in _MAY_FAIL and not dtype.is_floating_point:
             return None
-        tensors = tuple(torch.tensor(one.value, dtype=one.dtype) for one in operands)
+        tensors = tuple(torch.tensor(operand.value, dtype=operand.dtype) for operand in operands)
         return self.constant(apply(op, dtype, tensors).item(), dtype)
 
 
 _MAY_FAIL = frozenset({"floor_div", "trunc_div", "remainder", "fmod", "pow"})
-"""Division by zero of integers is an error of the run, not of the compile."""
+"""Integer division by zero is an error of the run, not of the compile."""
 
 
 @final
@@ -169,7 +166,7 @@ class Inline(LoopHandler[int]):
         self.values: dict[Symbol, Int] = dict(values or {})
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
-        at = tuple(substituted(one, self.values) for one in index)
+        at = tuple(substituted(at, self.values) for at in index)
         place = self.on_load(buffer, at, dtype, mask) if self.on_load else None
         return self.builder.load(buffer, at, dtype, mask) if place is None else place
 
@@ -195,7 +192,7 @@ class Inline(LoopHandler[int]):
 
 
 def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
-    """`value` as a number of `dtype` holds it, so that equal constants are equal data."""
+    """`value` as `dtype` holds it, so that equal constants are equal data."""
     if dtype == torch.bool:
         return bool(value)
     if not dtype.is_floating_point:
@@ -207,7 +204,6 @@ def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | floa
 
 
 def dtype_of(ops: list[BodyOp] | tuple[BodyOp, ...], place: int) -> torch.dtype:
-    """Dtype of the value at `place`."""
     op = ops[place]
     if isinstance(op, Test):
         return torch.bool
@@ -215,7 +211,6 @@ def dtype_of(ops: list[BodyOp] | tuple[BodyOp, ...], place: int) -> torch.dtype:
 
 
 def operands_of(op: BodyOp) -> tuple[int, ...]:
-    """Places that `op` uses as values."""
     match op:
         case Compute(_, operands, _):
             return operands
@@ -244,7 +239,7 @@ def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
     """`op` with its operands at their new places."""
     match op:
         case Compute(prim, operands, dtype):
-            return Compute(prim, tuple(places[one] for one in operands), dtype)
+            return Compute(prim, tuple(places[operand] for operand in operands), dtype)
         case Load(mask=int() as mask):
             return replace(op, mask=places[mask])
         case Indirect(operand=operand):
@@ -255,10 +250,7 @@ def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
 
 
 def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
-    """`body` without ops that no result needs.
-
-    An `Indirect` is needed where its symbol is used, also by the indices of effects (`used`).
-    """
+    """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
     needed, symbols = set(body.results), set(used)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]
@@ -271,4 +263,4 @@ def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopB
         return body
     places = {old: new for new, old in enumerate(sorted(needed))}
     ops = tuple(moved(body.ops[old], places) for old in sorted(needed))
-    return LoopBody(ops, tuple(places[one] for one in body.results))
+    return LoopBody(ops, tuple(places[place] for place in body.results))

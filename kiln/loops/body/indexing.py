@@ -25,22 +25,19 @@ class Axis:
 
 
 def substituted(value: Int, values: Mapping[Symbol, Int]) -> Int:
-    """`value` with symbols replaced; an int stays."""
     return value.substitute(values) if isinstance(value, Expr) else value
 
 
 def symbols_of(*values: Int) -> frozenset[Symbol]:
-    """The symbols that occur in `values`."""
     return frozenset().union(*(value.free_symbols() for value in values if isinstance(value, Expr)))
 
 
 def points(axes: Sequence[Axis]) -> Int:
-    """Number of points of an iteration space."""
     return product(axis.size for axis in axes)
 
 
 def linear_index(spec: TensorSpec, index: Index) -> Int:
-    """Elements from the start of the tensor (its offset not counted)."""
+    """Elements from the start of the tensor, its offset not counted."""
     total: Int = 0
     for at, stride in zip(index, spec.strides, strict=True):
         total = total + at * stride
@@ -48,7 +45,7 @@ def linear_index(spec: TensorSpec, index: Index) -> Int:
 
 
 def stride_of(value: Int, symbol: Symbol) -> Int | None:
-    """By how much `value` grows with `symbol`; None where that depends on `symbol`."""
+    """By how much `value` grows with `symbol`; None if that is not constant."""
     if not isinstance(value, Expr) or symbol not in value.free_symbols():
         return 0
     step = substituted(value, {symbol: symbol + 1}) - value
@@ -56,7 +53,7 @@ def stride_of(value: Int, symbol: Symbol) -> Int | None:
 
 
 def stride_along(spec: TensorSpec, index: Index, symbol: Symbol) -> Int | None:
-    """Elements between neighbours along `symbol`; None where it is not one number."""
+    """Elements between neighbours along `symbol`; None if that is not constant."""
     return stride_of(linear_index(spec, index), symbol)
 
 

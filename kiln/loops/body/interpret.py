@@ -28,11 +28,10 @@ from kiln.symbolic.expr import Extremum, Quotient
 Tensor = torch.Tensor
 
 IntValue = int | Tensor
-"""An index expression's value: a number, or one per point of the iteration space."""
+"""The value of an index expression: a number, or one per point of the iteration space."""
 
 
 def evaluate_int(value: Int, values: Mapping[Symbol, IntValue]) -> IntValue:
-    """`value` under `values`, elementwise."""
     if not isinstance(value, Expr):
         return value
     if isinstance(value, Symbol):
@@ -61,7 +60,7 @@ def number(value: Int, values: Mapping[Symbol, IntValue]) -> int:
 @final
 @dataclass
 class Faults:
-    """What kernels report: the first fault, or None."""
+    """The first fault that kernels report, or None."""
 
     fault: str | None = None
 
@@ -70,13 +69,13 @@ class Faults:
 
 
 Read = Callable[[str], tuple[Tensor, Index]]
-"""The tensor that a buffer name stands for, and indices to put before those of the access."""
+"""The tensor of a buffer name, and indices to put before those of the access."""
 
 
 @final
 @dataclass
 class TorchHandler(LoopHandler[Tensor]):
-    """IntValue: a tensor with one dimension per axis (of size 1 where it does not depend on it)."""
+    """A value is a tensor with one dimension per axis, of size 1 where it does not depend on it."""
 
     values: dict[Symbol, IntValue]
     read: Read
@@ -89,7 +88,7 @@ class TorchHandler(LoopHandler[Tensor]):
             return tensor[at] if at else tensor.clone()
         if tensor.numel() == 0:
             return torch.zeros((), dtype=tensor.dtype).expand(mask.shape)
-        inside = [torch.where(mask, one, 0) for one in at]
+        inside = [torch.where(mask, position, 0) for position in at]
         loaded = tensor[tuple(inside)] if inside else tensor
         return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype))
 
@@ -103,7 +102,7 @@ class TorchHandler(LoopHandler[Tensor]):
         return torch.as_tensor(evaluate_int(expr, self.values)).to(dtype)
 
     def test(self, relation: Relation) -> Tensor:
-        left, right = (torch.as_tensor(evaluate_int(one, self.values)) for one in (relation.lhs, relation.rhs))
+        left, right = (torch.as_tensor(evaluate_int(side, self.values)) for side in (relation.lhs, relation.rhs))
         compare: Callable[[Tensor, Tensor], Tensor] = getattr(torch, relation.op)
         return compare(left, right)
 
@@ -132,7 +131,7 @@ class TorchHandler(LoopHandler[Tensor]):
 def axis_values(
     axes: Sequence[Axis], sizes: Mapping[Symbol, IntValue]
 ) -> tuple[dict[Symbol, IntValue], tuple[int, ...]]:
-    """Each loop symbol as a tensor along its own dimension, and the extents of the iteration space."""
+    """Each loop symbol as a tensor along a dimension of its own, and the extents of the iteration space."""
     extents = tuple(number(axis.size, sizes) for axis in axes)
     values: dict[Symbol, IntValue] = {}
     for place, axis in enumerate(axes):

@@ -33,12 +33,12 @@ def philox_words(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor,
         high0, low0 = _multiply(words[0], MULTIPLIERS[0])
         high1, low1 = _multiply(words[2], MULTIPLIERS[1])
         words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
-        key = [(one + step) & _WORD for one, step in zip(key, KEY_STEPS, strict=True)]
+        key = [(word + step) & _WORD for word, step in zip(key, KEY_STEPS, strict=True)]
     return words[0], words[1], words[2], words[3]
 
 
 def _multiply(word: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    """High and low word of the product, in halves so that nothing leaves 63 bits."""
+    """High and low word of the product, in halves so that nothing exceeds 63 bits."""
     low = word * (by & 0xFFFF)
     high = word * (by >> 16)
     middle = high + (low >> 16)
@@ -46,7 +46,6 @@ def _multiply(word: Tensor, by: int) -> tuple[Tensor, Tensor]:
 
 
 def random_numbers(distribution: str, seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers of `distribution` ("uniform", "normal", "bits"), one per counter."""
     w0, w1, w2, w3 = philox_words(seed, counter)
     if distribution == "bits":
         return w0.to(dtype)

@@ -19,7 +19,7 @@ from kiln.graph.prims.table import Column, Kind, Prim
 Tensor = torch.Tensor
 
 REFERENCE: Column[Callable[..., Tensor]] = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
-"""Function on tensors of each POINTWISE primitive but `convert` and `bitcast`, which `apply` knows."""
+"""Each POINTWISE primitive as a function on tensors."""
 
 _SAME_NAME = (
     "neg", "abs", "sign", "add", "sub", "mul", "div", "remainder", "fmod", "pow", "maximum", "minimum", "fmax", "fmin",
@@ -80,6 +80,5 @@ _OF_KERNELS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def apply(op: Prim, dtype: torch.dtype, operands: tuple[Tensor, ...]) -> Tensor:
-    """The result of `op`, of dtype `dtype`."""
     function: Callable[..., Tensor] = _OF_KERNELS.get(op.name) or REFERENCE[op.name]
     return function(*operands, dtype=dtype) if "dtype" in op.attrs else function(*operands)

@@ -15,7 +15,7 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """New names of buffers and locals, new values of symbols; what is not named stays."""
+    """New names of buffers and locals, new values of symbols; what is not listed stays."""
 
     names: Mapping[str, str]
     symbols: Mapping[Symbol, Int]
@@ -30,7 +30,7 @@ class Renaming:
         return tuple(self.value(at) for at in old)
 
     def bound(self, old: Symbol) -> Symbol:
-        """The new name of a symbol that stands where one is bound."""
+        """The new name of a symbol where it is bound."""
         new = self.symbols.get(old, old)
         if not isinstance(new, Symbol):
             raise ValueError(f"{old} is bound here and cannot become {new}")
@@ -44,7 +44,7 @@ class Renaming:
 
 
 def rename_body(body: LoopBody, by: Renaming) -> LoopBody:
-    """`body` with other names. Raises `ValueError` where a relation becomes decided: rebuild the body then."""
+    """`body` renamed. Raises `ValueError` if a relation becomes decided: such a body has to be rebuilt."""
     return LoopBody(tuple(_rename_op(op, by) for op in body.ops), body.results)
 
 

@@ -17,7 +17,7 @@ from kiln.loops.body.indexing import Axis
 from kiln.tensor.dtypes import DTYPE_NAMES
 
 MAX_NESTED, MAX_RESULT = 72, 100
-"""Longest expression that is written where it is used: as an operand, as a result."""
+"""Longest expression that is written in place: as an operand, as a result."""
 
 INDENT = "    "
 
@@ -30,13 +30,13 @@ class BodyText:
         self.lines: list[str] = []
         self._exprs: list[str] = []
         uses = Counter(place for op in body.ops for place in operands_of(op))
-        uses.update(body.results if results is None else (body.results[one] for one in results))
+        uses.update(body.results if results is None else (body.results[place] for place in results))
         for place, op in enumerate(body.ops):
             self._exprs.append(self._write(op, uses[place], MAX_RESULT if place in body.results else MAX_NESTED))
         self.results = tuple(self._exprs[place] for place in body.results)
 
     def _write(self, op: BodyOp, uses: int, limit: int) -> str:
-        """The text by which later ops know the value; a line of its own where it is not written in place."""
+        """How later ops refer to the value; adds a line unless it is written in place."""
         text = self._expr(op)
         if isinstance(op, Indirect):
             self.lines.append(f"{op.symbol} = {text}")
@@ -60,7 +60,7 @@ class BodyText:
                 return f"test({relation})"
             case Compute(prim, operands, dtype):
                 extra = f", {DTYPE_NAMES[dtype]}" if prim.result == "attr" else ""
-                return f"{prim.name}({', '.join(self._exprs[one] for one in operands)}{extra})"
+                return f"{prim.name}({', '.join(self._exprs[operand] for operand in operands)}{extra})"
             case Indirect(_, operand, size, check):
                 return f"indirect({self._exprs[operand]}, {size}{'' if check else ', unchecked'})"
             case Random(distribution, seed, counter, dtype):
@@ -81,6 +81,5 @@ def axes_text(axes: Sequence[Axis], vector: int | None = None) -> str:
 
 
 def body_text(body: LoopBody) -> str:
-    """The ops of a body and what it gives."""
     text = BodyText(body)
     return "\n".join([*text.lines, f"-> {', '.join(text.results)}"])

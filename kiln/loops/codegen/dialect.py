@@ -26,19 +26,16 @@ _INFIX = re.compile(r"\{0\} [^\w\s(]+ \{1\}")
 @final
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A language for kernels."""
-
     name: str
     dtypes: Mapping[torch.dtype, str]
     """Name of each dtype as it lies in memory."""
     compute_in: Mapping[torch.dtype, torch.dtype]
-    """Dtypes that are computed with in another one; a dtype that is missing stands for itself."""
+    """Dtypes that are computed in another one."""
     exprs: Mapping[str, str]
     exprs_for: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     methods: frozenset[str] = frozenset()
 
     def computed(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which values of `dtype` are computed."""
         return self.compute_in.get(dtype, dtype)
 
     def dtype_name(self, dtype: torch.dtype) -> str:
@@ -48,7 +45,6 @@ class Dialect:
         return self.dtypes[dtype]
 
     def expr(self, op: Prim, dtype: torch.dtype) -> str:
-        """The template of `op` on operands of `dtype`."""
         special = self.exprs_for.get(dtype_class(dtype), {})
         template = special.get(op.name) or self.exprs.get(op.name)
         if template is None:
@@ -56,14 +52,13 @@ class Dialect:
         return template
 
     def covers(self, op: Prim) -> bool:
-        """Is there a form of `op` for some dtype?"""
         return (
-            op.name in self.methods or op.name in self.exprs or any(op.name in one for one in self.exprs_for.values())
+            op.name in self.methods or op.name in self.exprs or any(op.name in item for item in self.exprs_for.values())
         )
 
 
 def is_infix(template: str) -> bool:
-    """Is it `{0} + {1}`, which takes a number and a vector alike?"""
+    """`{0} + {1}` takes numbers and vectors alike."""
     return _INFIX.fullmatch(template) is not None
 
 

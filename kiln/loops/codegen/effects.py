@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kiln.loops.codegen.kernel_writer import Nest, Value
+from kiln.loops.codegen.kernel_writer import Nest, TextValue
 from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
@@ -24,11 +24,11 @@ _COMBINE: Mapping[ReduceOp, str] = {
     ReduceOp.ALL: "{0} & {1}",
 }
 INDEX_OPS = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
-"""These accumulate pairs (value, index), which a target language combines by a function of its own."""
+"""These accumulate pairs (value, index), which each language combines by a function of its own."""
 
 
 class EffectWriter(ABC):
-    """Collects the statements of all effects of a phase, and what has to stand before and behind its loops."""
+    """Collects the statements of all effects of a phase, and what stands before and behind its loops."""
 
     nest: Nest
 
@@ -37,8 +37,7 @@ class EffectWriter(ABC):
         """Number of loops around the innermost statements."""
         return len(self.nest.axes)
 
-    def add(self, effect: Store | Accumulate, value: Value) -> None:
-        """Write one effect of the phase."""
+    def add(self, effect: Store | Accumulate, value: TextValue) -> None:
         if isinstance(effect, Store):
             self.store(effect, value)
         elif effect.running is not None:
@@ -49,28 +48,28 @@ class EffectWriter(ABC):
             self.accumulate(effect, value)
 
     @abstractmethod
-    def store(self, effect: Store, value: Value) -> None: ...
+    def store(self, effect: Store, value: TextValue) -> None: ...
     @abstractmethod
-    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+    def scan(self, effect: Accumulate, running: Store, value: TextValue) -> None:
         """`running` stores the combination of all values so far."""
 
-    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: Value) -> None:
-        """The largest value, and the sum of exp(value - it) to `exp_sum`, from one pass."""
+    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: TextValue) -> None:
+        """The maximum, and the sum of exp(value - maximum) into `exp_sum`, in one pass."""
         raise UnsupportedInKernel(
             language="this language", thing="a sum of exp beside its maximum", reason="it takes two passes here"
         )
 
     @abstractmethod
-    def accumulate(self, effect: Accumulate, value: Value) -> None: ...
+    def accumulate(self, effect: Accumulate, value: TextValue) -> None: ...
 
 
 def combined(op: ReduceOp, left: str, right: str, dtype: torch.dtype) -> str:
-    """Both in one; `op` is no index reduction."""
+    """Two partial results as one; not for index reductions."""
     return _COMBINE[on_dtype(op, dtype)].format(left, right)
 
 
 def on_dtype(op: ReduceOp, dtype: torch.dtype) -> ReduceOp:
-    """What `op` is on numbers of `dtype`: on bool a sum is "any", a product "all"."""
+    """On bools a sum is "any", a product "all"."""
     if dtype != torch.bool:
         return op
     return ReduceOp.ANY if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.ANY) else ReduceOp.ALL

@@ -41,7 +41,7 @@ class IntPrinter:
     names: Mapping[Symbol, str] = field(default_factory=dict)
 
     def text(self, value: Int) -> str:
-        """`value` as a sum; put it in parentheses where something binds stronger."""
+        """`value` as a sum, to be parenthesised in a tighter context."""
         if not isinstance(value, Expr):
             return self.syntax.integer.format(value)
         if isinstance(value, Atom):

@@ -35,11 +35,9 @@ NUMBER: Dims = frozenset()
 
 @final
 @dataclass(frozen=True, slots=True)
-class Value:
-    """What the text of a value is and where it may stand.
-
-    `dims`: dimensions of the block along which it differs; none: it is one number. `constant`: it is known.
-    """
+class TextValue:
+    """The text of a value. `dims`: dimensions of the block along which it varies (none: a scalar); `depth`: loops
+    around it."""
 
     text: str
     dtype: torch.dtype
@@ -52,22 +50,22 @@ class Value:
         return bool(self.dims)
 
 
-class Way(Enum):
-    """How the lanes of an access lie in memory."""
+class AccessPattern(Enum):
+    """How the lanes of an access are laid out in memory."""
 
-    ONE = "all lanes at one place"
-    NEXT = "next to each other"
-    STEP = "at equal distances"
-    ANY = "anywhere"
+    UNIFORM = "all lanes at one element"
+    CONTIGUOUS = "next to each other"
+    STRIDED = "at equal distances"
+    GATHER = "anywhere"
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An access: elements from the start of the buffer, and how that differs within a block."""
+class Access:
+    """An access: its offset in elements, and how that varies within a block."""
 
     offset: Int
-    way: Way
+    pattern: AccessPattern
     step: Int = 0
     dims: Dims = NUMBER
 
@@ -75,10 +73,7 @@ class Place:
 @final
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a buffer or local lives: its name in the text, the layout of its elements, their dtype there.
-
-    `number`: it is a variable, not memory.
-    """
+    """How a buffer or local is written: its name, layout and dtype; `number`: it is a variable, not memory."""
 
     name: str
     spec: TensorSpec
@@ -87,10 +82,10 @@ class Storage:
 
 @dataclass
 class Nest:
-    """The loops around a body, outermost first, and the symbols that differ along each dimension of a block.
+    """The loops around a body, outermost first, and the symbols that vary along each dimension of a block.
 
-    `vector`: place of the loop that runs in vectors, or None. `values`: axes that are part of a flattened one, as
-    expressions over the symbols that the target runs over.
+    `vector`: place of the vectorised loop, or None. `values`: parts of a flattened axis, as expressions over the
+    symbols that the target runs over.
     """
 
     axes: tuple[Axis, ...]
@@ -98,7 +93,7 @@ class Nest:
     blocks: tuple[frozenset[Symbol], ...] = ()
     vector: int | None = None
     values: Mapping[Symbol, Int] = field(default_factory=dict)
-    data: dict[Symbol, Value] = field(default_factory=dict)
+    data: dict[Symbol, TextValue] = field(default_factory=dict)
     """Values of the symbols that `indirect` bound."""
 
     @property
@@ -119,32 +114,31 @@ class Nest:
         for place, axis in enumerate(self.axes):
             if axis.symbol in symbols:
                 depth = place + 1
-        return max([depth, *(self.data[one].depth for one in symbols if one in self.data)])
+        return max([depth, *(self.data[symbol].depth for symbol in symbols if symbol in self.data)])
 
     def dims_of(self, symbols: frozenset[Symbol]) -> Dims:
-        """Dimensions of the block along which these symbols differ."""
+        """Dimensions of the block along which these symbols vary."""
         own = {place for place, block in enumerate(self.blocks) if not block.isdisjoint(symbols)}
-        return NUMBER.union(own, *(self.data[one].dims for one in symbols if one in self.data))
+        return NUMBER.union(own, *(self.data[symbol].dims for symbol in symbols if symbol in self.data))
 
     def varies(self, symbols: frozenset[Symbol]) -> bool:
         return bool(self.dims_of(symbols))
 
-    def place(self, spec: TensorSpec, index: Index) -> Place:
-        """How an access of a tensor of layout `spec` lies in memory."""
+    def access(self, spec: TensorSpec, index: Index) -> Access:
         offset = self.expr(linear_index(spec, index))
         symbols = symbols_of(offset)
         dims = self.dims_of(symbols)
         if not dims:
-            return Place(offset, Way.ONE)
+            return Access(offset, AccessPattern.UNIFORM)
         lane = self.lane_symbol
         step = None if lane is None else stride_of(offset, lane)
         if step is None or self.varies(symbols_of(step)) or self.varies(symbols - {lane}):
-            return Place(offset, Way.ANY, dims=dims)
-        return Place(offset, Way.NEXT if step == 1 else Way.STEP, step, dims)
+            return Access(offset, AccessPattern.GATHER, dims=dims)
+        return Access(offset, AccessPattern.CONTIGUOUS if step == 1 else AccessPattern.STRIDED, step, dims)
 
 
-class StatementWriter(LoopHandler[Value], ABC):
-    """Writes one body into `lines[depth]`, the statements at each depth of the nest."""
+class StatementWriter(LoopHandler[TextValue], ABC):
+    """Writes a body into `lines[depth]`, the statements at each depth of the nest."""
 
     def __init__(
         self, dialect: Dialect, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str]
@@ -158,60 +152,59 @@ class StatementWriter(LoopHandler[Value], ABC):
 
     @abstractmethod
     def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
-        """The statement that gives `text` a name."""
+        """The statement that names `text`."""
 
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str: ...
     @abstractmethod
-    def operand(self, value: Value, infix: bool) -> str:
-        """A number as operand of an operation on vectors; `infix`: of an operator, which may take both."""
+    def operand(self, value: TextValue, infix: bool) -> str:
+        """A number as operand of an operation on vectors; `infix`: of an operator, which takes both."""
 
     @abstractmethod
-    def convert(self, value: Value, dtype: torch.dtype) -> str: ...
+    def convert(self, value: TextValue, dtype: torch.dtype) -> str: ...
     @abstractmethod
-    def bitcast(self, value: Value, dtype: torch.dtype) -> str: ...
+    def bitcast(self, value: TextValue, dtype: torch.dtype) -> str: ...
     @abstractmethod
-    def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str: ...
+    def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str: ...
     @abstractmethod
     def index_text(self, expr: Int, dtype: torch.dtype) -> str: ...
     @abstractmethod
     def test_text(self, relation: Relation) -> str: ...
     @abstractmethod
-    def indirect_text(self, operand: Value, size: Int, check: bool) -> str: ...
+    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str: ...
     @abstractmethod
-    def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str: ...
+    def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str: ...
 
     # What all share.
 
-    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
-        """A statement that names the value of `text`."""
+    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> TextValue:
         if name is None:
             name = f"v{self._count}"
             self._count += 1
         self.lines[depth].append(self.definition(name, text, dtype, bool(dims)))
-        return Value(name, dtype, dims, depth)
+        return TextValue(name, dtype, dims, depth)
 
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        return Value(self.literal(value, dtype), dtype, constant=value)
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> TextValue:
+        return TextValue(self.literal(value, dtype), dtype, constant=value)
 
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: TextValue | None = None) -> TextValue:
         storage = self.storages[buffer]
-        place = self.nest.place(storage.spec, index)
-        depth = max(self.nest.depth_of(symbols_of(place.offset)), mask.depth if mask else 0)
+        access = self.nest.access(storage.spec, index)
+        depth = max(self.nest.depth_of(symbols_of(access.offset)), mask.depth if mask else 0)
         if buffer in self.unsettled:
             depth = len(self.nest.axes)
-        dims = place.dims | mask.dims if mask is not None else place.dims
-        loaded = self.define(self.load_text(storage, place, mask), storage.spec.dtype, dims, depth)
+        dims = access.dims | mask.dims if mask is not None else access.dims
+        loaded = self.define(self.load_text(storage, access, mask), storage.spec.dtype, dims, depth)
         if self.dialect.computed(storage.spec.dtype) == self.dialect.computed(dtype):
-            return Value(loaded.text, dtype, dims, depth)
+            return TextValue(loaded.text, dtype, dims, depth)
         return self.define(self.convert(loaded, dtype), dtype, dims, depth)
 
-    def index(self, expr: Int, dtype: torch.dtype) -> Value:
+    def index(self, expr: Int, dtype: torch.dtype) -> TextValue:
         expr = self.nest.expr(expr)
         symbols = symbols_of(expr)
         return self.define(self.index_text(expr, dtype), dtype, self.nest.dims_of(symbols), self.nest.depth_of(symbols))
 
-    def test(self, relation: Relation) -> Value:
+    def test(self, relation: Relation) -> TextValue:
         known = self.nest.relation(relation)
         if isinstance(known, bool):
             return self.constant(known, torch.bool)
@@ -220,31 +213,31 @@ class StatementWriter(LoopHandler[Value], ABC):
             self.test_text(relation), torch.bool, self.nest.dims_of(symbols), self.nest.depth_of(symbols)
         )
 
-    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Value) -> Value:
-        dims = NUMBER.union(*(one.dims for one in operands))
-        depth = max(one.depth for one in operands)
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
+        dims = NUMBER.union(*(operand.dims for operand in operands))
+        depth = max(operand.depth for operand in operands)
         if op.name in self.dialect.methods:
             text = self.convert(operands[0], dtype) if op.name == "convert" else self.bitcast(operands[0], dtype)
             if text == operands[0].text:
-                return Value(text, dtype, dims, depth)
+                return TextValue(text, dtype, dims, depth)
             return self.define(text, dtype, dims, depth)
         template = self.dialect.expr(op, operands[-1].dtype)
         infix = is_infix(template)
-        texts = [one.text if one.varying or not dims else self.operand(one, infix) for one in operands]
+        texts = [operand.text if operand.varying or not dims else self.operand(operand, infix) for operand in operands]
         return self.define(template.format(*texts, **self.extras(op, operands)), dtype, dims, depth)
 
-    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
-        """What templates may name besides operands: which lanes are real, for functions that report faults."""
-        return {"lanes": "lanes" if any(one.varying for one in operands) else "full"}
+    def extras(self, op: Prim, operands: Sequence[TextValue]) -> Mapping[str, str]:
+        """What templates may use besides operands: the active lanes, for functions that report faults."""
+        return {"lanes": "lanes" if any(operand.varying for operand in operands) else "full"}
 
-    def indirect(self, symbol: Symbol, operand: Value, size: Int, check: bool = True) -> Value:
+    def indirect(self, symbol: Symbol, operand: TextValue, size: Int, check: bool = True) -> TextValue:
         depth = max(operand.depth, self.nest.depth_of(symbols_of(size)))
         text = self.indirect_text(operand, size, check)
         value = self.define(text, torch.int64, operand.dims, depth, name=symbol.name)
         self.nest.data[symbol] = value
         return value
 
-    def random(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> Value:
+    def random(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> TextValue:
         counter = self.nest.expr(counter)
         symbols = symbols_of(counter)
         depth = max(seed.depth, self.nest.depth_of(symbols))

@@ -12,7 +12,7 @@ _SMALL = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 
 
 def conversion_steps(source: torch.dtype, target: torch.dtype) -> list[torch.dtype]:
-    """The dtypes that a value passes: floats become small or unsigned integers through signed ones, as in eager."""
+    """The dtypes a value passes through: floats become small or unsigned integers through signed ones, as in eager."""
     if not source.is_floating_point or target.is_floating_point:
         return [target]
     if target in _SMALL:
@@ -21,7 +21,6 @@ def conversion_steps(source: torch.dtype, target: torch.dtype) -> list[torch.dty
 
 
 def float_text(number: float) -> str:
-    """The shortest decimal that gives this float32."""
     for digits in range(1, 10):
         text = f"{number:.{digits}g}"
         if torch.tensor(float(text), dtype=torch.float32).item() == number:

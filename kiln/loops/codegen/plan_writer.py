@@ -46,7 +46,7 @@ from kiln.symbolic.relation import relate
 from kiln.tensor.spec import TensorSpec
 
 KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
-"""Prints a kernel; the flags say which of its parameters always start at a multiple of `ALIGNMENT` bytes."""
+"""Prints a kernel; the flags say which parameters always start at a multiple of `ALIGNMENT` bytes."""
 ALIGNMENT = 16
 
 
@@ -58,8 +58,8 @@ class UnboundSymbol(KilnError):
 
 
 def write_plan(program: KernelProgram, write_kernel: KernelWriter, *, inputs_aligned: bool = False) -> Plan:
-    """The plan of `program`. `inputs_aligned`: whoever runs it sees to it that tensors of its arguments whose offset is
-    a multiple of `ALIGNMENT` bytes in the plan start at one in memory."""
+    """The plan of `program`. `inputs_aligned`: the caller aligns tensors whose planned offset is a multiple of
+    `ALIGNMENT` bytes."""
     return _PlanWriter(program, write_kernel, inputs_aligned).plan()
 
 
@@ -72,7 +72,7 @@ class _PlanWriter:
         self.views: dict[tuple[str, TensorSpec], Slot] = {}
         self.kernels: dict[tuple[int, tuple[bool, ...]], PrintedKernel] = {}
         self.buffers: dict[str, Buffer] = {}
-        self.given = {one.name for one in program.inputs if isinstance(one, Buffer)}
+        self.given = {given.name for given in program.inputs if isinstance(given, Buffer)}
         self.steps: list[Step] = []
         self.num_slots = len(program.inputs)
         self.host_reads: list[SymbolBinding] = []
@@ -80,16 +80,16 @@ class _PlanWriter:
 
     def plan(self) -> Plan:
         program = self.program
-        inputs = tuple(self._input(slot, one) for slot, one in enumerate(program.inputs))
+        inputs = tuple(self._input(slot, given) for slot, given in enumerate(program.inputs))
         for buffer, key in program.constants:
             self.steps.append(Constant(self.slot(buffer), len(self.constants)))
             self.constants.append(key)
         allocations = defaultdict(list)
-        for one in program.allocations:
-            allocations[one.before].append(one)
+        for allocation in program.allocations:
+            allocations[allocation.before].append(allocation)
         for place, step in enumerate(program.steps):
-            for one in allocations[place]:
-                self._allocate(one)
+            for allocation in allocations[place]:
+                self._allocate(allocation)
             if isinstance(step, KernelLaunch):
                 self._launch(step)
             else:
@@ -98,10 +98,10 @@ class _PlanWriter:
         for target, source in program.writes:
             self.steps.append(Copy(self.slots[target], self.slots[source]))
         mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
-        outputs = tuple(self._output(one) for one in program.outputs)
+        outputs = tuple(self._output(output) for output in program.outputs)
         bindings = (*self._bindings(), *self.host_reads)
         self._check_bound(bindings)
-        kernels = {one.kernel.symbol: one.kernel for one in self.kernels.values()}
+        kernels = {item.kernel.symbol: item.kernel for item in self.kernels.values()}
         return Plan(
             program.name,
             inputs,
@@ -116,27 +116,27 @@ class _PlanWriter:
 
     # Values.
 
-    def _input(self, slot: Slot, one: Buffer | Symbol) -> PlanInput:
-        if isinstance(one, Symbol):
-            return PlanInput(one.name, None, "int")
-        self.slots[one.name], self.specs[one.name], self.buffers[one.name] = slot, one.spec, one
-        return PlanInput(one.name, one.spec)
+    def _input(self, slot: Slot, given: Buffer | Symbol) -> PlanInput:
+        if isinstance(given, Symbol):
+            return PlanInput(given.name, None, "int")
+        self.slots[given.name], self.specs[given.name], self.buffers[given.name] = slot, given.spec, given
+        return PlanInput(given.name, given.spec)
 
     def slot(self, buffer: Buffer) -> Slot:
-        """The slot of a buffer, made at its first mention."""
+        """The slot of a buffer, made on first use."""
         found = self.slots.get(buffer.name)
         if found is None:
             found = self.slots[buffer.name] = self._new_slot()
             self.specs[buffer.name], self.buffers[buffer.name] = buffer.spec, buffer
         return found
 
-    def _allocate(self, one: Allocation) -> None:
-        """Memory of its own, or a view of the memory that the buffer is a part of."""
-        slot, spec = self.slot(one.buffer), one.buffer.spec
-        if one.buffer.base is not None:
-            self.steps.append(View(slot, self.slots[one.buffer.base], spec))
+    def _allocate(self, allocation: Allocation) -> None:
+        """Memory of its own, or a view of the memory that the buffer is part of."""
+        slot, spec = self.slot(allocation.buffer), allocation.buffer.spec
+        if allocation.buffer.base is not None:
+            self.steps.append(View(slot, self.slots[allocation.buffer.base], spec))
         else:
-            self.steps.append(Allocate(slot, spec, None if one.reuse is None else self.slots[one.reuse]))
+            self.steps.append(Allocate(slot, spec, None if allocation.reuse is None else self.slots[allocation.reuse]))
 
     def _new_slot(self) -> Slot:
         self.num_slots += 1
@@ -153,7 +153,7 @@ class _PlanWriter:
         return found
 
     def _free(self, names: Sequence[str]) -> None:
-        """Free buffers together with the views made of them."""
+        """Free buffers and the views made of them."""
         slots = [self.slots[name] for name in names if name in self.slots]
         for name, spec in [key for key in self.views if key[0] in names]:
             slots.append(self.views.pop((name, spec)))
@@ -186,7 +186,7 @@ class _PlanWriter:
         )
 
     def _is_aligned(self, name: str) -> bool:
-        """Does a buffer always start at a multiple of `ALIGNMENT` bytes? Fresh memory does, a view by its offset."""
+        """Does the buffer always start at a multiple of `ALIGNMENT` bytes? Fresh memory does, a view by its offset."""
         buffer = self.buffers[name]
         offset = buffer.spec.offset
         if not is_static(offset) or offset * buffer.spec.dtype.itemsize % ALIGNMENT:
@@ -210,33 +210,33 @@ class _PlanWriter:
         if isinstance(value, BufferArg):
             return Ref(self.view(value.name, value.spec))
         if isinstance(value, (tuple, list)):
-            return tuple(self._argument(one) for one in value)
+            return tuple(self._argument(item) for item in value)
         return value
 
     # Ends.
 
-    def _output(self, one: LoopOutput) -> PlanOutput:
-        if one.alias_input is not None or one.alias_output is not None:
-            return PlanOutput(alias_input=one.alias_input, alias_output=one.alias_output, view=one.view)
-        if one.buffer is None:
-            return PlanOutput(value=one.value)
-        return PlanOutput(slot=self.view(one.buffer, one.view))
+    def _output(self, output: LoopOutput) -> PlanOutput:
+        if output.alias_input is not None or output.alias_output is not None:
+            return PlanOutput(alias_input=output.alias_input, alias_output=output.alias_output, view=output.view)
+        if output.buffer is None:
+            return PlanOutput(value=output.value)
+        return PlanOutput(slot=self.view(output.buffer, output.view))
 
     def _bindings(self) -> list[SymbolBinding]:
-        """Each symbol at the first input that shows it plainly: a scalar, a size, a stride, the offset."""
+        """Each symbol at the first input where it stands alone: a scalar, a size, a stride, the offset."""
         found: dict[str, SymbolBinding] = {}
         for binding in self._candidates():
             found.setdefault(binding.name, binding)
         return list(found.values())
 
     def _candidates(self) -> Iterator[SymbolBinding]:
-        """Every place that shows a symbol plainly, the cheapest to read first."""
+        """Every place where a symbol stands alone, the cheapest to read first."""
         tensors: list[tuple[Slot, TensorSpec]] = []
-        for slot, one in enumerate(self.program.inputs):
-            if isinstance(one, Symbol):
-                yield SymbolBinding(one.name, "scalar", slot)
+        for slot, given in enumerate(self.program.inputs):
+            if isinstance(given, Symbol):
+                yield SymbolBinding(given.name, "scalar", slot)
             else:
-                tensors.append((slot, one.spec))
+                tensors.append((slot, given.spec))
         for slot, spec in tensors:
             yield from (SymbolBinding(one.name, "size", slot, dim) for dim, one in _bare(spec.sizes))
         for slot, spec in tensors:
@@ -254,24 +254,21 @@ class _PlanWriter:
 
 
 def _bare(values: Sequence[Int]) -> Iterator[tuple[int, Symbol]]:
-    """The values that are nothing but a symbol, with their places."""
+    """The values that are a symbol alone, with their places."""
     return ((place, value) for place, value in enumerate(values) if isinstance(value, Symbol))
 
 
 def _values(kernel: KernelIR, ints: Sequence[Int]) -> dict[Symbol, Int]:
     """The size symbols of a kernel at one launch."""
-    return {one: value for one, value in zip(kernel.ints, ints, strict=True) if isinstance(one, Symbol)}
+    return {size: value for size, value in zip(kernel.ints, ints, strict=True) if isinstance(size, Symbol)}
 
 
 def _substitute(value: Int, sizes: dict[Symbol, Int]) -> Int:
     return value if isinstance(value, int) else value.substitute(sizes)
 
 
-# ------------------------------------------------------------------------------------------------ targets of our own
-
-
 def _empty(writer: _PlanWriter, step: Extern) -> None:
-    """Fresh memory; the schedule may have allocated it already."""
+    """Fresh memory, unless the schedule allocated it already."""
     out = step.outs[0]
     assert out is not None
     if out.name not in writer.slots:
@@ -307,4 +304,4 @@ SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.assert": _assert,
     "kiln.local_scalar": _local_scalar,
 }
-"""Targets of extern steps that are no ATen overloads -> how they are written."""
+"""Targets of extern steps that are not ATen overloads."""

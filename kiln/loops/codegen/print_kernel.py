@@ -17,7 +17,7 @@ from kiln.support.target import Target
 
 MOST_PRINTED = 4096
 _PRINTED: dict[tuple[KernelIR, Target, tuple[bool, ...]], PrintedKernel] = {}
-"""Kernels that this process has printed, by canonical form, target and alignment; forgotten when it is full."""
+"""Kernels that this process has printed, by canonical form, target and alignment; emptied when full."""
 
 
 def print_kernel(

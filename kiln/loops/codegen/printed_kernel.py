@@ -19,9 +19,8 @@ from kiln.symbolic import Int
 @final
 @dataclass(frozen=True, slots=True)
 class PrintedKernel:
-    """`kernel`: as the plan holds it. In the size symbols of `canonical`, which it was printed from: `scratch`, bytes
-    that a call needs; `grid`, programs of a launch (C++: none).
-    """
+    """`kernel` as the plan holds it. In the size symbols of `canonical`, which it was printed from: `scratch`, bytes
+    that a call needs; `grid`, programs of a launch (C++: none)."""
 
     kernel: Kernel
     canonical: KernelIR
@@ -30,14 +29,13 @@ class PrintedKernel:
 
 
 def kernel_symbol(*contents: object) -> str:
-    """A name that follows from the contents: equal kernels have equal symbols."""
+    """A name derived from the contents: equal kernels have equal symbols."""
     return "k_" + hashlib.sha256("\n".join(map(str, contents)).encode()).hexdigest()[:16]
 
 
 def kernel_params(kernel: KernelIR) -> tuple[KernelParam, ...]:
-    """The tensor parameters, as the plan holds them."""
     read = kernel_reads(kernel)
-    return tuple(KernelParam(one.spec.dtype, _access(one, read, kernel.writes)) for one in kernel.params)
+    return tuple(KernelParam(param.spec.dtype, _access(param, read, kernel.writes)) for param in kernel.params)
 
 
 def _access(param: Buffer, read: frozenset[str], written: frozenset[str]) -> Literal["read", "write", "both"]:

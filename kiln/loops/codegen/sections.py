@@ -32,7 +32,7 @@ def _nothing_more(text: str) -> Iterable[str]:
 @final
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """All sections of a prelude, in the order of the files. `owners`: which section defines a name, by names."""
+    """All sections of a prelude, in the order of the files. `owners`: which section defines a name."""
 
     by_name: Mapping[str, Section]
     owners: Mapping[str, str]
@@ -41,14 +41,14 @@ class Sections:
     def read(
         folder: Path, pattern: str, mark: str, defined: Callable[[str], Iterable[str]] = _nothing_more
     ) -> Sections:
-        """Those of all files like `pattern`. A section defines its own name, and what `defined` finds in its text."""
+        """The sections of all files like `pattern`; each defines its own name and what `defined` finds in its text."""
         head = re.compile(rf"^{re.escape(mark)} (\w+)(?:: (.*))?$", re.MULTILINE)
         found: dict[str, Section] = {}
         for path in sorted(folder.glob(pattern)):
             parts = head.split(path.read_text())[1:]
             for name, needs, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
                 found[name] = Section(name, tuple((needs or "").split()), text.strip())
-        owners = {name: one.name for one in found.values() for name in (one.name, *defined(one.text))}
+        owners = {name: item.name for item in found.values() for name in (item.name, *defined(item.text))}
         return Sections(found, owners)
 
     def used(self, words: Iterable[str]) -> list[Section]:

@@ -7,10 +7,7 @@ from kiln.symbolic import Int, ceil_div, product
 
 
 def launch_units(kernel: KernelIR) -> Int:
-    """Points of the unit axes, the last axis counted in strips if the kernel has them.
-
-    Unit number u stands for the axes in row-major order. The result is in the kernel's own size symbols.
-    """
+    """Points of the unit axes in row-major order, the last axis counted in strips if the kernel has them."""
     sizes = [axis.size for axis in kernel.units]
     if kernel.strip and sizes:
         sizes[-1] = ceil_div(sizes[-1], kernel.strip)

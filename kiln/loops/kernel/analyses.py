@@ -21,7 +21,7 @@ def phase_writes(phase: Phase) -> tuple[str, ...]:
 
 
 def phase_stores(phase: Phase) -> tuple[Store, ...]:
-    """All stores of a phase, those of scans too."""
+    """All stores of a phase, those of scans included."""
     found = []
     for effect in phase.effects:
         store = effect if isinstance(effect, Store) else effect.running
@@ -31,14 +31,14 @@ def phase_stores(phase: Phase) -> tuple[Store, ...]:
 
 
 def kernel_reads(kernel: KernelIR) -> frozenset[str]:
-    """Parameters that the kernel loads from, or combines into."""
-    names = {one.buffer for phase in kernel.phases for one in accesses(phase.body)}
-    names |= {one.target for phase in kernel.phases for one in phase_stores(phase) if one.combine is not None}
-    return frozenset(one.name for one in kernel.params if one.name in names)
+    """Parameters that the kernel loads from or combines into."""
+    names = {load.buffer for phase in kernel.phases for load in accesses(phase.body)}
+    names |= {store.target for phase in kernel.phases for store in phase_stores(phase) if store.combine is not None}
+    return frozenset(param.name for param in kernel.params if param.name in names)
 
 
 def kernel_symbols(kernel: KernelIR) -> frozenset[Symbol]:
-    """Size symbols that the kernel needs: all free symbols that no axis and no indirect binds."""
+    """Size symbols that the kernel needs: free symbols that no axis and no indirect binds."""
     used: frozenset[Symbol] = symbols_of(*(axis.size for axis in kernel.units))
     bound = {axis.symbol for axis in kernel.units}
     for local in kernel.locals:
@@ -51,7 +51,7 @@ def kernel_symbols(kernel: KernelIR) -> frozenset[Symbol]:
             used |= symbols_of(*store.index)
         for effect in phase.effects:
             used |= symbols_of(*effect.index)
-        touched |= {one.buffer for one in accesses(phase.body)} | set(phase_writes(phase))
+        touched |= {load.buffer for load in accesses(phase.body)} | set(phase_writes(phase))
     for param in kernel.params:
         if param.name in touched:
             used |= symbols_of(*param.spec.strides)

@@ -17,7 +17,7 @@ ATOMICS: Mapping[ReduceOp, tuple[str, tuple[torch.dtype, ...]]] = {
     ReduceOp.MAX: ("tl.atomic_max", _INTEGERS),  # on floats it would lose NaN
     ReduceOp.MIN: ("tl.atomic_min", _INTEGERS),
 }
-"""The operation for each way to combine, and the dtypes that it takes on sm_80."""
+"""The Triton operation for each way to combine, and the dtypes it supports on sm_80."""
 
 
 def is_atomic(op: ReduceOp, dtype: torch.dtype) -> bool:

@@ -23,12 +23,11 @@ from kiln.symbolic import Int, Symbol, symbol
 
 
 def rename_kernel(kernel: KernelIR, by: Renaming) -> KernelIR:
-    """`kernel` with other names of buffers, locals and symbols."""
     return replace(
         kernel,
         units=by.axes(kernel.units),
         phases=tuple(_rename_phase(phase, by) for phase in kernel.phases),
-        locals=tuple(Local(by.name(one.name), one.dtype, by.axes(one.axes)) for one in kernel.locals),
+        locals=tuple(Local(by.name(local.name), local.dtype, by.axes(local.axes)) for local in kernel.locals),
         params=tuple(_rename_buffer(param, by) for param in kernel.params),
         writes=frozenset(map(by.name, kernel.writes)),
         ints=by.index(kernel.ints),
@@ -70,12 +69,12 @@ def canonical(kernel: KernelIR) -> tuple[KernelIR, str]:
     """
     ordered = replace(kernel, phases=tuple(map(_ordered_phase, kernel.phases)), name="kernel", origin="")
     made = rename_kernel(ordered, Renaming(_canonical_names(ordered), _canonical_symbols(ordered)))
-    access = "".join("w" if one.name in made.writes else "r" for one in made.params)
+    access = "".join("w" if param.name in made.writes else "r" for param in made.params)
     return made, hashlib.sha256(f"{access}\n{kernel_text(made)}".encode()).hexdigest()
 
 
 def _canonical_names(kernel: KernelIR) -> dict[str, str]:
-    """Parameters in0, out1, io2 by what happens to them; locals sum0, amax1, row2 by what is kept there."""
+    """Parameters in0, out1, io2 by use; locals sum0, amax1, row2 by contents."""
     reads, names = kernel_reads(kernel), {}
     for place, param in enumerate(kernel.params):
         kind = "in" if param.name not in kernel.writes else "io" if param.name in reads else "out"
@@ -113,8 +112,8 @@ def _ordered_phase(phase: Phase) -> Phase:
     binders = {op.symbol: place for place, op in enumerate(phase.body.ops) if isinstance(op, Indirect)}
 
     def need_symbols(symbols: frozenset[Symbol]) -> None:
-        for one in sorted(symbols & binders.keys(), key=lambda one: binders[one]):
-            need(binders[one])
+        for bound in sorted(symbols & binders.keys(), key=lambda bound: binders[bound]):
+            need(binders[bound])
 
     def need(place: int) -> None:
         if place in places:

@@ -19,16 +19,16 @@ from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec
 
 LINE_BYTES = 128
-"""What memory hands over at once."""
+"""A line of the cache."""
 
 
 @final
 class KernelFacts:
-    """Questions about one kernel, answered when asked."""
+    """Facts of one kernel, computed on demand."""
 
     def __init__(self, kernel: KernelIR) -> None:
         self.kernel = kernel
-        self.specs = {one.name: one.spec for one in kernel.params}
+        self.specs = {param.name: param.spec for param in kernel.params}
         sized = symbols_of(*(axis.size for phase in kernel.phases for axis in phase.axes))
         self.fixed_units = tuple(axis for axis in kernel.units if axis.symbol in sized)
         """Units on which sizes of phases depend: one value per program."""
@@ -36,12 +36,11 @@ class KernelFacts:
 
     @cached_property
     def bounds(self) -> BoundAnalysis:
-        """Axes run below their sizes, sizes are not negative."""
         return BoundAnalysis(self.ranges)
 
     @cached_property
     def ranges(self) -> dict[Symbol, Range]:
-        ranges = {one: Range(0) for one in symbols_of(*self.kernel.ints)}
+        ranges = {symbol: Range(0) for symbol in symbols_of(*self.kernel.ints)}
         for axes in (self.kernel.units, *(phase.axes for phase in self.kernel.phases)):
             for axis in axes:
                 top = BoundAnalysis(ranges).of(axis.size).hi
@@ -67,7 +66,7 @@ class KernelFacts:
 
     def _company(self, axis: Axis) -> tuple[object, ...]:
         phases = tuple(place for place, phase in enumerate(self.kernel.phases) if axis in phase.axes)
-        locals_ = tuple(one.name for one in self.kernel.locals if any(axis.symbol is a.symbol for a in one.axes))
+        locals_ = tuple(local.name for local in self.kernel.locals if any(axis.symbol is a.symbol for a in local.axes))
         over = tuple(
             (place, number)
             for place, phase in enumerate(self.kernel.phases)
@@ -78,10 +77,10 @@ class KernelFacts:
         return (phases, locals_, over, alone)
 
     def _indexes_best(self, axis: Axis) -> bool:
-        """Does its value matter in itself: is it that of an index reduction, or does a scan run along it?"""
-        effects = (one for phase in self.kernel.phases for one in phase.effects if isinstance(one, Accumulate))
-        along = (one for one in effects if axis in one.over)
-        return any(one.running is not None or one.op.value.startswith("arg") for one in along)
+        """Is it the axis of an index reduction, or does a scan run along it?"""
+        effects = (effect for phase in self.kernel.phases for effect in phase.effects if isinstance(effect, Accumulate))
+        along = (effect for effect in effects if axis in effect.over)
+        return any(effect.running is not None or effect.op.value.startswith("arg") for effect in along)
 
     @cached_property
     def _ragged(self) -> frozenset[Symbol]:
@@ -91,22 +90,20 @@ class KernelFacts:
             axis.symbol for phase in self.kernel.phases for axis in phase.axes if symbols_of(axis.size) & units
         )
 
-    # ------------------------------------------------------------------------------------------ what is kept
-
     def is_kept(self, axes: tuple[Axis, ...]) -> bool:
-        """Is there a local with a value per point of these axes?"""
+        """Has some local a value per point of these axes?"""
         symbols = {axis.symbol for axis in axes}
-        return any(axis.symbol in symbols for one in self.kernel.locals for axis in one.axes)
+        return any(axis.symbol in symbols for local in self.kernel.locals for axis in local.axes)
 
     def shared_phases(self, axes: tuple[Axis, ...]) -> range | None:
-        """The phases over `axes` if one loop can hold them: nothing that it makes point by point is used outside,
-        nothing that it combines is used inside."""
+        """The phases over `axes` if one loop can hold them: nothing pointwise in it is used outside, nothing reduced
+        inside."""
         places = [place for place, phase in enumerate(self.kernel.phases) if set(axes) <= set(phase.axes)]
         if not places or places != list(range(places[0], places[-1] + 1)):
             return None
         inside = range(places[0], places[-1] + 1)
         symbols = {axis.symbol for axis in axes}
-        pointwise = {one.name for one in self.kernel.locals if any(axis.symbol in symbols for axis in one.axes)}
+        pointwise = {local.name for local in self.kernel.locals if any(axis.symbol in symbols for axis in local.axes)}
         combined = {
             effect.target
             for place in inside
@@ -119,16 +116,14 @@ class KernelFacts:
                 return None
         return inside
 
-    def share_a_phase(self, one: tuple[Axis, ...], other: tuple[Axis, ...]) -> bool:
-        return any({*one, *other} <= set(phase.axes) for phase in self.kernel.phases)
-
-    # ------------------------------------------------------------------------------------------ memory
+    def share_a_phase(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> bool:
+        return any({*left, *right} <= set(phase.axes) for phase in self.kernel.phases)
 
     def touched(self) -> Iterator[tuple[TensorSpec, Index, int]]:
-        """Accesses of memory: layout, index, about how many bytes of it the loops around touch."""
+        """Accesses of memory: layout, index, and about how many of its bytes the loops around touch."""
         for phase in self.kernel.phases:
             axes = (*self.kernel.units, *phase.axes)
-            found = [(one.buffer, one.index) for one in accesses(phase.body)]
+            found = [(load.buffer, load.index) for load in accesses(phase.body)]
             found += [(store.target, store.index) for store in phase_stores(phase)]
             for name, index in found:
                 if name in self.specs:
@@ -138,7 +133,7 @@ class KernelFacts:
                     yield self.specs[name], index, self.specs[name].dtype.itemsize * prod(along)
 
     def length(self, axis: Axis) -> int:
-        """About how many points an axis has; for most units the most where it depends on the unit."""
+        """About how many points an axis has; if that depends on the unit, the most."""
         top = self.bounds.of(axis.size).hi if axis.symbol in self._ragged else None
         return size_hint(axis.size) if top is None else top
 
@@ -151,16 +146,16 @@ class KernelFacts:
         return inner | {axis.symbol for axis in self.kernel.units}
 
     def contiguous(self) -> Symbol | None:
-        """The axis with neighbours in memory in most accesses, large accesses first."""
+        """The axis that is contiguous in memory in most accesses, weighted by size."""
         votes: dict[Symbol, int] = {}
         for spec, index, size in self.touched():
-            for one in self._axes():
-                if stride_along(spec, index, one) == 1:
-                    votes[one] = votes.get(one, 0) + size
-        return max(votes, key=lambda one: votes[one], default=None)
+            for axis in self._axes():
+                if stride_along(spec, index, axis) == 1:
+                    votes[axis] = votes.get(axis, 0) + size
+        return max(votes, key=lambda axis: votes[axis], default=None)
 
     def tile_axes(self, units: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """Unit axes along which accesses have neighbours in memory, those of most accesses first; at most three."""
+        """Unit axes that are contiguous in some access, those of most accesses first; at most three."""
         found: list[Axis] = []
         rest = [(spec, index, size) for spec, index, size in self.touched()]
         while rest and len(found) < 3:
@@ -184,30 +179,30 @@ class KernelFacts:
         return min((param.spec.dtype.itemsize for param in self.kernel.params), default=4)
 
     def line_elements(self) -> int:
-        """Elements of a line of memory, of the narrowest accesses."""
+        """Elements per line of memory, for the narrowest accesses."""
         return max(16, min(LINE_BYTES // self.narrowest_bytes(), 64))
 
     def loaded_bytes(self) -> int:
-        """Bytes per point that a kernel loads from what is as large as its space."""
+        """Bytes per point loaded from buffers about as large as the iteration space."""
         found: dict[str, int] = {}
         spaces = [(*self.kernel.units, *phase.axes) for phase in self.kernel.phases]
         space = max(prod(map(self.length, axes)) for axes in spaces)
         for axes, phase in zip(spaces, self.kernel.phases, strict=True):
-            for one in accesses(phase.body):
-                used = symbols_of(*one.index)
+            for load in accesses(phase.body):
+                used = symbols_of(*load.index)
                 points = prod(self.length(axis) for axis in axes if axis.symbol in used)
-                if one.buffer in self.specs and 2 * points > space:
-                    found[one.buffer] = one.dtype.itemsize
+                if load.buffer in self.specs and 2 * points > space:
+                    found[load.buffer] = load.dtype.itemsize
         return sum(found.values())
 
 
 def is_read_again(kernel: KernelIR, axes: tuple[Axis, ...]) -> bool:
     """Does more than one phase load the same buffer along these axes?"""
-    symbols, buffers = {axis.symbol for axis in axes}, {one.name for one in kernel.params}
+    symbols, buffers = {axis.symbol for axis in axes}, {param.name for param in kernel.params}
     readers = Counter(
         name
         for phase in kernel.phases
-        for name in {one.buffer for one in accesses(phase.body) if symbols & symbols_of(*one.index)}
+        for name in {load.buffer for load in accesses(phase.body) if symbols & symbols_of(*load.index)}
         if name in buffers
     )
     return any(count > 1 for count in readers.values())

@@ -23,11 +23,11 @@ Tensor = torch.Tensor
 
 
 def run_kernel(kernel: KernelIR, memory: Memory) -> None:
-    """Run `kernel` on the tensors of `memory`, all units at once but those on which sizes of phases depend."""
+    """Run all units at once, except along unit axes on which sizes of phases depend."""
     sizes = symbols_of(*(axis.size for phase in kernel.phases for axis in phase.axes))
     for axis in kernel.units:
         if axis.symbol in sizes:
-            rest = replace(kernel, units=tuple(one for one in kernel.units if one is not axis))
+            rest = replace(kernel, units=tuple(unit for unit in kernel.units if unit is not axis))
             for place in range(number(axis.size, memory.sizes)):
                 run_kernel(rest, replace(memory, sizes={**memory.sizes, axis.symbol: place}))
             return
@@ -35,7 +35,7 @@ def run_kernel(kernel: KernelIR, memory: Memory) -> None:
 
 
 def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
-    """Run a kernel as it is printed: its units in runs, if it has them. A tiling changes no values."""
+    """Run a kernel as it is printed: in runs of units if it has them. A tiling changes no values."""
     kernel, run = mapped.kernel, mapped.run
     if run is None:
         run_kernel(kernel, memory)

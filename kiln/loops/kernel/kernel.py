@@ -43,7 +43,7 @@ class Local:
 class Store:
     """target[index] = value (or combined into it, atomically if `combine` and units may collide).
 
-    `target` is a buffer or a local. The value is result number `result` of the phase's body.
+    `target` is a buffer or a local; the value is result number `result` of the phase's body.
     """
 
     target: str
@@ -57,10 +57,9 @@ class Store:
 class Accumulate:
     """Combine result number `result` of the phase's body into the accumulator `target`.
 
-    `over` are the phase's axes that are reduced; the others index the accumulator. Its start value is that of `op`;
-    it may be read by later phases. `running`: a scan; the value after this point goes to `store_to` at `index`.
-    `exp_sum`: beside a maximum, an accumulator like it, of the sum of exp(value - the whole maximum). It is NaN where
-    the maximum is infinite or NaN, as it is in two passes.
+    `over`: the phase's axes that are reduced; the others index the accumulator. It starts from the identity of `op`.
+    `running`: a scan; the value after each point is stored as it says. `exp_sum`: next to a maximum, the accumulator of
+    the sum of exp(value - maximum), NaN where the maximum is infinite or NaN, as in two passes.
     """
 
     target: str
@@ -75,10 +74,9 @@ class Accumulate:
 @final
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One loop nest: at each point of `axes` (outermost first) run `body`, then the effects in order.
+    """A loop nest: at each point of `axes` (outermost first) run `body`, then the effects in order.
 
-    `vector`: position in `axes` of the axis that is vectorised, or None.
-    Within one point, loads of a local or buffer that an earlier effect of the same point wrote are not allowed: the
+    `vector`: position in `axes` of the vectorised axis, or None. A point loads nothing that its own effects write: the
     schedule forwards such values inside the body.
     """
 
@@ -91,14 +89,12 @@ class Phase:
 @final
 @dataclass(frozen=True, slots=True)
 class KernelIR:
-    """A kernel for one device. `params` are buffers in the order of its arguments, `writes` those it writes.
+    """A kernel for one device. `params`: buffers in argument order; `writes`: those it writes; `ints`: size arguments.
 
-    `ints`: the size symbols it takes as arguments. `grain`: units that are worth a thread.
-    Sizes of phase axes may use unit symbols: `(i1: min(32, n0 - 32*i0))` is what is left for the last unit.
-    Values that do not change along an axis are computed outside of its loop by whoever prints the kernel.
-    `strip`: if not 0, the last unit axis is the vectorised one: up to `strip` consecutive units of it go through each
-    phase together, the innermost loop of the phase being over them (so a local has one copy per unit of the strip, and
-    no phase names a vector axis). Pointwise kernels and column reductions are of this kind. 0: units go one by one.
+    `grain`: units that are worth a thread. Sizes of phase axes may use unit symbols: `(i1: min(32, n0 - 32*i0))` is
+    the rest for the last unit. Printers move what is constant along an axis out of its loop. `strip`: if not 0, up to
+    so many consecutive units of the last unit axis go through each phase together, in vectors (a local then has a copy
+    per unit, and no phase names a vector axis): pointwise kernels and column reductions.
     """
 
     name: str

@@ -21,7 +21,6 @@ from kiln.tensor.dtypes import DTYPE_NAMES
 
 
 def kernel_text(kernel: KernelIR) -> str:
-    """A kernel: parameters, locals, phases."""
     return "\n".join([_head(kernel), *_inside(kernel)])
 
 
@@ -79,7 +78,6 @@ def _inside(kernel: KernelIR) -> list[str]:
 
 
 def phase_lines(phase: Phase) -> list[str]:
-    """A phase: its axes, the named values of its body, its effects."""
     body = BodyText(phase.body, [effect.result for effect in phase.effects])
     lines = [f"phase {axes_text(phase.axes, phase.vector)}:", *(INDENT + line for line in body.lines)]
     for effect in phase.effects:

@@ -66,11 +66,10 @@ class Tiling:
     layers: int = 1
 
     def dim_of(self, axis: Axis) -> int | None:
-        """The dimension that an axis is part of."""
         return next((place for place, dim in enumerate(self.dims) if axis in dim.axes), None)
 
     def in_shared_loop(self, phase: Phase) -> bool:
-        """Does the phase stand in the loop that holds several?"""
+        """Is the phase inside the loop that holds several?"""
         return self.shared is not None and set(self.shared.axes) <= set(phase.axes)
 
 
@@ -80,5 +79,4 @@ def dims_in(dims: Iterable[BlockDim], phase: Phase) -> list[BlockDim]:
 
 
 def block_points(dims: Iterable[BlockDim]) -> int:
-    """Points of a block."""
     return prod(dim.block for dim in dims)

@@ -28,7 +28,9 @@ def verify_kernel(kernel: KernelIR, bound: frozenset[Symbol] = frozenset()) -> N
     """
     for rule, problem in _kernel_problems(kernel):
         raise InvalidLoops(rule=rule, problem=problem, excerpt=kernel_text(kernel))
-    ranks = {one.name: one.spec.rank for one in kernel.params} | {one.name: len(one.axes) for one in kernel.locals}
+    ranks = {param.name: param.spec.rank for param in kernel.params} | {
+        local.name: len(local.axes) for local in kernel.locals
+    }
     sizes = symbols_of(*kernel.ints) | {axis.symbol for axis in kernel.units} | bound
     for phase in kernel.phases:
         scope = sizes | {axis.symbol for axis in phase.axes} | _size_symbols_of(kernel)
@@ -57,19 +59,20 @@ def verify_mapped_kernel(mapped: MappedKernel) -> None:
 
 
 def _size_symbols_of(kernel: KernelIR) -> frozenset[Symbol]:
-    """Symbols of sizes and strides."""
     axes = [*kernel.units, *(axis for phase in kernel.phases for axis in phase.axes)]
-    return symbols_of(*(axis.size for axis in axes), *(one for param in kernel.params for one in param.spec.sizes))
+    return symbols_of(*(axis.size for axis in axes), *(size for param in kernel.params for size in param.spec.sizes))
 
 
 def _kernel_problems(kernel: KernelIR) -> Problems:
-    names = [one.name for one in kernel.params] + [one.name for one in kernel.locals]
+    names = [param.name for param in kernel.params] + [local.name for local in kernel.locals]
     if len(set(names)) != len(names):
         yield "K1", "two parameters or locals have one name"
-    if kernel.writes - {one.name for one in kernel.params}:
+    if kernel.writes - {param.name for param in kernel.params}:
         yield "K1", "a written buffer is no parameter"
-    ranks = {one.name: one.spec.rank for one in kernel.params} | {one.name: len(one.axes) for one in kernel.locals}
-    locals_ = {one.name for one in kernel.locals}
+    ranks = {param.name: param.spec.rank for param in kernel.params} | {
+        local.name: len(local.axes) for local in kernel.locals
+    }
+    locals_ = {local.name for local in kernel.locals}
     set_: set[str] = set()
     for phase in kernel.phases:
         yield from _effect_problems(phase, ranks, locals_ | kernel.writes)

@@ -20,7 +20,6 @@ def reads(node: LoopNode) -> tuple[BufferAccess, ...]:
 
 
 def buffer_args(node: Extern) -> tuple[BufferArg, ...]:
-    """Buffers among the arguments of an extern call, in order."""
     return tuple(_buffers_in((*node.args, *(value for _, value in node.kwargs))))
 
 
@@ -28,19 +27,17 @@ def _buffers_in(value: object) -> Iterable[BufferArg]:
     if isinstance(value, BufferArg):
         yield value
     elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _buffers_in(one)
+        for item in value:
+            yield from _buffers_in(item)
 
 
 def written(node: LoopNode) -> tuple[str, ...]:
-    """Names of the buffers that a node writes."""
     if isinstance(node, Extern):
         return (*(out.name for out in node.outs if out is not None), *node.mutates)
     return (node.out.name,)
 
 
 def node_axes(node: LoopNode) -> tuple[Axis, ...]:
-    """All axes of a node's iteration space."""
     if isinstance(node, Extern):
         return ()
     return (*node.kept, *node.reduced) if isinstance(node, Reduction) else node.axes

@@ -36,7 +36,7 @@ Tensor = torch.Tensor
 @final
 @dataclass
 class Memory:
-    """Tensors by buffer name, sizes by symbol, and the status of the kernels that ran."""
+    """Tensors by buffer name, sizes by symbol, and the faults of the kernels that ran."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     sizes: dict[Symbol, IntValue] = field(default_factory=dict)
@@ -44,16 +44,16 @@ class Memory:
 
     def under(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The storage of `tensor` read through `spec`."""
-        sizes, strides = ([number(one, self.sizes) for one in part] for part in (spec.sizes, spec.strides))
+        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
         return tensor.as_strided(sizes, strides, number(spec.offset, self.sizes))
 
     def seen_as(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The memory of `tensor`, from its first element on, under the sizes and strides of `spec`."""
-        sizes, strides = ([number(one, self.sizes) for one in part] for part in (spec.sizes, spec.strides))
+        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
         return tensor.as_strided(sizes, strides, tensor.storage_offset())
 
     def bind(self, given: Buffer | Symbol, value: Any) -> None:
-        """Argument `given` is `value`; symbols that are sizes of a tensor are learnt from it."""
+        """Argument `given` is `value`; symbols that are sizes of a tensor get their values from it."""
         if isinstance(given, Symbol):
             self.sizes[given] = int(value)
             return
@@ -65,7 +65,7 @@ class Memory:
                 self.sizes.setdefault(expected, size)
 
     def allocate(self, buffer: Buffer) -> Tensor:
-        """The tensor of `buffer`, made if it is not there."""
+        """The tensor of `buffer`, made if it is missing."""
         if buffer.name in self.tensors:
             return self.tensors[buffer.name]
         spec = buffer.spec
@@ -80,7 +80,7 @@ class Memory:
         return made
 
     def _fresh(self, spec: TensorSpec) -> Tensor:
-        sizes, strides = ([number(one, self.sizes) for one in part] for part in (spec.sizes, spec.strides))
+        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
         # Poison: a read of what nobody wrote shows.
         poison: Any = float("nan") if spec.dtype.is_floating_point else 1
         return torch.empty_strided(sizes, strides, dtype=spec.dtype).fill_(poison)
@@ -99,8 +99,6 @@ def _run_body(node: Pointwise | Reduction | Scan | Scatter, axes: Sequence[Axis]
 @final
 @dataclass
 class _Points:
-    """The value of a body at every point of its iteration space."""
-
     handler: TorchHandler
     value: Tensor
     extents: tuple[int, ...]
@@ -110,7 +108,6 @@ class _Points:
 
 
 def run_node(node: Pointwise | Reduction | Scan | Scatter | Extern, memory: Memory) -> None:
-    """Run one node of a `LoopProgram`."""
     if isinstance(node, Extern):
         run_extern(node, memory)
         return
@@ -156,7 +153,6 @@ def _empty(node: Extern, memory: Memory) -> None:
 
 
 def _random_seed(node: Extern, memory: Memory) -> None:
-    """A seed that torch's generator gives, at offset 0."""
     (out,) = node.outs
     assert out is not None
     memory.allocate(out).copy_(torch.stack([torch.randint(1 << 62, ()), torch.tensor(0)]))
@@ -179,7 +175,7 @@ OWN_STEPS: Mapping[str, Callable[[Extern, Memory], None]] = {
     "kiln.assert": _assert,
     "kiln.local_scalar": _local_scalar,
 }
-"""Targets of `Extern` that are no ATen overloads."""
+"""Targets of `Extern` that are not ATen overloads."""
 
 
 def _arguments(value: Any, memory: Memory) -> Any:
@@ -190,16 +186,16 @@ def _arguments(value: Any, memory: Memory) -> Any:
         return number(value, memory.sizes)
     if isinstance(value, tuple | list):
         return (
-            [_arguments(one, memory) for one in value]
+            [_arguments(item, memory) for item in value]
             if isinstance(value, list)
-            else tuple(_arguments(one, memory) for one in value)
+            else tuple(_arguments(item, memory) for item in value)
         )
     return value
 
 
 def run_program(program: LoopProgram, args: Sequence[Any], constants: Mapping[str, Tensor] | None = None) -> list[Any]:
-    """The outputs of `program` on `args`; inputs that it writes are changed. Raises `IndexError`,
-    `ZeroDivisionError` as eager would."""
+    """The outputs of `program` on `args`, inputs that it writes changed. Raises `IndexError`, `ZeroDivisionError` as
+    eager."""
     memory = bind_arguments(program.inputs, program.constants, args, constants)
     for node in program.nodes:
         run_node(node, memory)

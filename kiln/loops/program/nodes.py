@@ -25,7 +25,7 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor in memory. `base`: shares the storage of that buffer (a view that could not be an index)."""
+    """A tensor in memory; with `base` it shares that buffer's storage (a view that could not become an index)."""
 
     name: str
     spec: TensorSpec
@@ -100,9 +100,9 @@ class Scan:
 @final
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """out[index] = (or `combine`=) body, for every point of `axes`; `index` uses symbols that the body binds.
+    """out[index] = body (or combined with it), for every point of `axes`; `index` uses symbols that the body binds.
 
-    `out` holds its initial contents already (it is `init`'s memory, or a copy of it made by a Pointwise node).
+    `out` holds its initial contents already: it is the memory of `init`, or a copy of it made by a Pointwise node.
     """
 
     out: Buffer
@@ -117,7 +117,7 @@ class Scatter:
 @final
 @dataclass(frozen=True, slots=True)
 class BufferArg:
-    """Stands for a buffer among the arguments of an extern call; `spec` when it is read through a view."""
+    """A buffer among the arguments of an extern call, read through the view `spec` if given."""
 
     name: str
     spec: TensorSpec | None = None
@@ -151,8 +151,7 @@ LoopNode = Pointwise | Reduction | Scan | Scatter | Extern
 @final
 @dataclass(frozen=True, slots=True)
 class LoopOutput:
-    """Result of the region: `buffer` (read through `view` if given), an alias of an input or an earlier output, or
-    a host number."""
+    """A result: `buffer` (through `view` if given), an alias of an input or of an earlier output, or a host number."""
 
     buffer: str | None = None
     view: TensorSpec | None = None
@@ -164,7 +163,7 @@ class LoopOutput:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
-    """All nodes of a region in a legal order, its arguments, constants, results and writes to arguments."""
+    """A region: nodes in a legal order, arguments, constants, results and writes to arguments."""
 
     name: str
     inputs: tuple[Buffer | Symbol, ...]

@@ -37,7 +37,6 @@ SCATTER_REDUCE: Mapping[ReduceOp, str] = {
 
 
 def reduce_start(op: ReduceOp, dtype: torch.dtype) -> bool | int | float:
-    """What a reduction starts from."""
     if op in (ReduceOp.SUM, ReduceOp.ANY):
         return False if dtype == torch.bool else 0
     if op in (ReduceOp.PROD, ReduceOp.ALL):
@@ -47,7 +46,7 @@ def reduce_start(op: ReduceOp, dtype: torch.dtype) -> bool | int | float:
 
 
 def reduced(value: Tensor, op: ReduceOp, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """`value` combined over `dims`, which stay with size 1. Floating sums are made in double precision."""
+    """`value` combined over `dims`, which stay with size 1. Floating-point sums are computed in double precision."""
     if op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
         return _arg_reduced(value, op, dims[0])
     if any(value.shape[dim] == 0 for dim in dims):
@@ -90,8 +89,8 @@ def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp
         target[tuple(torch.broadcast_tensors(*at, value)[:-1])] = value
         return
     flat = torch.zeros((), dtype=torch.int64)
-    for one, size in zip(at, target.shape, strict=True):
-        flat = flat * size + one
+    for position, size in zip(at, target.shape, strict=True):
+        flat = flat * size + position
     flat, value = torch.broadcast_tensors(flat, value)
     memory = target.reshape(-1).clone()
     memory.scatter_reduce_(0, flat.reshape(-1), value.reshape(-1), SCATTER_REDUCE[combine])

@@ -32,7 +32,7 @@ def buffer_text(buffer: Buffer) -> str:
 
 
 def node_text(node: LoopNode) -> str:
-    """One node; its body on the same line where it is a single expression."""
+    """A node; on one line if its body is a single expression."""
     if isinstance(node, Extern):
         return _extern_text(node) + origin_comment(node.origin)
     body, origin = BodyText(node.body), origin_comment(node.origin)
@@ -68,7 +68,7 @@ def argument_text(value: object) -> str:
     if isinstance(value, BufferArg):
         return value.name if value.spec is None else f"{value.name} as {value.spec}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(argument_text(one) for one in value)}]"
+        return f"[{', '.join(argument_text(item) for item in value)}]"
     if isinstance(value, torch.dtype):
         return DTYPE_NAMES[value]
     return repr(value) if isinstance(value, str) else str(value)
@@ -79,7 +79,6 @@ def origin_comment(origin: str) -> str:
 
 
 def program_text(program: LoopProgram) -> str:
-    """All of a `LoopProgram`."""
     lines = [f"loops {program.name}"]
     lines += arguments_text(program.inputs, program.constants)
     for node in program.nodes:

@@ -19,8 +19,8 @@ def verify_program(program: LoopProgram) -> None:
     P4  results and writes name buffers that exist;
     and every body is right (B1 to B6).
     """
-    ranks = {one.name: one.spec.rank for one in program.inputs if isinstance(one, Buffer)}
-    ranks |= {one.name: one.spec.rank for one, _ in program.constants}
+    ranks = {given.name: given.spec.rank for given in program.inputs if isinstance(given, Buffer)}
+    ranks |= {constant.name: constant.spec.rank for constant, _ in program.constants}
     sizes = _size_symbols(program)
     for node in program.nodes:
         for rule, problem in _node_problems(node, ranks):
@@ -30,15 +30,17 @@ def verify_program(program: LoopProgram) -> None:
             verify_body(node.body, scope, ranks, lambda node=node: node_text(node))  # type: ignore[misc]
         for out in _outs(node):
             ranks[out.name] = out.spec.rank
-    named = [one.buffer for one in program.outputs if one.buffer is not None]
+    named = [output.buffer for output in program.outputs if output.buffer is not None]
     for name in (*named, *(name for pair in program.writes for name in pair)):
         if name not in ranks:
             raise InvalidLoops(rule="P4", problem=f"{name} is not defined", excerpt=program.name)
 
 
 def _size_symbols(program: LoopProgram) -> frozenset[Symbol]:
-    symbols = frozenset(one for one in program.inputs if isinstance(one, Symbol))
-    buffers = [one for one in program.inputs if isinstance(one, Buffer)] + [one for one, _ in program.constants]
+    symbols = frozenset(given for given in program.inputs if isinstance(given, Symbol))
+    buffers = [given for given in program.inputs if isinstance(given, Buffer)] + [
+        constant for constant, _ in program.constants
+    ]
     for buffer in (*buffers, *(out for node in program.nodes for out in _outs(node))):
         symbols |= symbols_of(*buffer.spec.sizes, *buffer.spec.strides, buffer.spec.offset)
     return symbols

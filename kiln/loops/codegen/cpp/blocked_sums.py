@@ -20,15 +20,15 @@ from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import is_static, product
 
 CHAIN = 64
-"""Additions in a row after which float32 has lost no more than eager's blocked sums."""
+"""Additions after which float32 has lost no more than eager's blocked sums."""
 ROW_CHAIN = 32
-"""In a row, where no tree over copies and lanes follows: rms error at 64 x 10000 is 1.3 times eager's (64: 1.7)."""
+"""For rows, where no tree over copies and lanes follows: rms error at 64 x 10000 is 1.3 times eager's (64: 1.7)."""
 WORTH = 16
-"""Chains shorter than this cost more in float64 additions at their ends than they save."""
+"""Shorter chains cost more in float64 additions at their ends than they save."""
 
 
 def is_short(effect: Accumulate, lanes: int) -> bool:
-    """Are so few numbers added up in one of `lanes` that their own precision does?"""
+    """Does each of `lanes` add so few numbers that float32 is precise enough?"""
     points = product(axis.size for axis in effect.over)
     return is_static(points) and points <= CHAIN * lanes
 
@@ -38,13 +38,13 @@ def takes_chains(op: ReduceOp, value: torch.dtype, accumulated: torch.dtype) -> 
 
 
 def is_chained(axes: Sequence[Axis], vector: int, lanes: int) -> bool:
-    """Is the vectorised loop the innermost, and long enough for chains of its own?"""
+    """Is the vectorised loop the innermost and long enough for chains?"""
     size = axes[vector].size
     return vector == len(axes) - 1 and (not is_static(size) or size >= WORTH * lanes)
 
 
 def chained_loop(effect: Accumulate, axes: Sequence[Axis], vector: int | None) -> int | None:
-    """For sums in a row of memory: the loop over which chains run, around nothing but the loops over the row."""
+    """For sums into a row in memory: the reduced loop that chains run over, directly around the loops over the row."""
     reduced = [place for place, axis in enumerate(axes) if axis in effect.over]
     if vector is None or vector != len(axes) - 1 or effect.running is not None or not reduced:
         return None

@@ -26,7 +26,6 @@ _ARITY = {"where": 3, "fma": 3} | dict.fromkeys(
 
 
 def _calls() -> dict[str, str]:
-    """`name({0}, {1})` for each function that is called as the primitive is."""
     return {name: f"{name}({', '.join(f'{{{place}}}' for place in range(_ARITY.get(name, 1)))})" for name in _FUNCTIONS}
 
 

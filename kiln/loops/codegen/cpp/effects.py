@@ -22,7 +22,7 @@ from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated_in, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
-from kiln.loops.codegen.kernel_writer import NUMBER, Place, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Storage, TextValue
 from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
@@ -31,7 +31,7 @@ from kiln.symbolic import Int, product
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scan:
+class RunningState:
     """A running combination: its state lives outside of the loop at `depth`, or in a row."""
 
     effect: Accumulate
@@ -44,8 +44,6 @@ class Scan:
 
 @final
 class CppEffects(EffectWriter):
-    """The effects of one phase in C++."""
-
     def __init__(
         self,
         body: CppStatements,
@@ -54,73 +52,73 @@ class CppEffects(EffectWriter):
         started: set[str],
         copies: int,
     ) -> None:
-        """`rows`: by local and use, memory of "best" values and of "chain"s; `started`: accumulators that earlier
-        phases began; `copies`: registers that take turns in one reduction."""
+        """`rows`: memory of "best" values and "chain"s, by local and use; `started`: accumulators that earlier phases
+        began; `copies`: registers that take turns in one reduction."""
         self.copies = copies
         self.body, self.nest = body, body.nest
         self.storages, self.rows, self.started = storages, rows, started
         self.registers: list[Register] = []
-        self.scans: list[Scan] = []
+        self.scans: list[RunningState] = []
         self.before: list[str] = []
         self.lines: list[str] = []
         self.after: dict[int, list[str]] = {}
         self.chains: dict[int, list[tuple[Storage, Storage, str]]] = {}
         """By loop: rows, the rows that hold their chains, and how many elements they have."""
 
-    def _place(self, target: str, effect: Store | Accumulate) -> tuple[Storage, Place]:
+    def _access(self, target: str, effect: Store | Accumulate) -> tuple[Storage, Access]:
         storage = self.storages[target]
-        return storage, self.nest.place(storage.spec, effect.index)
+        return storage, self.nest.access(storage.spec, effect.index)
 
-    def store(self, effect: Store, value: Value) -> None:
-        storage, place = self._place(effect.target, effect)
+    def store(self, effect: Store, value: TextValue) -> None:
+        storage, access = self._access(effect.target, effect)
         if storage.number:
             self.lines.append(f"{storage.name} = {self._as_stored(value, storage)};")
             return
-        self.lines += self._store_lines(storage, place, value, effect.combine)
+        self.lines += self._store_lines(storage, access, value, effect.combine)
 
-    def _as_stored(self, value: Value, storage: Storage) -> str:
-        """The value in the type that the storage's dtype is computed in."""
+    def _as_stored(self, value: TextValue, storage: Storage) -> str:
+        """The value in the type in which the storage's dtype is computed."""
         dtype = CPP.computed(storage.spec.dtype)
         return value.text if CPP.computed(value.dtype) == dtype else self.body.convert(value, dtype)
 
-    def _store_lines(self, storage: Storage, place: Place, value: Value, combine: ReduceOp | None) -> list[str]:
-        here = self.body.pointer(storage, place.offset)
+    def _store_lines(self, storage: Storage, access: Access, value: TextValue, combine: ReduceOp | None) -> list[str]:
+        here = self.body.pointer(storage, access.offset)
         text = self._as_stored(value, storage)
         dtype = CPP.computed(storage.spec.dtype)
         if self.nest.vector is None:
             both = text if combine is None else combined(combine, f"get({here})", text, dtype)
             return [f"put({here}, {both});"]
         vector = text if value.varying else f"all({text})"
-        if combine is not None and place.way is not Way.NEXT:
-            return self._each_lane(storage, place, vector, combine, dtype)
+        if combine is not None and access.pattern is not AccessPattern.CONTIGUOUS:
+            return self._each_lane(storage, access, vector, combine, dtype)
         if combine is not None:
             vector = combined(combine, f"load({here}, lanes)", vector, dtype)
-        if place.way is Way.NEXT:
+        if access.pattern is AccessPattern.CONTIGUOUS:
             return [f"store({here}, {vector}, lanes);"]
-        if place.way is Way.STEP:
-            along = self.body.tile_axis(place)
+        if access.pattern is AccessPattern.STRIDED:
+            along = self.body.tile_axis(access)
             if along is not None and combine is None:
-                return [self._store_tile(storage, place, along, vector)]
-            return [f"store_step({here}, {self.body.ints().text(place.step)}, {vector}, lanes);"]
-        if place.way is Way.ONE:
+                return [self._store_tile(storage, access, along, vector)]
+            return [f"store_step({here}, {self.body.ints().text(access.step)}, {vector}, lanes);"]
+        if access.pattern is AccessPattern.UNIFORM:
             return [f"store_step({here}, 0, {vector}, lanes);" if value.varying else f"put({here}, {text});"]
-        return [f"scatter({storage.name}, {self.body.lane_ints().text(place.offset)}, {vector}, lanes);"]
+        return [f"scatter({storage.name}, {self.body.lane_ints().text(access.offset)}, {vector}, lanes);"]
 
-    def _store_tile(self, storage: Storage, place: Place, along: Axis, vector: str) -> str:
-        """Collect the vectors of the inner loop; after it they are transposed and written in order."""
-        name, before, first = self.body.declare_tile(storage, place, along)
-        step, rows = self.body.ints().text(place.step), self.body.ints().text(along.size)
+    def _store_tile(self, storage: Storage, access: Access, along: Axis, vector: str) -> str:
+        """The vectors of the inner loop are collected; after it they are transposed and written in order."""
+        name, before, first = self.body.declare_tile(storage, access, along)
+        step, rows = self.body.ints().text(access.step), self.body.ints().text(along.size)
         here = self.body.pointer(storage, first)
         self.after.setdefault(before, []).append(f"store_tile({here}, {step}, {rows}, {name}, lanes);")
         return f"store({name} + W*{along.symbol}, {vector}, full);"
 
     def _each_lane(
-        self, storage: Storage, place: Place, vector: str, combine: ReduceOp, dtype: torch.dtype
+        self, storage: Storage, access: Access, vector: str, combine: ReduceOp, dtype: torch.dtype
     ) -> list[str]:
-        """Combine lane by lane, because two lanes may hit one place."""
-        same = place.way is Way.ONE
-        offset = self.body.ints().operand(place.offset) if same else "at[k]"
-        places = [f"  alignas(64) i64 at[W];  spill(at, {self.body.lane_ints().text(place.offset)});"]
+        """Lane by lane, because two lanes may address the same element."""
+        same = access.pattern is AccessPattern.UNIFORM
+        offset = self.body.ints().operand(access.offset) if same else "at[k]"
+        places = [f"  alignas(64) i64 at[W];  spill(at, {self.body.lane_ints().text(access.offset)});"]
         held, one = ("i32", "each[k] != 0") if dtype == torch.bool else (CPP.dtype_name(dtype), "each[k]")
         name = CPP.dtype_name(dtype)
         return [
@@ -134,16 +132,14 @@ class CppEffects(EffectWriter):
             "}",
         ]
 
-    # ------------------------------------------------------------------------------------------ accumulators
-
     def _outer_depth(self, effect: Accumulate) -> int | None:
-        """Depth outside of all reduced loops if no kept loop runs inside of them, else None."""
+        """Depth outside of all reduced loops if no kept loop is inside of them, else None."""
         reduced = [place for place, axis in enumerate(self.nest.axes) if axis in effect.over]
         kept = [place for place, axis in enumerate(self.nest.axes) if axis not in effect.over]
         first = min(reduced, default=self.depth)
         return first if all(place < first for place in kept) else None
 
-    def accumulate(self, effect: Accumulate, value: Value) -> None:
+    def accumulate(self, effect: Accumulate, value: TextValue) -> None:
         dtype = accumulated_in(effect.op, value.dtype)
         depth = self._outer_depth(effect)
         if depth is None:
@@ -172,13 +168,12 @@ class CppEffects(EffectWriter):
             text = f"keep({text}, all({start_text(effect.op, dtype)}), lanes)"
         self.lines.append(f"{register.name} = {combined(effect.op, register.name, text, dtype)};")
 
-    def _wide(self, value: Value, dtype: torch.dtype, lanes: bool) -> str:
-        """The value as it is accumulated, as a vector if `lanes`."""
+    def _wide(self, value: TextValue, dtype: torch.dtype, lanes: bool) -> str:
+        """The value in the type of the accumulator, as a vector if `lanes`."""
         text = value.text if CPP.computed(value.dtype) == dtype else self.body.convert(value, dtype)
         return text if value.varying or not lanes else f"all({text})"
 
     def finish(self, register: Register, copies: list[str]) -> list[str]:
-        """Store the accumulated value into its local."""
         effect = register.effect
         text = register.merge(copies)
         lanes = register.lanes and not register.across
@@ -188,11 +183,11 @@ class CppEffects(EffectWriter):
             text = f"{text}.at" if " " not in text else f"({text}).at"
         result = torch.int64 if register.is_index else register.dtype
         return self._combine_into(
-            effect, Value(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER)
+            effect, TextValue(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER)
         )
 
-    def _combine_into(self, effect: Accumulate, value: Value) -> list[str]:
-        storage, place = self._place(effect.target, effect)
+    def _combine_into(self, effect: Accumulate, value: TextValue) -> list[str]:
+        storage, access = self._access(effect.target, effect)
         started = effect.target in self.started
         if started and effect.op in INDEX_OPS:
             raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="two phases feed it")
@@ -201,28 +196,28 @@ class CppEffects(EffectWriter):
             if started:
                 text = combined(effect.op, storage.name, text, CPP.computed(storage.spec.dtype))
             return [f"{storage.name} = {text};"]
-        if place.way is Way.ONE and not value.varying:
-            here, text = self.body.pointer(storage, place.offset), self._as_stored(value, storage)
+        if access.pattern is AccessPattern.UNIFORM and not value.varying:
+            here, text = self.body.pointer(storage, access.offset), self._as_stored(value, storage)
             if started:
                 text = combined(effect.op, f"get({here})", text, CPP.computed(storage.spec.dtype))
             return [f"put({here}, {text});"]
-        return self._store_lines(storage, place, value, effect.op if started else None)
+        return self._store_lines(storage, access, value, effect.op if started else None)
 
-    def _accumulate_row(self, effect: Accumulate, value: Value, dtype: torch.dtype) -> None:
+    def _accumulate_row(self, effect: Accumulate, value: TextValue, dtype: torch.dtype) -> None:
         """Accumulators in memory, one per point of the kept axes."""
-        row, place = self._place(effect.target, effect)
+        row, access = self._access(effect.target, effect)
         if effect.op in INDEX_OPS:
-            self._accumulate_best(effect, value, row, place)
+            self._accumulate_best(effect, value, row, access)
             return
         held = CPP.computed(row.spec.dtype)
         vector = self.nest.vector
         lanes = vector is not None
         loop = chained_loop(effect, self.nest.axes, vector)
         chain = self.rows.get((effect.target, "chain"))
-        if chain is not None and loop is not None and place.way is Way.NEXT:
-            count = self.body.ints().text(touched(row, place, self.nest.axes[-1]))
+        if chain is not None and loop is not None and access.pattern is AccessPattern.CONTIGUOUS:
+            count = self.body.ints().text(touched(row, access, self.nest.axes[-1]))
             self.chains.setdefault(loop, []).append((row, chain, count))
-            here, real = self.body.pointer(chain, place.offset), "full" if len(chain.spec.sizes) == 1 else "lanes"
+            here, real = self.body.pointer(chain, access.offset), "full" if len(chain.spec.sizes) == 1 else "lanes"
             text = self._wide(value, chain.spec.dtype, lanes)
             self.lines.append(f"store({here}, load({here}, {real}) + {text}, {real});")
             if effect.target not in self.started:
@@ -231,30 +226,29 @@ class CppEffects(EffectWriter):
         if effect.target not in self.started:
             self._fill(row, start_text(effect.op, held))
         text = self._wide(value, held, lanes)
-        if lanes and place.way is Way.ONE:
+        if lanes and access.pattern is AccessPattern.UNIFORM:
             register = Register(effect, "", held, 0, True, True)
             text = register.lanes_combined(f"keep({text}, all({start_text(effect.op, held)}), lanes)")
-            here = self.body.pointer(row, place.offset)
+            here = self.body.pointer(row, access.offset)
             self.lines.append(f"put({here}, {combined(effect.op, f'get({here})', text, held)});")
             return
         dims = LANES if lanes else NUMBER
-        self.lines += self._store_lines(row, place, Value(text, row.spec.dtype, dims), effect.op)
+        self.lines += self._store_lines(row, access, TextValue(text, row.spec.dtype, dims), effect.op)
 
     def _fill(self, row: Storage, start: str, count: str = "") -> None:
         count = count or self.body.ints().text(product(row.spec.sizes))
         name = CPP.dtype_name(row.spec.dtype)
         self.before.append(f"fill({row.name}, {count}, ({name}){start});")
 
-    def _accumulate_best(self, effect: Accumulate, value: Value, row: Storage, place: Place) -> None:
-        """Rows of the best value and its index."""
+    def _accumulate_best(self, effect: Accumulate, value: TextValue, row: Storage, access: Access) -> None:
         best = self.rows[effect.target, "best"]
         self._fill(best, start_text(effect.op, best.spec.dtype))
         self._fill(row, FIRST_INDEX)
         lanes = self.nest.vector is not None
-        if lanes and place.way is not Way.NEXT:
+        if lanes and access.pattern is not AccessPattern.CONTIGUOUS:
             raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="its lanes are mixed")
         read, end = ("load({0}, lanes)", ", lanes") if lanes else ("get({0})", "")
-        value_at, index_at = (self.body.pointer(one, place.offset) for one in (best, row))
+        value_at, index_at = (self.body.pointer(kept, access.offset) for kept in (best, row))
         index = self.body.ints().text(effect.over[0].symbol)
         write = "store" if lanes else "put"
         self.lines += [
@@ -267,9 +261,7 @@ class CppEffects(EffectWriter):
             f"{write}({index_at}, {effect.target}_p.at{end});",
         ]
 
-    # ------------------------------------------------------------------------------------------ scans
-
-    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
+    def scan(self, effect: Accumulate, running: Store, value: TextValue) -> None:
         dtype = accumulated_in(effect.op, value.dtype)
         depth = self._outer_depth(effect)
         name = f"{effect.target}_p"
@@ -277,8 +269,8 @@ class CppEffects(EffectWriter):
         along = vector is not None and self.nest.axes[vector] in effect.over
         lanes = vector is not None and not along
         row = None if depth is not None else self.storages[effect.target]
-        self.scans.append(Scan(effect, name, dtype, 0 if depth is None else depth, lanes, row))
-        storage, place = self._place(running.target, running)
+        self.scans.append(RunningState(effect, name, dtype, 0 if depth is None else depth, lanes, row))
+        storage, access = self._access(running.target, running)
         if along:
             given = CPP.computed(value.dtype)
             one = combined(effect.op, "a", "b", dtype)
@@ -286,36 +278,36 @@ class CppEffects(EffectWriter):
             after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
             if takes_chains(effect.op, given, dtype) or (effect.op is ReduceOp.SUM and given == dtype == torch.int64):
                 after = f"scan_sum({text}, {name}, lanes)"
-            result = Value(after, value.dtype, LANES)
+            result = TextValue(after, value.dtype, LANES)
         else:
             result = self._scan_step(effect, value, dtype, name, row, lanes)
-        self.lines += self._store_lines(storage, place, result, None)
+        self.lines += self._store_lines(storage, access, result, None)
 
     def _scan_step(
-        self, effect: Accumulate, value: Value, dtype: torch.dtype, name: str, row: Storage | None, lanes: bool
-    ) -> Value:
-        """One step that does not run along the lanes; the value after it."""
+        self, effect: Accumulate, value: TextValue, dtype: torch.dtype, name: str, row: Storage | None, lanes: bool
+    ) -> TextValue:
+        """A step that does not run along the lanes."""
         text = self._wide(value, dtype, lanes)
         if row is None:
             self.lines.append(f"{name} = {combined(effect.op, name, text, dtype)};")
-            return Value(name, dtype, LANES if lanes else NUMBER)
+            return TextValue(name, dtype, LANES if lanes else NUMBER)
         held = CPP.computed(row.spec.dtype)
         self._fill(row, start_text(effect.op, held))
-        here = self.body.pointer(row, self.nest.place(row.spec, effect.index).offset)
+        here = self.body.pointer(row, self.nest.access(row.spec, effect.index).offset)
         read = f"load({here}, lanes)" if lanes else f"get({here})"
         text = self._wide(value, held, lanes)
         kind = CPP.dtype_name(held) + ("v" if lanes else "")
         self.lines.append(f"const {kind} {name} = {combined(effect.op, read, text, held)};")
         self.lines.append(f"store({here}, {name}, lanes);" if lanes else f"put({here}, {name});")
-        return Value(name, row.spec.dtype, LANES if lanes else NUMBER)
+        return TextValue(name, row.spec.dtype, LANES if lanes else NUMBER)
 
-    def declare_scan(self, scan: Scan) -> str:
+    def declare_scan(self, scan: RunningState) -> str:
         value = CPP.dtype_name(scan.dtype)
         start = start_text(scan.effect.op, scan.dtype)
         return f"{value}v {scan.name} = all({start});" if scan.lanes else f"{value} {scan.name} = {start};"
 
 
-def touched(row: Storage, place: Place, axis: Axis) -> Int:
-    """How many elements of a row the loop over `axis` uses, from its start: a strip may be shorter than its row."""
-    whole = len(row.spec.sizes) != 1 or place.offset != axis.symbol
+def touched(row: Storage, access: Access, axis: Axis) -> Int:
+    """How many elements of a row the loop over `axis` uses: a strip may be shorter than its row."""
+    whole = len(row.spec.sizes) != 1 or access.offset != axis.symbol
     return product(row.spec.sizes) if whole else axis.size

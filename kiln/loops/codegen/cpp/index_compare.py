@@ -18,22 +18,22 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.body.indexing import stride_of, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import Nest, StatementWriter, Storage, Value
+from kiln.loops.codegen.kernel_writer import Nest, StatementWriter, Storage, TextValue
 from kiln.symbolic import Int
 
 SIGN_OF: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 TURNED: Mapping[str, str] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""The sign where the sides are exchanged."""
+"""The operator with its sides exchanged."""
 
 
 class CountingStatements(StatementWriter, ABC):
-    """Knows which vectors count up by one from lane to lane."""
+    """Tracks vectors that count up by one from lane to lane."""
 
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str]) -> None:
         super().__init__(CPP, nest, storages, unsettled)
         self._firsts: dict[str, str] = {}  # the number in the first lane, by the name of the vector
 
-    def index(self, expr: Int, dtype: torch.dtype) -> Value:
+    def index(self, expr: Int, dtype: torch.dtype) -> TextValue:
         made = super().index(expr, dtype)
         lane, expr = self.nest.lane_symbol, self.nest.expr(expr)
         if lane is None or dtype != torch.int64 or not made.varying or stride_of(expr, lane) != 1:
@@ -42,15 +42,15 @@ class CountingStatements(StatementWriter, ABC):
             self._firsts[made.text] = IntPrinter(self.nest.bounds, CPP_INTEGERS).text(expr)
         return made
 
-    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Value) -> Value:
-        counting = [one.text in self._firsts for one in operands]
-        if len(operands) != 2 or sum(counting) != 1 or all(one.varying for one in operands):
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
+        counting = [operand.text in self._firsts for operand in operands]
+        if len(operands) != 2 or sum(counting) != 1 or all(operand.varying for operand in operands):
             return super().pointwise(op, dtype, *operands)
         place = counting.index(True)
         number, first = operands[1 - place].text, self._firsts[operands[place].text]
         if op.name in SIGN_OF:
             sign = SIGN_OF[op.name] if place == 0 else TURNED[SIGN_OF[op.name]]
-            depth = max(one.depth for one in operands)
+            depth = max(operand.depth for operand in operands)
             return self.define(f"lanes32() {sign} distance32({number}, {first})", dtype, operands[place].dims, depth)
         made = super().pointwise(op, dtype, *operands)
         if op.name == "add" or (op.name == "sub" and place == 0):

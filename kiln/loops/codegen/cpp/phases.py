@@ -29,20 +29,19 @@ from kiln.loops.kernel.kernel import Accumulate, Phase, Store
 from kiln.symbolic import is_static
 
 ROLLED = "#pragma GCC unroll 1"
-"""Constant sizes must not make g++ write a loop out."""
+"""Keeps g++ from unrolling loops of constant size."""
 CHEAP, LIGHT = 4, 12
-"""Operations per point up to which a reduction is written with four, with two accumulators side by side."""
+"""Operations per point up to which a reduction has four, or two, accumulators side by side."""
 
 
 @final
 class CppPhaseWriter:
-    """Writes one phase; `started` holds the accumulators that earlier phases began."""
-
     def __init__(
         self, phase: Phase, nest: Nest, storages: Mapping[str, Storage], rows: Mapping[tuple[str, str], Storage],
         width: int, started: set[str],
     ) -> None:  # fmt: skip
-        """`rows`: by local and use, memory of "best" values and of "chain"s; `width`: lanes."""
+        """`rows`: memory of "best" values and "chain"s, by local and use; `width`: lanes; `started`: accumulators that
+        earlier phases began."""
         self.phase, self.nest, self.width = phase, nest, width
         unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
         self.body = CppStatements(nest, storages, unsettled, width)
@@ -50,38 +49,34 @@ class CppPhaseWriter:
         self.effects = CppEffects(self.body, storages, rows, started, self.copies)
 
     def lines(self) -> list[str]:
-        """The whole phase, in a block of its own."""
         results = self.phase.body.run(self.body)
         for effect in self.phase.effects:
             self.effects.add(effect, results[effect.result])
         inner = [*self.effects.before, *self._level(0)]
         return ["{", *indented(inner), "}"]
 
-    # ------------------------------------------------------------------------------------------ loops
-
     @property
     def depth(self) -> int:
         return len(self.nest.axes)
 
     def _level(self, depth: int) -> list[str]:
-        """Everything inside of the first `depth` loops."""
         lines = list(self.body.lines[depth])
-        mine = [one for one in self.effects.registers if one.depth == depth]
-        scans = [one for one in self.effects.scans if one.depth == depth and one.row is None]
-        lines += [self.effects.declare_scan(one) for one in scans]
+        mine = [register for register in self.effects.registers if register.depth == depth]
+        scans = [scan for scan in self.effects.scans if scan.depth == depth and scan.row is None]
+        lines += [self.effects.declare_scan(scan) for scan in scans]
         if depth == self.depth:
             return lines + self.effects.lines
-        copies = self.copies if any(self._is_split(one) for one in self.effects.registers) else 1
-        for one in mine:
-            lines += [f"{one.type_name()} {name} = {one.start()};" for name in self._names(one, copies)]
+        copies = self.copies if any(self._is_split(register) for register in self.effects.registers) else 1
+        for register in mine:
+            lines += [f"{register.type_name()} {name} = {register.start()};" for name in self._names(register, copies)]
         lines += self._loop(depth)
         lines += self.effects.after.get(depth, [])
-        for one in mine:
-            lines += self.effects.finish(one, self._names(one, copies))
+        for register in mine:
+            lines += self.effects.finish(register, self._names(register, copies))
         return lines
 
     def _names(self, register: Register, copies: int) -> list[str]:
-        """The variables that a register is kept in around its loops."""
+        """The variables of a register around its loops."""
         if register.chained:
             return [f"{register.name}_all"]
         return [f"{register.name}{copy}" for copy in range(copies)] if self._is_split(register) else [register.name]
@@ -106,36 +101,36 @@ class CppPhaseWriter:
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
         inner = self._level(depth + 1)
         name, width = axis.symbol.name, self.width
-        split = [one for one in self.effects.registers if self._is_split(one)]
+        split = [register for register in self.effects.registers if self._is_split(register)]
         needs_lanes = any("lanes" in line for line in inner)
-        plain = not any(one.chained for one in split) and (not split or self.copies == 1)
+        plain = not any(register.chained for register in split) and (not split or self.copies == 1)
         if is_static(axis.size) and axis.size % width == 0 and plain:
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
             return [ROLLED, head, *indented([*self._aliases(split), *lanes, *inner]), "}"]
-        params = "".join(f", {one.type_name(step=True)}& {one.name}" for one in split)
+        params = "".join(f", {register.type_name(step=True)}& {register.name}" for register in split)
         step = f"step_{name}"
         lines = [f"auto {step} = [&](i64 {name}, auto lanes{params}) KILN_LAMBDA {{", *indented(inner), "};"]
         return lines + self._steps(axis, step, split)
 
     def _aliases(self, split: Sequence[Register]) -> list[str]:
-        return [f"auto& {one.name} = {one.name}0;" for one in split]
+        return [f"auto& {register.name} = {register.name}0;" for register in split]
 
     def _steps(self, axis: Axis, step: str, split: Sequence[Register]) -> list[str]:
         """Calls of the step: several with accumulators side by side, single ones, the last with fewer lanes."""
         name, width, copies = axis.symbol.name, self.width, self.copies if split else 1
 
         def call(at: str, lanes: str, copy: int) -> str:
-            return f"{step}({at}, {lanes}{''.join(f', {one.name}{copy}' for one in split)});"
+            return f"{step}({at}, {lanes}{''.join(f', {register.name}{copy}' for register in split)});"
 
         def group(count: int) -> str:
             texts = [call(name if not copy else f"{name} + {copy * width}", "full", copy) for copy in range(count)]
             return " ".join(texts) if count == 1 else "{ " + " ".join(texts) + " }"
 
         size, block = self.body.ints().operand(axis.size), CHAIN * copies * width
-        chained = [one for one in split if one.chained]
-        chains = [f"f32v {one.name}{copy} = all(0.0f);" for one in chained for copy in range(copies)]
-        ends = [self._end_of_chain(one, copies) for one in chained]
+        chained = [register for register in split if register.chained]
+        chains = [f"f32v {register.name}{copy} = all(0.0f);" for register in chained for copy in range(copies)]
+        ends = [self._end_of_chain(register, copies) for register in chained]
         if is_static(axis.size) and (not chained or axis.size <= block):
             return [*chains, *self._static_steps(axis, copies, call, group), *ends]
         start, end = ("from", "to") if chained else ("0", size)
@@ -174,7 +169,7 @@ class CppPhaseWriter:
         return lines
 
     def _is_split(self, register: Register) -> bool:
-        """May there be several copies, one per step of the vectorised loop?"""
+        """May it have several copies, one per step of the vectorised loop?"""
         return register.across and not register.is_index
 
 
@@ -183,9 +178,9 @@ def _cleared(chain: Storage, count: str) -> str:
 
 
 def side_by_side(phase: Phase, nest: Nest, width: int) -> int:
-    """How many accumulators take turns, so that one addition need not wait for the last."""
+    """How many accumulators take turns, so that an addition need not wait for the previous one."""
     vector = nest.vector
-    scans = any(isinstance(one, Accumulate) and one.running is not None for one in phase.effects)
+    scans = any(isinstance(effect, Accumulate) and effect.running is not None for effect in phase.effects)
     if vector is None or vector != len(nest.axes) - 1 or scans:
         return 1
     size, cost = nest.axes[vector].size, flops(phase.body)
@@ -194,5 +189,6 @@ def side_by_side(phase: Phase, nest: Nest, width: int) -> int:
 
 
 def _overlapping(phase: Phase) -> frozenset[str]:
-    """Buffers that the phase combines into."""
-    return frozenset(one.target for one in phase.effects if isinstance(one, Store) and one.combine is not None)
+    return frozenset(
+        effect.target for effect in phase.effects if isinstance(effect, Store) and effect.combine is not None
+    )

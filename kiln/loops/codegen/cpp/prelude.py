@@ -26,7 +26,6 @@ def sections() -> Sections:
 
 
 def prelude_for(text: str, lanes: int) -> str:
-    """The C++ text that has to stand above `text`."""
     return "\n".join(_guarded(sections().used(["base", *_WORD.findall(text)]), lanes))
 
 

@@ -33,11 +33,10 @@ _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.ALL: "all_lanes({0})",
 }
 FIRST_INDEX = "0"
-"""Where the start value stands: it is the answer where no element beats it, and then all are equal to it."""
+"""The index of the start value: right if no element beats it, for then all are equal to it."""
 
 
 def accumulated_in(op: ReduceOp, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are accumulated."""
     computed = CPP.computed(dtype)
     if op in (ReduceOp.ANY, ReduceOp.ALL):
         return torch.bool
@@ -46,17 +45,16 @@ def accumulated_in(op: ReduceOp, dtype: torch.dtype) -> torch.dtype:
 
 
 def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
-    """What an accumulator starts from."""
     return literal(reduce_start(op, dtype), dtype)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Register:
-    """An accumulator that lives in registers while loops deeper than `depth` run.
+    """An accumulator in registers, around loops deeper than `depth`.
 
-    `lanes`: it is a vector; `across`: its lanes are combined at the end; `chained`: the vectorised loop adds up chains
-    of float32, which are added to it.
+    `lanes`: it is a vector; `across`: its lanes are combined at the end; `chained`: the vectorised loop sums chains in
+    float32, which are added to it.
     """
 
     effect: Accumulate
@@ -69,7 +67,7 @@ class Register:
 
     @property
     def step_dtype(self) -> torch.dtype:
-        """Of what one step adds to."""
+        """The dtype of what one step adds to."""
         return torch.float32 if self.chained else self.dtype
 
     @property
@@ -99,7 +97,6 @@ class Register:
         return f"all({value})" if self.lanes else value
 
     def merge(self, copies: list[str]) -> str:
-        """All copies combined in a fixed tree."""
         while len(copies) > 1:
             pairs = [copies[place : place + 2] for place in range(0, len(copies), 2)]
             copies = [self._both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -111,7 +108,6 @@ class Register:
         )
 
     def lanes_combined(self, text: str) -> str:
-        """One number from a vector."""
         name = CPP.dtype_name(self.dtype)
         if self.dtype == torch.float32 and self.op in (ReduceOp.SUM, ReduceOp.PROD):
             name, text = "f64", f"__builtin_convertvector({text}, f64v)"

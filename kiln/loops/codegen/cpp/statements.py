@@ -21,7 +21,7 @@ from kiln.loops.body.indexing import Axis, stride_of, substituted, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.index_compare import CountingStatements
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import NUMBER, Dims, Nest, Place, Storage, Value, Way
+from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Dims, Nest, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.symbolic import Int, Relation, is_static
@@ -29,15 +29,12 @@ from kiln.symbolic.relation import SIGNS
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "f16"}
 LANES: Dims = frozenset({0})
-"""The one dimension of a vector."""
 _MAX_STEP = 1 << 20
 """Largest distance between lanes for which a lane's part of an index fits 32 bits."""
 
 
 @final
 class CppStatements(CountingStatements):
-    """Writes a body in C++ for vectors of `width` lanes."""
-
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str], width: int) -> None:
         super().__init__(nest, storages, unsettled)
         self.width = width
@@ -61,18 +58,18 @@ class CppStatements(CountingStatements):
 
     # Operators.
 
-    def operand(self, value: Value, infix: bool) -> str:
+    def operand(self, value: TextValue, infix: bool) -> str:
         """A bool is 1 as a number and -1 as a lane, so it is always broadcast."""
         return value.text if infix and value.dtype != torch.bool else f"all({value.text})"
 
-    def convert(self, value: Value, dtype: torch.dtype) -> str:
+    def convert(self, value: TextValue, dtype: torch.dtype) -> str:
         source, target = CPP.computed(value.dtype), CPP.computed(dtype)
         text = self._converted(value, source, target)
         if dtype in _NARROW and value.dtype != dtype:
             text = f"rounded_{_NARROW[dtype]}({text})"
         return text
 
-    def _converted(self, value: Value, source: torch.dtype, target: torch.dtype) -> str:
+    def _converted(self, value: TextValue, source: torch.dtype, target: torch.dtype) -> str:
         if source == target:
             return value.text
         if target == torch.bool:
@@ -82,13 +79,13 @@ class CppStatements(CountingStatements):
         text = value.text
         steps = conversion_steps(source, target)
         if value.varying and source.itemsize <= 2 and target.itemsize >= 4:
-            text, steps = f"wide32({text})", [one for one in steps if one != torch.int32]
-        for one in steps:
-            name = type_name(one, value.varying)
+            text, steps = f"wide32({text})", [dtype for dtype in steps if dtype != torch.int32]
+        for dtype in steps:
+            name = type_name(dtype, value.varying)
             text = f"__builtin_convertvector({text}, {name})" if value.varying else f"({name}){text}"
         return text
 
-    def bitcast(self, value: Value, dtype: torch.dtype) -> str:
+    def bitcast(self, value: TextValue, dtype: torch.dtype) -> str:
         if torch.bool in (value.dtype, dtype):
             return self.convert(value, dtype)
         text, held = value.text, value.dtype
@@ -102,53 +99,52 @@ class CppStatements(CountingStatements):
 
     # Memory.
 
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: TextValue | None = None) -> TextValue:
         storage = self.storages[buffer]
-        place = self.nest.place(storage.spec, index)
-        along = self.tile_axis(place) if mask is None and buffer not in self.unsettled else None
+        access = self.nest.access(storage.spec, index)
+        along = self.tile_axis(access) if mask is None and buffer not in self.unsettled else None
         if along is None:
             return super().load(buffer, index, dtype, mask)
-        return self._load_tile(storage, place, along)
+        return self._load_tile(storage, access, along)
 
-    def tile_axis(self, place: Place) -> Axis | None:
-        """A short loop inside of the vectorised one along which an access that is strided between lanes is not."""
-        if place.way is not Way.STEP or self.nest.vector is None:
+    def tile_axis(self, access: Access) -> Axis | None:
+        """A short loop inside of the vectorised one that is contiguous where lanes are strided."""
+        if access.pattern is not AccessPattern.STRIDED or self.nest.vector is None:
             return None
         for axis in self.nest.axes[self.nest.vector + 1 :]:
             longest = self.nest.bounds.of(axis.size).hi
-            if stride_of(place.offset, axis.symbol) == 1 and longest is not None and longest <= self.width:
+            if stride_of(access.offset, axis.symbol) == 1 and longest is not None and longest <= self.width:
                 return axis
         return None
 
-    def declare_tile(self, storage: Storage, place: Place, along: Axis) -> tuple[str, int, Int]:
+    def declare_tile(self, storage: Storage, access: Access, along: Axis) -> tuple[str, int, Int]:
         """Memory for a tile outside of the loop `along`: its name, its depth, the offset of its first row."""
         assert self.nest.vector is not None
-        first = substituted(place.offset, {along.symbol: 0})
+        first = substituted(access.offset, {along.symbol: 0})
         before = max(self.nest.vector + 1, self.nest.depth_of(symbols_of(first)))
         name = f"tile{self._count}"
         self._count += 1
         self.lines[before].append(f"alignas(64) {CPP.dtype_name(storage.spec.dtype)} {name}[W * W];")
         return name, before, first
 
-    def _load_tile(self, storage: Storage, place: Place, along: Axis) -> Value:
-        """Rows read in order and transposed, then one vector for each turn of the inner loop."""
-        name, before, first = self.declare_tile(storage, place, along)
-        step, rows = self.ints().text(place.step), self.ints().text(along.size)
+    def _load_tile(self, storage: Storage, access: Access, along: Axis) -> TextValue:
+        """Rows are read in order and transposed, then each turn of the inner loop takes a vector."""
+        name, before, first = self.declare_tile(storage, access, along)
+        step, rows = self.ints().text(access.step), self.ints().text(along.size)
         self.lines[before].append(f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
         text = f"load({name} + W*{along.symbol}, full)"
         depth = self.nest.depth_of(frozenset({along.symbol}))
         return self.define(text, storage.spec.dtype, LANES, depth)
 
     def pointer(self, storage: Storage, offset: Int) -> str:
-        """Address of the element `offset` of a buffer."""
         return pointer(storage.name, offset, self.ints())
 
-    def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str:
-        zero = f"{type_name(storage.spec.dtype, place.way is not Way.ONE)}{{}}"
+    def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str:
+        zero = f"{type_name(storage.spec.dtype, access.pattern is not AccessPattern.UNIFORM)}{{}}"
         if mask is not None and not mask.varying:
-            return f"{mask.text} ? {self.load_text(storage, place, None)} : {zero}"
-        if place.way is Way.ANY:
-            at = self.lane_ints().text(place.offset)
+            return f"{mask.text} ? {self.load_text(storage, access, None)} : {zero}"
+        if access.pattern is AccessPattern.GATHER:
+            at = self.lane_ints().text(access.offset)
             return (
                 f"gather_if({storage.name}, {at}, {mask.text}, lanes)"
                 if mask
@@ -156,20 +152,20 @@ class CppStatements(CountingStatements):
             )
         if storage.number:
             return storage.name
-        here = self.pointer(storage, place.offset)
+        here = self.pointer(storage, access.offset)
         if mask is not None:
-            return self._masked(storage, place, here, mask)
-        if place.way is Way.ONE:
+            return self._masked(storage, access, here, mask)
+        if access.pattern is AccessPattern.UNIFORM:
             return f"get({here})"
-        if place.way is Way.NEXT:
+        if access.pattern is AccessPattern.CONTIGUOUS:
             return f"load({here}, lanes)"
-        return f"load_step({here}, {self.ints().text(place.step)}, lanes)"
+        return f"load_step({here}, {self.ints().text(access.step)}, lanes)"
 
-    def _masked(self, storage: Storage, place: Place, here: str, mask: Value) -> str:
-        if place.way is Way.NEXT:
+    def _masked(self, storage: Storage, access: Access, here: str, mask: TextValue) -> str:
+        if access.pattern is AccessPattern.CONTIGUOUS:
             return f"load_if({here}, {mask.text}, lanes)"
-        if place.way is Way.STEP:
-            return f"gather_if({here}, lanes64() * {self.ints().operand(place.step)}, {mask.text}, lanes)"
+        if access.pattern is AccessPattern.STRIDED:
+            return f"gather_if({here}, lanes64() * {self.ints().operand(access.step)}, {mask.text}, lanes)"
         dtype = storage.spec.dtype
         one, zero = f"get({here})", literal(0, CPP.computed(dtype))
         read = f"any_lanes({mask.text} & active(lanes)) ? {one} : {zero}"
@@ -181,7 +177,7 @@ class CppStatements(CountingStatements):
         varying = self.nest.varies(symbols_of(expr))
         if not varying:
             return f"({type_name(dtype, False)})({self.ints().text(expr)})"
-        lanes = Value(f"({self.lane_ints().text(expr)})", torch.int64, LANES)
+        lanes = TextValue(f"({self.lane_ints().text(expr)})", torch.int64, LANES)
         return self.convert(lanes, dtype)
 
     def test_text(self, relation: Relation) -> str:
@@ -197,20 +193,20 @@ class CppStatements(CountingStatements):
         lanes = "lanes32()" if step == 1 else f"lanes32() * {step}"
         return f"{lanes} {SIGNS[relation.kind]} clamp32({here})"
 
-    def indirect_text(self, operand: Value, size: Int, check: bool) -> str:
+    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints().text(size)
         if not check:
             return f"wrapped({at}, {limit})"
         return f"within({at}, {limit}, status, lanes)" if operand.varying else f"within({at}, {limit}, status)"
 
-    def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str:
+    def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:
         if seed.varying:
             raise UnsupportedInKernel(language="C++", thing="random numbers", reason="the seed differs between lanes")
         varying = self.nest.varies(symbols_of(counter))
         at = (self.lane_ints() if varying else self.ints()).text(counter)
         made = torch.int64 if distribution == "bits" else CPP.computed(dtype)
         text = f"random_{distribution}<{CPP.dtype_name(made)}>({seed.text}, {at})"
-        return self._converted(Value(text, made, LANES if varying else NUMBER), made, CPP.computed(dtype))
+        return self._converted(TextValue(text, made, LANES if varying else NUMBER), made, CPP.computed(dtype))
 
 
 def type_name(dtype: torch.dtype, varying: bool) -> str:
@@ -225,7 +221,6 @@ def pointer(name: str, offset: Int, printer: IntPrinter) -> str:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A number of the type that `dtype` is computed in."""
     computed = CPP.computed(dtype)
     if computed == torch.bool:
         return "true" if value else "false"

@@ -40,7 +40,7 @@ from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 STACK_BYTES = 32 * 1024
-"""Rows up to so many bytes together live on the stack, larger ones in `scratch`."""
+"""Bytes of rows that live on the stack; the others live in `scratch`."""
 ALIGN = 64
 
 
@@ -67,8 +67,6 @@ extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* ten
 
 @final
 class _CppKernelWriter:
-    """The statements of one kernel function."""
-
     def __init__(self, mapped: MappedKernel, width: int) -> None:
         self.kernel, self.run, self.width = mapped.kernel, mapped.run, width
         self.ranges = self._ranges()
@@ -114,8 +112,6 @@ class _CppKernelWriter:
                 lines.append(f"const i64 {given} = ints[{place}];")
         return lines
 
-    # ------------------------------------------------------------------------------------------ locals
-
     def _local(self, local: Local) -> None:
         """A number is a variable, a row memory."""
         effect, value, phase = self._accumulation(local)
@@ -134,12 +130,12 @@ class _CppKernelWriter:
             self.rows[local.name, "best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
 
     def _padded(self, local: Local) -> tuple[Axis, ...]:
-        """The axes of a row of which vectors are taken whole."""
+        """The axes of a row that is accessed in whole vectors."""
         (*outer, last) = local.axes
         return local.axes if outer else (Axis(last.symbol, ceil_div(last.size, self.width) * self.width),)
 
     def _accumulation(self, local: Local) -> tuple[Accumulate | None, torch.dtype, Phase | None]:
-        """What is accumulated into a local, the dtype of its values, and the phase that does it first."""
+        """What is accumulated into a local, the dtype of its values, and the first phase that does it."""
         for phase in self.kernel.phases:
             dtypes = result_dtypes(phase.body)
             for effect in phase.effects:
@@ -159,8 +155,6 @@ class _CppKernelWriter:
             self.scratch = self.scratch + (size + ALIGN - 1) // ALIGN * ALIGN
         return Storage(name, TensorSpec(dtype, sizes, contiguous_strides(sizes)))
 
-    # ------------------------------------------------------------------------------------------ units
-
     def _phase(self, phase: Phase, started: set[str]) -> list[str]:
         ranges = dict(self.ranges)
         self._add_axes(ranges, phase.axes)
@@ -169,7 +163,6 @@ class _CppKernelWriter:
         return CppPhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
 
     def _numbers(self) -> list[str]:
-        """Declarations of the locals that are numbers, private to a unit."""
         return [
             f"{CPP.dtype_name(CPP.computed(local.dtype))} {local.name} = 0;"
             for local in self.kernel.locals
@@ -191,10 +184,10 @@ class _CppKernelWriter:
         return [*start, head, *indented([*now, *inner, *carry]), "}"]
 
     def _odometer(self, units: tuple[Axis, ...]) -> tuple[list[str], list[str], list[str]]:
-        """Indices of several unit axes: divided out once, copied for each unit, then counted up with carries."""
+        """Indices of several unit axes: divided out once, then counted up with carries."""
         start, carry = ["if (begin >= end) return;"], [f"++at_{units[0].symbol};"]
         for place, axis in enumerate(units):
-            below = product(one.size for one in units[place + 1 :])
+            below = product(axis.size for axis in units[place + 1 :])
             text = "begin" if below == 1 else f"begin / {self.ints.operand(below)}"
             start.append(f"i64 at_{axis.symbol} = {text}{f' % {self.ints.operand(axis.size)}' if place else ''};")
         for axis in units[1:]:
@@ -205,7 +198,7 @@ class _CppKernelWriter:
     def _runs(self, run: UnitRun, inner: list[str]) -> list[str]:
         """Units in runs along the last axis: a strip is a unit, and a run many strips where nothing limits it."""
         axis, strip = run.axis, self.kernel.strip
-        others = [one for one in self.kernel.units[:-1] if run.rows is None or one is not run.rows.axis]
+        others = [axis for axis in self.kernel.units[:-1] if run.rows is None or axis is not run.rows.axis]
         beside = [run.rows.axis] if run.rows is not None else []
         units = (*others, *beside, Axis(_STRIP, ceil_div(axis.size, strip)))
         start, now, carry = self._odometer(units)
@@ -231,7 +224,7 @@ class _CppKernelWriter:
         return [*start, "for (i64 unit = begin; unit < end;) {", *indented([*now, *inner, *carry]), "}"]
 
     def _rows(self, rows: RunRows, strips: Int) -> str:
-        """As many whole rows as the tile, the axis and the range have; a part of a row stands alone."""
+        """As many whole rows as the tile, the axis and the range have; part of a row stands alone."""
         left = f"{self.ints.text(rows.axis.size)} - {rows.axis.symbol}"
         whole = f"(end - unit) / {self.ints.operand(strips)}"
         most = f"max(1, min(min({left}, {rows.longest}), {whole}))"

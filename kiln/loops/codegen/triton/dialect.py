@@ -29,7 +29,6 @@ _BINARY = ("copysign", "nextafter", "hypot", "atan2", "fmod", "pow")
 
 
 def _libdevice() -> dict[str, str]:
-    """Primitives that the library has under their own names."""
     calls = {name: f"libdevice.{name}({{0}})" for name in _UNARY}
     return calls | {name: f"libdevice.{name}({{0}}, {{1}})" for name in _BINARY}
 

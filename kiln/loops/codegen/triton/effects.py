@@ -17,9 +17,9 @@ from typing import final
 import torch
 
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined, on_dtype
-from kiln.loops.codegen.kernel_writer import Dims, Value
+from kiln.loops.codegen.kernel_writer import Dims, TextValue
 from kiln.loops.codegen.triton.dialect import TRITON
-from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_place
+from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_element
 from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
 from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
@@ -36,7 +36,7 @@ _FUNCTIONS: Mapping[ReduceOp, str] = {
 }
 _BEST: Mapping[ReduceOp, str] = {ReduceOp.ARGMAX: "first_largest", ReduceOp.ARGMIN: "first_smallest"}
 NO_INDEX = 0x7FFFFFFF
-"""The index before the first element: behind every real one."""
+"""The index before the first element: greater than every real one."""
 
 
 @final
@@ -57,14 +57,11 @@ class Parts:
 
     @property
     def at(self) -> str:
-        """The indices of an index reduction."""
         return f"{self.effect.target}_at"
 
 
 @final
 class TritonEffects(EffectWriter):
-    """The effects of one phase in Triton."""
-
     def __init__(self, body: TritonStatements, locals_: Mapping[str, Local], started: set[str]) -> None:
         """`started`: accumulators that earlier phases began."""
         self.body, self.nest, self.frame = body, body.nest, body.frame
@@ -73,24 +70,22 @@ class TritonEffects(EffectWriter):
         self.before: dict[int, list[str]] = {}
         self.after: dict[int, list[str]] = {}
 
-    # ------------------------------------------------------------------------------------------ stores
-
-    def store(self, effect: Store, value: Value) -> None:
+    def store(self, effect: Store, value: TextValue) -> None:
         local = self.locals.get(effect.target)
         if local is not None:
-            require_own_place(local, effect.index)
+            require_own_element(local, effect.index)
             self._hold(local, value.text, value.dtype, value.dims, self.depth, self.lines)
             return
         if effect.combine is not None:
             self._combine(effect, effect.combine, value)
             return
         storage = self.frame.storages[effect.target]
-        place = self.nest.place(storage.spec, effect.index)
-        if not value.dims <= place.dims:
-            raise UnsupportedInKernel(language="Triton", thing="a store", reason="its points share a place")
-        masks = self.frame.points_text(place.dims)
+        access = self.nest.access(storage.spec, effect.index)
+        if not value.dims <= access.dims:
+            raise UnsupportedInKernel(language="Triton", thing="a store", reason="several points store to one element")
+        masks = self.frame.points_text(access.dims)
         arguments = [
-            self.body.pointer(storage, place.offset, place.dims, place.dims),
+            self.body.pointer(storage, access.offset, access.dims, access.dims),
             self._stored(value, storage.spec.dtype),
         ]
         if masks:
@@ -98,17 +93,17 @@ class TritonEffects(EffectWriter):
         self.lines.append(f"tl.store({', '.join(arguments)})")
         self.frame.forget(self.depth, storage.name)
 
-    def _stored(self, value: Value, dtype: torch.dtype) -> str:
+    def _stored(self, value: TextValue, dtype: torch.dtype) -> str:
         """The value in a type that a store converts to that of memory."""
         return value.text if TRITON.computed(value.dtype) == TRITON.computed(dtype) else self.body.convert(value, dtype)
 
-    def _combine(self, effect: Store, op: ReduceOp, value: Value) -> None:
-        """Every point of the block takes part, also where neither place nor value differ."""
+    def _combine(self, effect: Store, op: ReduceOp, value: TextValue) -> None:
+        """Every point of the block takes part, also where neither index nor value varies."""
         storage = self.frame.storages[effect.target]
-        place, dtype = self.nest.place(storage.spec, effect.index), storage.spec.dtype
+        access, dtype = self.nest.access(storage.spec, effect.index), storage.spec.dtype
         self.frame.forget(self.depth, storage.name)
         shape = frozenset(range(len(self.nest.blocks)))
-        pointer = self.body.pointer(storage, place.offset, place.dims, shape)
+        pointer = self.body.pointer(storage, access.offset, access.dims, shape)
         masks = self.frame.points_text(shape)
         mask = [f"mask={' & '.join(masks)}"] if masks else []
         text = self._stored(value, dtype)
@@ -116,10 +111,7 @@ class TritonEffects(EffectWriter):
             widened = ".to(tl.float32)" if TRITON.computed(dtype) != dtype else ""
             before = f"tl.load({', '.join([pointer, *mask])}){widened}"
             both = combined(op, before, text, TRITON.computed(dtype))
-            self.lines += [
-                f"tl.store({', '.join([pointer, both, *mask])})",
-                "tl.debug_barrier()",
-            ]
+            self.lines += [f"tl.store({', '.join([pointer, both, *mask])})", "tl.debug_barrier()"]
             return
         value_text = f"({text})" if " " in text else text
         if dtype != TRITON.computed(dtype) or value.constant is not None:
@@ -136,23 +128,21 @@ class TritonEffects(EffectWriter):
         self.frame.forget(self.depth, local.name)
         # A value that a loop of this phase made is used behind it; only a loop around several phases stays open.
         outside = 1 if self.frame.tiling.shared is not None and self._in_shared() else 0
-        value = Value(local.name, dtype, dims, min(depth, outside))
+        value = TextValue(local.name, dtype, dims, min(depth, outside))
         self.frame.held[local.name] = Held(local, value)
 
     def _in_shared(self) -> bool:
         shared = self.frame.tiling.shared
         return shared is not None and bool(self.nest.axes) and self.nest.axes[0].symbol is shared.symbol
 
-    # ------------------------------------------------------------------------------------------ accumulators
-
     def _over(self, effect: Accumulate) -> tuple[int, ...]:
         """Dimensions of the block that are combined, the last first."""
         places = {self.frame.tiling.dim_of(axis) for axis in effect.over}
         return tuple(sorted((place for place in places if place is not None), reverse=True))
 
-    def accumulate(self, effect: Accumulate, value: Value) -> None:
+    def accumulate(self, effect: Accumulate, value: TextValue) -> None:
         local, over = self.locals[effect.target], self._over(effect)
-        require_own_place(local, effect.index)
+        require_own_element(local, effect.index)
         dtype = torch.bool if effect.op in (ReduceOp.ANY, ReduceOp.ALL) else TRITON.computed(value.dtype)
         dims = value.dims | frozenset(over)
         loops = {axis.symbol: place for place, axis in enumerate(self.nest.axes)}
@@ -166,13 +156,13 @@ class TritonEffects(EffectWriter):
         text = self._full(self._masked(value, dtype, effect.op, over), value, dims, over)
         self._finish(effect, local, dtype, dims, over, text, index_of, self.lines, self.depth)
 
-    def _masked(self, value: Value, dtype: torch.dtype, op: ReduceOp, over: Sequence[int]) -> str:
+    def _masked(self, value: TextValue, dtype: torch.dtype, op: ReduceOp, over: Sequence[int]) -> str:
         """The value where a point exists, the start value elsewhere."""
         text = value.text if TRITON.computed(value.dtype) == dtype else self.body.convert(value, dtype)
         masks = self.frame.points_text(frozenset(over))
         return f"tl.where({' & '.join(masks)}, {text}, {start_text(op, dtype)})" if masks else text
 
-    def _full(self, text: str, value: Value, dims: Dims, over: Sequence[int]) -> str:
+    def _full(self, text: str, value: TextValue, dims: Dims, over: Sequence[int]) -> str:
         """As a block over all of `dims`."""
         masked = {place for place in over if not self.frame.tiling.dims[place].exact}
         if value.dims | masked == dims:
@@ -185,8 +175,7 @@ class TritonEffects(EffectWriter):
     def _index_text(self, effect: Accumulate) -> str:
         return self.body.ints.text(self.nest.expr(effect.over[0].symbol))
 
-    def _add_to_parts(self, parts: Parts, value: Value) -> None:
-        """One turn of the loop."""
+    def _add_to_parts(self, parts: Parts, value: TextValue) -> None:
         effect, shape = parts.effect, self.frame.block_shape(parts.dims)
         kind = TRITON.dtype_name(parts.dtype)
         self.before.setdefault(parts.depth, []).append(
@@ -206,8 +195,8 @@ class TritonEffects(EffectWriter):
             self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
         self._finish(effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth)
 
-    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: Value) -> None:
-        """One number of both per `layers` points of a block, which a thread has in its registers together."""
+    def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: TextValue) -> None:
+        """One pair of both per `layers` points of a block, which a thread holds in registers together."""
         local, beside, dims = self.locals[effect.target], self.locals[exp_sum], self.frame.tiling.dims
         if len(dims) != 1 or not dims[0].looped or self._over(effect) != (0,) or local.dtype != torch.float32:
             raise UnsupportedInKernel(
@@ -257,13 +246,11 @@ class TritonEffects(EffectWriter):
         self._hold(local, text, dtype, left, depth, lines)
 
     def _empty(self, over: Sequence[int], left: Dims) -> list[int]:
-        """Dimensions of size 1 that have to go as well, for the result to be a scalar."""
+        """Dimensions of size 1 that are reduced too, so that the result is a scalar."""
         return [] if left else [place for place in range(len(self.frame.tiling.dims)) if place not in over]
 
-    # ------------------------------------------------------------------------------------------ scans
-
-    def scan(self, effect: Accumulate, running: Store, value: Value) -> None:
-        """Within a block by one operation; a loop carries the combination of the blocks before."""
+    def scan(self, effect: Accumulate, running: Store, value: TextValue) -> None:
+        """One operation within a block; a loop carries the combination of earlier blocks."""
         (axis,) = self._over(effect)
         dim = self.frame.tiling.dims[axis]
         dtype = TRITON.computed(value.dtype)
@@ -274,7 +261,7 @@ class TritonEffects(EffectWriter):
         if not dim.looped:
             self.lines.append(f"{name} = tl.associative_scan({text}, {axis}, {function})")
         else:
-            depth = [one.symbol for one in self.nest.axes].index(dim.symbol)
+            depth = [axis.symbol for axis in self.nest.axes].index(dim.symbol)
             left = dims - {axis}
             carry, block = f"{effect.target}_carry", f"{effect.target}_block"
             shape = self.frame.block_shape(left) if left else "[]"
@@ -287,16 +274,15 @@ class TritonEffects(EffectWriter):
                 f"{name} = {combined(effect.op, carry, name, dtype)}",
                 f"{carry} = {combined(effect.op, carry, total, dtype)}",
             ]
-        self.store(running, Value(name, value.dtype, dims, self.depth))
+        self.store(running, TextValue(name, value.dtype, dims, self.depth))
 
 
 def function_of(op: ReduceOp, dtype: torch.dtype) -> str:
-    """The name of the function that combines two."""
     return _FUNCTIONS[on_dtype(op, dtype)]
 
 
 def reduced_text(op: ReduceOp, text: str, axis: int, dtype: torch.dtype, *, keep: bool) -> str:
-    """The block `text` combined along `axis`; `keep`: which then has size 1."""
+    """The block `text` combined along `axis`, which `keep` leaves with size 1."""
     keeps = ", keep_dims=True" if keep else ""
     if op is ReduceOp.SUM and dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
         return f"tl.sum({text}, {axis}{keeps})"
@@ -308,5 +294,4 @@ def _keep(left: Dims) -> str:
 
 
 def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
-    """What an accumulator starts from."""
     return literal(reduce_start(op, dtype), dtype)

@@ -31,13 +31,13 @@ from kiln.symbolic import Int
 
 @final
 class TritonPhaseWriter:
-    """Writes one phase. `before`, `inside` and `behind` are what stands around and in its outermost loop."""
+    """Writes one phase: `before`, `inside` and `behind` its outermost loop."""
 
     def __init__(self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]) -> None:
         """`started`: accumulators that earlier phases began."""
         self.nest, self.frame = nest, frame
         unsettled = frozenset(phase_writes(phase)) & frame.storages.keys()
-        unsettled |= {one.target for one in phase_stores(phase) if one.combine is not None}
+        unsettled |= {store.target for store in phase_stores(phase) if store.combine is not None}
         self.body = TritonStatements(nest, frame, unsettled)
         self.effects = TritonEffects(self.body, locals_, started)
         results = phase.body.run(self.body)
@@ -58,14 +58,12 @@ class TritonPhaseWriter:
         return self.effects.after.get(0, [])
 
     def lines(self) -> list[str]:
-        """The whole phase."""
         return self._level(0)
 
     def _before(self, depth: int) -> list[str]:
         return [*self.body.lines[depth], *self.effects.before.get(depth, [])]
 
     def _level(self, depth: int) -> list[str]:
-        """Everything inside of the first `depth` loops."""
         lines = self._before(depth)
         if depth == len(self.nest.axes):
             return lines + self.effects.lines
@@ -73,7 +71,7 @@ class TritonPhaseWriter:
         return lines + self.effects.after.get(depth, [])
 
     def _dim(self, depth: int) -> BlockDim | None:
-        """The dimension that the loop at `depth` goes through in blocks, or None if it goes point by point."""
+        """The dimension that the loop at `depth` covers in blocks, or None if it goes point by point."""
         symbol = self.nest.axes[depth].symbol
         return next((dim for dim in self.frame.tiling.dims if dim.symbol is symbol), None)
 
@@ -97,19 +95,19 @@ def loop(dim: BlockDim | None, nest: Nest, depth: int, body: TritonStatements, i
 
 
 def _full_turns(dim: BlockDim, size: Int) -> int | None:
-    """How many elements the full turns of a loop cover, where that is known and there is another turn."""
+    """How many elements the full turns of a loop cover, if that is known and a partial one follows."""
     return None if dim.exact or not isinstance(size, int) else size // dim.block * dim.block
 
 
 def _has_loops(lines: list[str]) -> bool:
-    """Are there loops in them? Such lines are not written twice."""
+    """Lines with loops in them are not written twice."""
     return any(line.lstrip().startswith("for ") for line in lines)
 
 
 def index_lines(dim: BlockDim, place: int, start: str, frame: Frame, size: str) -> list[str]:
-    """The index of a block from `start` on, and which of its points exist."""
+    """The indices of a block from `start` on, and which of its points exist."""
     rank = len(frame.tiling.dims)
-    shape = "" if rank == 1 else f"[{', '.join(':' if one == place else 'None' for one in range(rank))}]"
+    shape = "" if rank == 1 else f"[{', '.join(':' if dim == place else 'None' for dim in range(rank))}]"
     counted = f"tl.arange(0, {dim.name}){shape}"
     if frame.wide:
         counted += ".to(tl.int64)"

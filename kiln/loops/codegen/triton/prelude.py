@@ -26,9 +26,8 @@ def sections() -> Sections:
 
 
 def prelude_for(text: str) -> str:
-    """Imports and functions that have to stand above the kernel `text`."""
     functions = [section.text for section in sections().used(_CALL.findall(text))]
     imports = _IMPORTS
-    if any("libdevice." in one for one in (text, *functions)):
+    if any("libdevice." in piece for piece in (text, *functions)):
         imports += f"\n{_LIBDEVICE}"
     return "\n\n\n".join([imports, *functions])

@@ -31,11 +31,9 @@ def int_type(wide: bool) -> str:
 
 
 def is_wide(kernel: KernelIR, ranges: Mapping[Symbol, Range]) -> bool:
-    """May an index, a number made of indices, or the number of an element need more than 32 bits?
-
-    Sizes that are not known may be any: 32 bits would have to be guarded. `ranges`: of axes and sizes.
-    """
-    spans: list[Int] = [_span(one.spec) for one in kernel.params]
+    """May an index, a number made of indices, or an element's number need more than 32 bits? Unknown sizes may.
+    `ranges`: of axes and sizes."""
+    spans: list[Int] = [_span(param.spec) for param in kernel.params]
     spans.append(product(axis.size for axis in kernel.units))
     spans += [product(axis.size for axis in phase.axes) for phase in kernel.phases]
     bounds = BoundAnalysis({**ranges, **dict(_looked_up(kernel, BoundAnalysis(ranges)))})
@@ -47,7 +45,7 @@ def is_wide(kernel: KernelIR, ranges: Mapping[Symbol, Range]) -> bool:
 
 
 def _looked_up(kernel: KernelIR, bounds: BoundAnalysis) -> Iterator[tuple[Symbol, Range]]:
-    """An index that is loaded lies in the dimension that it picks from."""
+    """A loaded index lies in the dimension that it selects from."""
     for phase in kernel.phases:
         for op in phase.body.ops:
             if isinstance(op, Indirect):
@@ -74,19 +72,19 @@ def _values_of(op: BodyOp) -> tuple[Int, ...]:
 
 
 def _parts(value: Int) -> Iterator[Int]:
-    """`value` and what is divided or compared in it: sums wrap around and come right again, these do not."""
+    """`value` and what is divided or compared in it: sums may wrap around and come right again, these may not."""
     yield value
     for monomial, _ in value.terms if isinstance(value, Expr) else ():
         for atom in monomial:
             if isinstance(atom, Quotient):
                 yield from _parts(atom.dividend)
             elif isinstance(atom, Extremum):
-                for one in atom.args:
-                    yield from _parts(one)
+                for arg in atom.args:
+                    yield from _parts(arg)
 
 
 def _span(spec: TensorSpec) -> Int:
-    """Elements up to the last one; masked points of the last block may lie a little behind."""
+    """Elements up to the last one; masked points of the last block may lie slightly beyond."""
     total: Int = 1
     for size, stride in zip(spec.sizes, spec.strides, strict=True):
         total = total + size * stride

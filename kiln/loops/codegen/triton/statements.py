@@ -22,7 +22,7 @@ import torch
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import Index
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import Dims, Nest, Place, StatementWriter, Storage, Value
+from kiln.loops.codegen.kernel_writer import Access, Dims, Nest, StatementWriter, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
 from kiln.loops.kernel.errors import UnsupportedInKernel
@@ -41,10 +41,10 @@ _DIVISIONS = ("floor_div", "trunc_div", "remainder", "fmod")
 @final
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The variable that holds a local; `dims`: those of its block; `depth`: loops around its definition."""
+    """The value of a local."""
 
     local: Local
-    value: Value
+    value: TextValue
 
 
 @final
@@ -57,10 +57,10 @@ class Frame:
     wide: bool
     """Indices have 64 bits."""
     held: dict[str, Held] = field(default_factory=dict)
-    known: dict[str, Value] = field(default_factory=dict)
-    """Values by their texts: what a phase has loaded or computed is not loaded again by the next."""
+    known: dict[str, TextValue] = field(default_factory=dict)
+    """Values by their texts, so that a phase does not load or compute again what an earlier one did."""
     named: int = 0
-    """Values that have names already."""
+    """Number of values that have names."""
 
     def forget(self, depth: int, name: str = "") -> None:
         """Forget values from inside of more than `depth` loops, and those made of the variable or buffer `name`."""
@@ -84,8 +84,6 @@ def mask_name(symbol: Symbol) -> str:
 
 @final
 class TritonStatements(StatementWriter):
-    """Writes a body in Triton."""
-
     def __init__(self, nest: Nest, frame: Frame, unsettled: frozenset[str]) -> None:
         super().__init__(TRITON, nest, frame.storages, unsettled)
         self.frame = frame
@@ -101,8 +99,8 @@ class TritonStatements(StatementWriter):
     def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
         return f"{name} = {text}"
 
-    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> Value:
-        """A name for `text`: the one that it has already, perhaps from an earlier phase."""
+    def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> TextValue:
+        """`text` under the name that it already has, perhaps from an earlier phase, or a new one."""
         found = self.frame.known.get(text)
         if found is not None and name in (None, found.text):
             return replace(found, dtype=dtype)
@@ -112,7 +110,7 @@ class TritonStatements(StatementWriter):
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
         return literal(value, dtype)
 
-    def extras(self, op: Prim, operands: Sequence[Value]) -> Mapping[str, str]:
+    def extras(self, op: Prim, operands: Sequence[TextValue]) -> Mapping[str, str]:
         """`divisor`: that of an integer division, checked unless it is known not to be zero."""
         if op.name not in _DIVISIONS or operands[1].dtype.is_floating_point:
             return {}
@@ -122,23 +120,23 @@ class TritonStatements(StatementWriter):
         return {"divisor": f"checked({divisor.text}, {self.active(divisor.dims)}, status)"}
 
     def active(self, dims: Dims) -> str:
-        """Which points of a block are real."""
+        """Which points of a block exist."""
         return " & ".join(self.frame.points_text(dims)) or "True"
 
     # Operators.
 
-    def operand(self, value: Value, infix: bool) -> str:
+    def operand(self, value: TextValue, infix: bool) -> str:
         return value.text
 
-    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Value) -> Value:
-        """Constants are Python's numbers in operators and scalars of their dtype in calls."""
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
+        """Constants are Python numbers in operators and scalars of their dtype in calls."""
         if op.name not in self.dialect.methods:
             template = self.dialect.expr(op, operands[-1].dtype)
             plain = "(" not in template or template.startswith(_TAKES_PLAIN)
-            operands = tuple([one if plain else _typed(one) for one in operands])
+            operands = tuple([operand if plain else _typed(operand) for operand in operands])
         return super().pointwise(op, dtype, *operands)
 
-    def convert(self, value: Value, dtype: torch.dtype) -> str:
+    def convert(self, value: TextValue, dtype: torch.dtype) -> str:
         source, target = TRITON.computed(value.dtype), TRITON.computed(dtype)
         text = _typed(value).text
         if source != target:
@@ -147,7 +145,7 @@ class TritonStatements(StatementWriter):
             text = f"{text}.to({TRITON.dtypes[dtype]}).to(tl.float32)"
         return text
 
-    def bitcast(self, value: Value, dtype: torch.dtype) -> str:
+    def bitcast(self, value: TextValue, dtype: torch.dtype) -> str:
         if torch.bool in (value.dtype, dtype):
             return self.convert(value, dtype)
         text, held = _typed(value).text, TRITON.computed(value.dtype)
@@ -159,11 +157,11 @@ class TritonStatements(StatementWriter):
 
     # Memory.
 
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Value | None = None) -> Value:
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: TextValue | None = None) -> TextValue:
         held = self.frame.held.get(buffer)
         if held is None:
             return super().load(buffer, index, dtype, mask)
-        require_own_place(held.local, index)
+        require_own_element(held.local, index)
         value = held.value
         if mask is not None:
             zero = literal(0, value.dtype)
@@ -171,19 +169,19 @@ class TritonStatements(StatementWriter):
             value = self.define(f"tl.where({mask.text}, {value.text}, {zero})", dtype, value.dims | mask.dims, depth)
         if TRITON.computed(value.dtype) != TRITON.computed(dtype):
             return self.define(self.convert(value, dtype), dtype, value.dims, value.depth)
-        return Value(value.text, dtype, value.dims, value.depth)
+        return TextValue(value.text, dtype, value.dims, value.depth)
 
     def pointer(self, storage: Storage, offset: Int, dims: Dims, shape: Dims) -> str:
-        """Addresses of elements; `dims`: those of the offset, `shape`: those that the block has to have."""
+        """Addresses of elements; `dims`: those of the offset, `shape`: those that the block must have."""
         text = self.ints.text(offset)
         text = text if isinstance(offset, Atom) else f"({text})"
         text = storage.name if offset == 0 else f"{storage.name} + {text}"
         return text if dims == shape else f"tl.broadcast_to({text}, {self.frame.block_shape(shape)})"
 
-    def load_text(self, storage: Storage, place: Place, mask: Value | None) -> str:
-        shape = place.dims | mask.dims if mask is not None else place.dims
+    def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str:
+        shape = access.dims | mask.dims if mask is not None else access.dims
         masks = self.frame.points_text(shape)
-        arguments = [self.pointer(storage, place.offset, place.dims, shape)]
+        arguments = [self.pointer(storage, access.offset, access.dims, shape)]
         if mask is not None:
             masks.append(mask.text)
         if masks:
@@ -203,21 +201,21 @@ class TritonStatements(StatementWriter):
     def test_text(self, relation: Relation) -> str:
         return f"{self.ints.text(relation.lhs)} {SIGNS[relation.op]} {self.ints.text(relation.rhs)}"
 
-    def indirect_text(self, operand: Value, size: Int, check: bool) -> str:
+    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints.text(size)
         if not check:
             return f"wrapped({at}, {limit})"
         return f"within({at}, {limit}, {self.active(operand.dims)}, status)"
 
-    def random_text(self, distribution: str, seed: Value, counter: Int, dtype: torch.dtype) -> str:
+    def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:
         at = f"tl.full([], {counter}, tl.int64)" if isinstance(counter, int) else f"{self.ints.operand(counter)}"
         if distribution == "bits":
             return _converted(f"random_bits({seed.text}, {at})", torch.int64, TRITON.computed(dtype))
         return f"random_{distribution}({seed.text}, {at}, {TRITON.dtype_name(TRITON.computed(dtype))})"
 
 
-def require_own_place(local: Local, index: Index) -> None:
-    """A local is a block in registers: a point of it sees its own element."""
+def require_own_element(local: Local, index: Index) -> None:
+    """A local is a block in registers: each point sees only its own element."""
     own = tuple(axis.symbol if axis.size != 1 else at for axis, at in zip(local.axes, index, strict=True))
     if own != index:
         raise UnsupportedInKernel(
@@ -225,12 +223,11 @@ def require_own_place(local: Local, index: Index) -> None:
         )
 
 
-def _typed(value: Value) -> Value:
-    """A constant as a scalar of its dtype."""
+def _typed(value: TextValue) -> TextValue:
     if value.constant is None or value.text.startswith("tl.full"):
         return value
     kind = TRITON.dtype_name(TRITON.computed(value.dtype))
-    return Value(f"tl.full([], {value.text}, {kind})", value.dtype, constant=value.constant)
+    return TextValue(f"tl.full([], {value.text}, {kind})", value.dtype, constant=value.constant)
 
 
 def _zero(dtype: torch.dtype) -> str:
@@ -242,11 +239,11 @@ def _converted(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return text
     if target == torch.bool:
         return f"{text} != 0"
-    return text + "".join(f".to({TRITON.dtype_name(one)})" for one in conversion_steps(source, target))
+    return text + "".join(f".to({TRITON.dtype_name(step)})" for step in conversion_steps(source, target))
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A number of the type that `dtype` is computed in: Python's where that is what Triton makes of it."""
+    """A number of the type in which `dtype` is computed: a Python number if Triton gives it that type."""
     computed = TRITON.computed(dtype)
     text = _number(value, computed)
     return text if computed in _PLAIN else f"tl.full([], {text}, {TRITON.dtype_name(computed)})"

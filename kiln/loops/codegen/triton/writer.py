@@ -74,7 +74,7 @@ def _meta(
     constants: tuple[tuple[str, int], ...],
     status: bool,
 ) -> tuple[tuple[str, Any], ...]:
-    types = [pointer_type(one.spec.dtype) for one in kernel.params]
+    types = [pointer_type(param.spec.dtype) for param in kernel.params]
     types += [int_type(writer.wide)] * len(kernel.ints)
     types += ["*i64"] if status else []
     major, minor = target.capability
@@ -92,8 +92,6 @@ def _meta(
 
 @final
 class _TritonKernelWriter:
-    """The statements of one kernel function."""
-
     def __init__(self, mapped: MappedKernel) -> None:
         assert mapped.tiling is not None, "tiles are chosen before a kernel is printed"
         self.kernel, self.tiling = mapped.kernel, mapped.tiling
@@ -111,7 +109,6 @@ class _TritonKernelWriter:
         self._numbers: dict[Symbol, str] = {}
 
     def _ranges(self) -> dict[Symbol, Range]:
-        """Those of the kernel, and of the flattened axes."""
         ranges = dict(KernelFacts(self.kernel).ranges)
         for dim in self.tiling.dims:
             top = BoundAnalysis(ranges).of(dim.size).hi
@@ -131,7 +128,7 @@ class _TritonKernelWriter:
         return [*head, is_full, *indented([whole, *body], 2), "else:", *indented(body, 2)]
 
     def _program(self) -> list[str]:
-        """Indices of the units of this program: its number taken apart, the last block fastest."""
+        """Indices of this program's units: its number taken apart, the last block fastest."""
         if not self.counts:
             return []
         number = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
@@ -163,8 +160,6 @@ class _TritonKernelWriter:
                 lines += index_lines(dim, place, "", self.frame, self.ints.text(dim.size))
         return lines
 
-    # ------------------------------------------------------------------------------------------ phases
-
     def _phases(self) -> list[str]:
         lines: list[str] = []
         started: set[str] = set()
@@ -177,7 +172,7 @@ class _TritonKernelWriter:
                 shared = []
             self.frame.forget(1 if is_shared and shared else 0)
             writer = TritonPhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
-            if written & {one.buffer for one in accesses(phase.body)}:
+            if written & {load.buffer for load in accesses(phase.body)}:
                 # What other threads of this program stored is seen behind a barrier.
                 if is_shared:
                     writer.body.lines[1].insert(0, "tl.debug_barrier()")
@@ -192,13 +187,12 @@ class _TritonKernelWriter:
         return lines + (self._together(shared) if shared else [])
 
     def _together(self, writers: Sequence[TritonPhaseWriter]) -> list[str]:
-        """Several phases in one loop."""
         first = writers[0]
-        inside = [line for one in writers for line in one.inside]
+        inside = [line for writer in writers for line in writer.inside]
         return [
-            *(line for one in writers for line in one.before),
+            *(line for writer in writers for line in writer.before),
             *loop(self.tiling.shared, first.nest, 0, first.body, inside),
-            *(line for one in writers for line in one.behind),
+            *(line for writer in writers for line in writer.behind),
         ]
 
     def _nest(self, phase: Phase) -> Nest:

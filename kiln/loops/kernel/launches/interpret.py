@@ -33,7 +33,6 @@ def run_kernel_program(
 
 
 def run_launch(launch: KernelLaunch, memory: Memory) -> None:
-    """Run a kernel on the tensors and sizes that it is given."""
     inner = Memory(faults=memory.faults)
     for own, given in zip(launch.kernel.ints, launch.ints, strict=True):
         if not isinstance(own, Symbol):

@@ -22,7 +22,7 @@ from kiln.symbolic import Int, Symbol
 @final
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory for `buffer` just before step `before`; taken over from `reuse` (dead, at least as large) if given."""
+    """Memory for `buffer` just before step `before`; that of `reuse` (dead, at least as large) if given."""
 
     buffer: Buffer
     before: int
@@ -34,9 +34,8 @@ class Allocation:
 class KernelLaunch:
     """Run `kernel` on buffers `args` (one per parameter) with sizes `ints` (one per symbol of `kernel.ints`).
 
-    Equal kernels of a program are one object, launched with other arguments. The spec of a parameter is the view
-    under which the kernel sees the memory of its argument, from the argument's first element on: it may have merged
-    or split dimensions, and its sizes are in the kernel's own symbols.
+    Equal kernels of a program are one object. The spec of a parameter is the view under which the kernel sees the
+    argument from its first element on: dimensions may be merged or split, and sizes are in the kernel's own symbols.
     """
 
     kernel: KernelIR

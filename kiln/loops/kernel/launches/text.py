@@ -12,7 +12,6 @@ from kiln.loops.program.text import arguments_text, buffer_text, node_text, orig
 
 
 def kernel_program_text(program: KernelProgram) -> str:
-    """All of a `KernelProgram`: its kernels, then allocations, launches, calls and frees in order."""
     lines = [line for kernel in distinct_kernels(program) for line in kernel_text(kernel).split("\n")]
     lines += arguments_text(program.inputs, program.constants)
     for place, step in enumerate(program.steps):

@@ -28,19 +28,19 @@ from kiln.symbolic import Int, Symbol, is_static, product, symbol
 from kiln.tensor.size_hint import large_size_hint
 
 SECTOR_BYTES = 32
-"""The least that memory hands over."""
+"""The smallest transfer from memory."""
 LARGEST_BLOCK = 1 << 15
-"""Elements that the registers of one program can hold."""
+"""Elements that fit into the registers of a program."""
 ROW_BLOCK = 2048
-"""Elements that short rows are put together to."""
+"""Elements to which short rows are grouped."""
 LOOP_BLOCK = 4096
-"""Elements per turn of a loop at most."""
+"""Most elements per turn of a loop."""
 SHORTEST_TURN = 1024
-"""Elements that are worth a turn of their own."""
+"""Fewest elements that are worth a turn."""
 FLIGHT_BYTES = 64
-"""Bytes per thread that should be on their way."""
+"""Bytes per thread that should be in flight."""
 SHORTEST_AXIS = 32
-"""An axis that fills no warp is flattened with others even where that costs divisions."""
+"""A shorter axis does not fill a warp: it is flattened with others even if that costs divisions."""
 _UNIT_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 
 
@@ -92,11 +92,8 @@ def _unmasked(facts: KernelFacts, tiling: Tiling) -> BlockDim | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ pointwise
-
-
 def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
-    """One flat dimension, or a tile where accesses have neighbours along different axes."""
+    """One flat dimension, or a tile if accesses are contiguous along different axes."""
     units = facts.free_units
     tiled = facts.tile_axes(units)
     flat = len(tiled) <= 1 and _is_flat(units, tiled)
@@ -123,14 +120,14 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
 
 
 def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
-    """Are the divisions that take a flat index apart by constants, or the axes too short to do without?"""
+    """Does flattening cost only divisions by constants, or are the axes too short for a tile?"""
     if len(units) <= 1 or all(is_static(axis.size) for axis in units[1:]):
         return True
     return not tiled or (is_static(tiled[0].size) and tiled[0].size < SHORTEST_AXIS)
 
 
 def _flat_block(facts: KernelFacts, size: Int, warps: int, target: Target) -> int:
-    """So many elements per thread that enough bytes are on their way, but all processors have work."""
+    """Enough elements per thread to keep memory busy, few enough that all processors have work."""
     widest = VECTOR_BYTES // facts.narrowest_bytes()
     each = max(widest, min(16, floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
     block = WARP * warps * each
@@ -141,11 +138,8 @@ def _flat_block(facts: KernelFacts, size: Int, warps: int, target: Target) -> in
     return block
 
 
-# ------------------------------------------------------------------------------------------------ reductions
-
-
 def _rows(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], target: Target) -> Tiling:
-    """Memory is contiguous along inner axes: whole rows, several at a time where they are short."""
+    """Memory is contiguous along inner axes: whole rows, several at a time if they are short."""
     dims = _inner_dims(facts, groups, *_row_blocks(facts, groups))
     points = _most_points(facts, dims)
     units = facts.free_units
@@ -164,10 +158,7 @@ def _rows(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], target: Targ
 
 
 def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tuple[int, int]:
-    """Elements that a program takes at once: all of a row that several phases read, if registers hold it.
-
-    And those of a turn, if it has to go in turns: so few that shared memory holds the next turns.
-    """
+    """Most elements of a row that is loaded whole, and of a turn of a loop: shared memory holds a few."""
     if len(groups) > 1 or facts.is_kept(groups[0]):
         whole = LOOP_BLOCK
     else:
@@ -179,11 +170,11 @@ def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tup
 
 
 def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
-    """Memory is contiguous along a unit axis: neighbours along it go together, through blocks of the reduced axes."""
-    (axis,) = (one for one in facts.free_units if one.symbol is along)
-    numbers = tuple(one for one in facts.free_units if one is not axis)
+    """Memory is contiguous along a unit axis: a block of neighbours along it, times blocks of the reduced axes."""
+    (axis,) = (axis for axis in facts.free_units if axis.symbol is along)
+    numbers = tuple(unit for unit in facts.free_units if unit is not axis)
     wide = _pow2(axis.size, facts.line_elements())
-    rest = large_size_hint(product(one.size for one in (*numbers, *facts.fixed_units)))
+    rest = large_size_hint(product(unit.size for unit in (*numbers, *facts.fixed_units)))
     length = large_size_hint(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
@@ -194,8 +185,8 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
 
 
 def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[BlockDim]:
-    """Whole dimensions if they fit into a block of `most` elements; else loops over those of which nothing is kept,
-    `turn` elements at a time."""
+    """Whole dimensions if they fit into a block of `most` elements; else loops, `turn` elements at a time, over those
+    of which nothing is kept."""
     dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
     if all(dim.block for dim in dims) and _most_points(facts, dims) <= most:
         return dims
@@ -207,7 +198,7 @@ def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: 
     found: dict[Symbol, BlockDim] = {dim.symbol: dim for dim in whole}
     for dim in reversed(dims):
         if dim not in whole:
-            beside = [one for one in found.values() if facts.share_a_phase(one.axes, dim.axes)]
+            beside = [item for item in found.values() if facts.share_a_phase(item.axes, dim.axes)]
             room = max(turn // block_points(beside), 1)
             block = min(dim.block or room, room)
             found[dim.symbol] = replace(dim, block=block, looped=dim.block != block)
@@ -215,7 +206,7 @@ def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: 
 
 
 def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], place: int, count: int) -> BlockDim:
-    """The whole group as one dimension; block 0: its size is not known."""
+    """The whole group as one dimension; block 0 if its size is unknown."""
     size = product(axis.size for axis in group)
     longest = facts.bounds.of(size).hi
     block = 0 if longest is None else _pow2(longest, 1 << 40)
@@ -224,11 +215,7 @@ def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], place: int, count: i
     return replace(made, block=block)
 
 
-# ------------------------------------------------------------------------------------------------ parts
-
-
 def _dim(axes: tuple[Axis, ...], block: int, flat_name: str, name: str, *, unit: bool = False) -> BlockDim:
-    """A single axis keeps its symbol."""
     if len(axes) == 1:
         return BlockDim(axes[0].symbol, axes[0].size, axes, block, name, unit)
     return BlockDim(symbol(flat_name), product(axis.size for axis in axes), axes, block, name, unit)
@@ -259,22 +246,19 @@ def _parts(dim: BlockDim) -> dict[Symbol, Int]:
 
 
 def _most_points(facts: KernelFacts, dims: list[BlockDim]) -> int:
-    """Elements of the largest block of a phase."""
     return max(block_points(dims_in(dims, phase)) for phase in facts.kernel.phases)
 
 
 def _warps(points: int) -> int:
-    """Eight to sixteen elements per thread, more only where a program would have more than 16 warps."""
+    """Eight to sixteen elements per thread; more only if a program would have more than 16 warps."""
     if points <= 2048:
         return max(1, min(4, points // 256))
     return min(16 if points <= 16384 else 32, points // 512)
 
 
 def _row_warps(facts: KernelFacts, points: int) -> int:
-    """Fewer for long rows where a thread has to load more elements for enough bytes to be on their way.
-
-    Twice as many bytes where no row is stored: then programs wait for loads and for each other only.
-    """
+    """Fewer warps for long rows if a thread needs more elements to keep enough bytes in flight: twice as many if no row
+    is stored, as programs then wait only for loads and each other."""
     if points <= ROW_BLOCK:
         return _warps(points)
     stores = any(phase.axes and phase_stores(phase) for phase in facts.kernel.phases)
@@ -284,7 +268,7 @@ def _row_warps(facts: KernelFacts, points: int) -> int:
 
 
 def _pow2(size: Int, most: int) -> int:
-    """The smallest power of two from `size` on, at most `most`."""
+    """The smallest power of two that is at least `size`, at most `most`."""
     if not is_static(size):
         return most
     return max(1, min(most, 1 << (size - 1).bit_length() if size > 0 else 1))

@@ -41,7 +41,7 @@ def _with_vector(phase: Phase, kernel: KernelIR) -> Phase:
 
 
 def _steps(phase: Phase, along: Symbol, kernel: KernelIR) -> Sequence[Int | None]:
-    """Distances between neighbours along an axis, for every access to a buffer."""
+    """Distances in memory between neighbours along an axis, for every access."""
     specs = {param.name: param.spec for param in kernel.params}
     touched = [(load.buffer, load.index) for load in accesses(phase.body)]
     touched += [(store.target, store.index) for store in phase_stores(phase)]
