@@ -18,7 +18,7 @@ from kiln.graph.prims.table import Column, Kind, Prim
 
 Tensor = torch.Tensor
 
-REFERENCE: Column[Callable[..., Tensor]] = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
+REFERENCE = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
 """Each POINTWISE primitive as a function on tensors."""
 
 _SAME_NAME = (
