@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Column, Kind, Prim
+from kiln.graph.prims.table import Kind, Prim
 
 Tensor = torch.Tensor
 
