@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.graph.prims.table import Kind, Prim
+from kiln.graph.prims.table import Column, Kind, Prim
 
 Tensor = torch.Tensor
 
-REFERENCE = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
+REFERENCE: Column[Callable[..., Tensor]] = PRIMS.column("reference", required=frozenset({Kind.POINTWISE}))
 """Each POINTWISE primitive as a function on tensors."""
 
 _SAME_NAME = (
