@@ -19,7 +19,7 @@ from kiln.graph.autograd import Partition
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
-from kiln.graph.passes import CUT_PASSES, run_passes
+from kiln.graph.passes import FORWARD_PASSES, run_passes
 from kiln.graph.passes.manager import GraphPass
 from kiln.graph.passes.misaligned import misaligned_product
 from kiln.graph.prims.rows import PRIMS
@@ -29,7 +29,7 @@ from kiln.plan.signature import SavedTensor
 
 
 def saved_as_made(
-    partition: Partition, context: CompileContext, passes: tuple[GraphPass, ...] = CUT_PASSES
+    partition: Partition, context: CompileContext, passes: tuple[GraphPass, ...] = FORWARD_PASSES
 ) -> Partition:
     """`partition` with padded products, saved without a copy."""
     if all(misaligned_product(node) is None for node in partition.forward.nodes):

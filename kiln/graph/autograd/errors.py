@@ -1,4 +1,7 @@
-"""Errors of the joint trace."""
+"""Errors of the joint trace.
+
+A backward that needs a size read by `.item()`   =>   KILN2602: the forward computes it, no saved tensor has it
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ class BackwardOfOutside(KilnError):
 
     code = "KILN2601"
     what = "the backward of `{call}` reads an input that the forward does not use"
-    why = "the input is {name!r}; the joint graph can only save what the forward has"
+    why = "the input is {name!r}; only inputs and values of the forward can be saved"
     try_ = ("run this region eagerly and report it",)
 
 
 class UnsavedSymbol(KilnError):
-    """A size that depends on data and that no saved tensor carries into the backward."""
+    """A data-dependent size that no saved tensor has."""
 
     code = "KILN2602"
     what = "the backward needs the size {symbol}, which the forward computes"

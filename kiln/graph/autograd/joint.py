@@ -1,15 +1,15 @@
-"""The joint graph: forward and backward in one, recorded in one trace.
+"""The joint graph: forward and backward, recorded in a single trace.
 
     graph(%0: f32[4] "x", %1: f32[4] "w", %2: f32[4] "tangent_0"):
         %3: f32[4] = mul(%0, %1)                        # torch.mul
         %4: f32[4] = mul(%2, %1)                        # torch.mul (backward)
         %5: f32[4] = mul(%2, %0)                        # torch.mul (backward)
-        return %3, %4, %5                               one output, then the gradients of x and w
+        return %3, %4, %5                               the output, then the gradients of x and w
 
-A tangent arrives for each result that requires grad and is computed here: outputs that are views of inputs or
-of earlier outputs are rebuilt outside, where eager's autograd differentiates the view. An input whose new
-contents have a history (an in-place op under autograd) is a result too: see `JointGraph.carried`.
-Needs: a recorder whose trace was finished a moment ago.
+There is a tangent for each output that requires grad and is computed here: outputs that are views of inputs or of
+earlier outputs are rebuilt outside, where eager's autograd differentiates the view. An input changed in place under
+autograd is an output too: see `JointGraph.carried`.
+Needs: a recorder whose trace has just been finished.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kiln.tensor.spec import TensorSpec
 class JointGraph:
     """`graph.inputs` are the forward's, then the tangents; `graph.outputs` the forward's, then the gradients.
 
-    `carried`: numbers of inputs whose new contents take part in autograd. They are the last of the forward outputs,
-    in this order, instead of a write; the caller copies them into the inputs where autograd sees it.
-    `tangent_of`: per tangent the number of its forward output. `grads`: per forward input the number of its
-    gradient in `graph.outputs`, or None. `env` knows the hints of symbolic sizes.
+    `carried`: numbers of inputs whose new contents have a gradient function. These are the last forward outputs, in
+    this order, instead of writes; the caller copies them into the inputs under autograd.
+    `tangent_of`: for each tangent the number of its forward output. `grads`: for each forward input the number of its
+    gradient in `graph.outputs`, or None. `env` has the hints of symbolic sizes.
     """
 
     graph: Graph
@@ -55,7 +55,7 @@ class JointGraph:
 
     @property
     def tangent_specs(self) -> tuple[TensorSpec, ...]:
-        """The layouts in which the backward takes its tangents; the caller copies others into them."""
+        """The layouts that the backward expects; the caller copies tangents in other layouts."""
         return tuple([tangent.tensor for tangent in self.tangents])
 
     @property
@@ -64,32 +64,34 @@ class JointGraph:
 
 
 def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
-    """Record the backward of `trace` behind its forward."""
+    """Record the backward of `trace`."""
     carried = [trace.used_inputs[index] for index in trace.carried_inputs]
     changed = [cast(FakeTensor, record.fake) for record in carried]
     results = [*trace.fake_outputs, *changed]
     added = [Output(recorder.node_of(fake), None, True) for fake in changed]
     pairs = enumerate([*trace.graph.outputs, *added])
-    tangent_of = [place for place, output in pairs if output.requires_grad and output.alias is None]
+    tangent_of = [index for index, output in pairs if output.requires_grad and output.alias is None]
     tangents = [
-        make_tangent(recorder, results[place], len(trace.inputs) + number) for number, place in enumerate(tangent_of)
+        make_tangent(recorder, results[index], len(trace.inputs) + number) for number, index in enumerate(tangent_of)
     ]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
-    roots, leaves = [results[place] for place in tangent_of], [record.leaf for record in wanted]
+    roots, leaves = [results[index] for index in tangent_of], [record.leaf for record in wanted]
     found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
     made = [None if grad is None else recorder.node_of(grad) for grad in found]
     use_for_backward(recorder, trace, [node for node in made if node is not None])
-    places = {id(record): index for index, record in enumerate(trace.used_inputs)}
-    gradients = {places[id(record)]: node for record, node in zip(wanted, made, strict=False) if node is not None}
-    numbers = tuple([places[id(record)] for record in carried])
+    positions = {id(record): index for index, record in enumerate(trace.used_inputs)}
+    gradients = {positions[id(record)]: node for record, node in zip(wanted, made, strict=False) if node is not None}
+    numbers = tuple([positions[id(record)] for record in carried])
     outputs = [*trace.graph.outputs, *added]
-    graph, at = _assemble(recorder, trace, outputs, numbers, [recorder.node_of(one) for one in tangents], gradients)
-    grads = tuple([at.get(index) for index in range(len(places))])
-    return JointGraph(graph, len(places), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
+    graph, at = _assemble(
+        recorder, trace, outputs, numbers, [recorder.node_of(tangent) for tangent in tangents], gradients
+    )
+    grads = tuple([at.get(index) for index in range(len(positions))])
+    return JointGraph(graph, len(positions), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
 
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:
-    """What only gradients read (an index into a tensor of rank 0, say) is an input of the forward too, to be saved."""
+    """Inputs that only gradients read (such as an index into a tensor of rank 0) become inputs, to be saved."""
     waiting = [record for record in trace.inputs if not record.used]
     if not waiting:
         return
@@ -100,10 +102,10 @@ def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]
 
 
 def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:
-    """The gradient of a result: its sizes and format, dense, at offset 0.
+    """The gradient of an output: its sizes and format, dense, at offset 0.
 
-    Where strides of size-1 dimensions are all that differs from a contiguous tensor, it is one: a size that only such
-    a stride tells could not be read off a tangent, whose strides are the caller's.
+    It is contiguous if only strides of size-1 dimensions differ: symbols in such a stride could not be read from a
+    tangent, whose strides are the caller's.
     """
     spec = preserved(recorder.env, like.storage_view.spec)
     known = tuple([recorder.env.simplify(size) for size in spec.sizes])
@@ -120,17 +122,17 @@ def _assemble(
     tangents: Sequence[Node],
     gradients: dict[int, Node],
 ) -> tuple[Graph, dict[int, int]]:
-    """The live part of everything recorded, and the place of each gradient among its outputs."""
+    """The live part of the recording, and the position of each gradient among its outputs."""
     inputs = (*trace.graph.inputs, *tangents)
-    places = {index: len(outputs) + number for number, index in enumerate(gradients)}
+    positions = {index: len(outputs) + number for number, index in enumerate(gradients)}
     results = (*outputs, *[Output(node) for node in gradients.values()])
     targets = {trace.graph.inputs[index] for index in carried}
     writes: list[Write] = [write for write in trace.graph.writes if write.target not in targets]
-    whole = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint")
-    graph, _ = without_dead_code(whole)
-    known = {*graph.inputs, *graph.nodes}
+    everything = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint")
+    graph, _ = without_dead_code(everything)
+    defined = {*graph.inputs, *graph.nodes}
     for node in graph.nodes:
-        for one in node.inputs:
-            if one not in known:
-                raise BackwardOfOutside(call=node.op.name, name=one.attrs.get("name", one.op.name))
-    return graph, places
+        for value in node.inputs:
+            if value not in defined:
+                raise BackwardOfOutside(call=node.op.name, name=value.attrs.get("name", value.op.name))
+    return graph, positions

@@ -1,15 +1,15 @@
 """Which values the forward saves for the backward: a minimum cut.
 
     %3 = mm(x, w); %4 = gelu(%3)        the backward reads the derivative of gelu at %3, and x and w
-    candidates: %3, or what is inside of gelu; %3 is one tensor, gelu's insides are two: {%3, x, w} is the cut
+    candidates: %3, or values inside gelu; %3 is a single tensor, gelu's are two: {%3, x, w} is the cut
 
-A value costs the bytes that saving it moves: one read if it is in memory anyway (an input, an output, read or
-made by a library op, read by loops on both sides of one), a write too if not. Never computed again: library ops, random
-numbers, reductions, scans, scatters, values that a library op of the backward reads from memory anyway, and values
-that are in memory anyway and that several stages of the backward need: the sums of a residual stream, each of which
-would be made from all branches before it, and be in memory from then on. Views are never saved but their base.
-Values inside of a checkpoint region are not saved whatever they cost, but for random numbers: backward computes them
-again from what enters the region, and what leaves it is kept.
+The cost of a value is the bytes moved by saving it: a read if it is in memory anyway (an input, an output, read or made
+by a library op, or read on both sides of one), else also a write. Never recomputed: library ops, random numbers,
+reductions, scans, scatters, values that a library op of the backward reads from memory anyway, and values in memory
+that the backward needs at several barrier depths: the sums of a residual stream, each of which would be recomputed from
+all earlier branches. Of a view, its base is saved.
+Values inside a checkpoint region are never saved, except random numbers: the backward recomputes them from what
+enters the region; what leaves it is kept.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
 """
@@ -29,20 +29,20 @@ from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
 KEPT_KINDS = frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.RANDOM, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
-"""Ops whose result is saved rather than computed again."""
+"""Ops whose result is saved rather than recomputed."""
 DRAWN = frozenset({Kind.RANDOM, Kind.EFFECT, Kind.NESTED})
-"""Ops that are not done twice in a checkpoint region either."""
+"""Ops that are not repeated even in a checkpoint region."""
 
-FAR, FARTHEST = 1.1, 50
-"""A value that is one op further from its use in the backward counts as this much more expensive, up to a limit."""
+DISTANCE_FACTOR, MAX_DISTANCE = 1.1, 50
+"""Factor on the cost of a value for each op between it and its use in the backward, up to a limit."""
 
 UNKNOWN_SIZE = 4096
-"""Stands for a size that only the data decide."""
+"""Assumed for a data-dependent size."""
 
 
 @final
 class Sides:
-    """Which nodes of a joint graph need tangents, which the forward needs, and what crosses."""
+    """Which nodes of a joint graph need tangents, which the forward needs, and what the backward reads."""
 
     def __init__(self, joint: JointGraph) -> None:
         graph = joint.graph
@@ -59,48 +59,48 @@ class Sides:
         self.recomputed = self._recomputed()
 
     def _recomputed(self) -> set[Node]:
-        """Nodes of checkpoint regions whose values stay inside."""
+        """Nodes of checkpoint regions whose values do not leave their region."""
         inside = {node for node in self.nodes if region_of(node) and node not in self.backward}
         if not inside:
             return inside
         leaving = set(map(base_of, self.forward_roots))
         for node in self.nodes:
             if node not in self.backward and not is_derivative(node):
-                leaving.update(base_of(one) for one in node.inputs if region_of(one) not in (0, region_of(node)))
+                leaving.update(base_of(value) for value in node.inputs if region_of(value) not in (0, region_of(node)))
         drawn = {node for node in inside if node.op.kind in DRAWN}
         drawn.update(node for node in inside if node.op.name == "item" and node.inputs[0] in drawn)
         stay = inside - leaving - drawn
-        # What backward computes of them alone, such as `1 - tanh(x) ** 2`, is no better saved than they are.
+        # What autograd computes from them alone, such as `1 - tanh(x) ** 2`, is recomputed too.
         for node in self.nodes:
             if is_derivative(node) and node not in self.backward and not stay.isdisjoint(node.inputs):
                 stay.add(node)
         return stay
 
     def _crossing(self, nodes: Iterable[Node]) -> dict[Node, None]:
-        """Values that do not need tangents and are read by something that does, in order."""
+        """Values without tangents that nodes with tangents read, in order."""
         backward, found = self.backward, dict[Node, None]()
         for node in nodes:
             if node in backward:
-                for one in node.inputs:
-                    if one not in backward:
-                        found[one] = None
+                for value in node.inputs:
+                    if value not in backward:
+                        found[value] = None
         for node in self.gradients:
             if node not in backward:
                 found[node] = None
         return found
 
     def read_by_libraries(self, backward: bool) -> set[Node]:
-        """Values that library ops of one side read from memory; through views, their bases."""
+        """Values that library ops of the forward (or backward) read from memory; of views, their bases."""
         return {
-            base_of(one)
+            base_of(value)
             for node in self.nodes
             if node.op.kind is Kind.LIBRARY and (node in self.backward) is backward
-            for one in node.inputs
+            for value in node.inputs
         }
 
 
 def is_derivative(node: Node) -> bool:
-    """It was recorded by the autograd engine."""
+    """Whether the autograd engine recorded it."""
     return node.origin is not None and node.origin.backward
 
 
@@ -111,12 +111,11 @@ def region_of(node: Node) -> int:
 
 def values_to_save(sides: Sides, env: ShapeEnv | None) -> set[Node]:
     """The cheapest values from which the backward can be computed."""
-    network = _CutNetwork(sides, env)
-    return network.solve()
+    return _CutNetwork(sides, env).solve()
 
 
 def values_without_recomputation(sides: Sides) -> set[Node]:
-    """What the backward reads, but computed again as far as that is free: views and constants."""
+    """What the backward reads; views and constants are recomputed, as they cost nothing."""
     found: set[Node] = set()
     for node in sides.needed:
         base = base_of(node)
@@ -127,7 +126,7 @@ def values_without_recomputation(sides: Sides) -> set[Node]:
 
 @final
 class _CutNetwork:
-    """Vertex 2k is the value of node k before it is saved, 2k+1 after; 0 is the source, 1 the sink."""
+    """Vertex 2k is node k before it is saved, 2k+1 after; 0 is the source, 1 the sink."""
 
     def __init__(self, sides: Sides, env: ShapeEnv | None) -> None:
         self.sides = sides
@@ -138,11 +137,13 @@ class _CutNetwork:
         self.distances = _distances(sides)
         in_memory = sides.read_by_libraries(backward=False)
         in_memory.update(map(base_of, sides.forward_roots))
-        stages = BarrierDepths(sides.nodes, sides.backward)
-        self.in_memory = in_memory | self.primals | stages.crossing
+        depths = BarrierDepths(sides.nodes, sides.backward)
+        self.in_memory = in_memory | self.primals | depths.crossing
         self.kept = sides.read_by_libraries(backward=True)
         ends = {node for node in sides.nodes if node in self.kept or node.op.kind in KEPT_KINDS}
-        self.streams = {node for node in stages.used_apart(ends) & stages.crossing if not self.is_cheap(node)}
+        self.residual_sums = {
+            node for node in depths.needed_at_several(ends) & depths.crossing if not self.is_cheap(node)
+        }
 
     def solve(self) -> set[Node]:
         queue = list(self.sides.needed)
@@ -153,41 +154,41 @@ class _CutNetwork:
             if self.must_keep(node):
                 self.net.add_edge(0, self.vertex(node), INFINITE)
                 continue
-            for one in node.inputs:
-                self.net.add_edge(self.vertex(one) + 1, self.vertex(node), INFINITE)
-                if one not in seen:
-                    seen.add(one)
-                    queue.append(one)
+            for value in node.inputs:
+                self.net.add_edge(self.vertex(value) + 1, self.vertex(node), INFINITE)
+                if value not in seen:
+                    seen.add(value)
+                    queue.append(value)
         side = self.net.sink_side(0, 1)
-        return {node for node, place in self.vertices.items() if place not in side and place + 1 in side}
+        return {node for node, vertex in self.vertices.items() if vertex not in side and vertex + 1 in side}
 
     def vertex(self, node: Node) -> int:
-        place = self.vertices.get(node)
-        if place is None:
-            place = self.vertices[node] = self.net.add_vertex()
+        vertex = self.vertices.get(node)
+        if vertex is None:
+            vertex = self.vertices[node] = self.net.add_vertex()
             self.net.add_vertex()
-            self.net.add_edge(place, place + 1, self.cost(node))
-        return place
+            self.net.add_edge(vertex, vertex + 1, self.cost(node))
+        return vertex
 
     def must_keep(self, node: Node) -> bool:
-        """It is there when the backward begins, or not at all: it is not computed again."""
+        """Whether it is never recomputed."""
         if node in self.sides.recomputed:
             return False
         if node in self.primals or node.op.name in ("item", "constant_tensor") or region_of(node):
             return node.op.kind is not Kind.VIEW
         if node not in self.sides.forward:
             return False
-        if node.op.kind in KEPT_KINDS or node in self.streams:
+        if node.op.kind in KEPT_KINDS or node in self.residual_sums:
             return True
         return node.op.kind is not Kind.CREATE and node in self.kept
 
     def is_cheap(self, node: Node) -> bool:
-        """Is it made of no more bytes than it has, all of them in memory?"""
+        """Whether it is computed from values in memory with no more bytes than its own."""
         if node.op.kind is Kind.CREATE or not isinstance(node.spec, TensorSpec):
             return True
-        inputs = {base_of(one) for one in node.inputs}
-        return all(one.op.kind is Kind.CREATE or self.is_in_memory(one) for one in inputs) and (
-            sum([self.size(one) for one in inputs]) <= self.size(node)
+        inputs = {base_of(value) for value in node.inputs}
+        return all(value.op.kind is Kind.CREATE or self.is_in_memory(value) for value in inputs) and (
+            sum(map(self.size, inputs)) <= self.size(node)
         )
 
     def size(self, node: Node) -> int:
@@ -198,7 +199,7 @@ class _CutNetwork:
         return self.hint(spec.numel()) * spec.dtype.itemsize
 
     def cost(self, node: Node) -> int:
-        """Bytes moved by saving it, weighted by its distance from the backward."""
+        """Bytes moved by saving it, weighted by its distance to the backward."""
         spec = node.spec
         if isinstance(spec, tuple) or node.op.kind is Kind.VIEW or node in self.sides.recomputed:
             return INFINITE
@@ -206,10 +207,10 @@ class _CutNetwork:
             return 1
         size = self.size(node)
         moved = size if self.is_in_memory(node) else 2 * size
-        return 1 + int(moved * FAR ** min(self.distances.get(node, 0), FARTHEST))
+        return 1 + int(moved * DISTANCE_FACTOR ** min(self.distances.get(node, 0), MAX_DISTANCE))
 
     def is_in_memory(self, node: Node) -> bool:
-        """The forward writes it anyway."""
+        """Whether the forward has it in memory anyway."""
         return node in self.in_memory or node.op.kind in KEPT_KINDS or node.op.name == "item"
 
     def hint(self, value: Int) -> int:
@@ -219,12 +220,12 @@ class _CutNetwork:
 
 
 def _distances(sides: Sides) -> dict[Node, int]:
-    """Steps from each value of the forward to the nearest reader in the backward."""
+    """Ops between each value of the forward and its nearest reader in the backward."""
     distances: dict[Node, int] = dict.fromkeys(sides.needed, 0)
     for node in reversed(sides.nodes):
         if node not in sides.backward and (own := distances.get(node)) is not None:
             step = own if node.op.kind is Kind.VIEW else own + 1
-            for one in node.inputs:
-                if distances.get(one, step + 1) > step:
-                    distances[one] = step
+            for value in node.inputs:
+                if distances.get(value, step + 1) > step:
+                    distances[value] = step
     return distances

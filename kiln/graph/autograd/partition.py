@@ -1,4 +1,4 @@
-"""Cuts the joint graph into forward and backward at the values to save.
+"""Partitions the joint graph into forward and backward at the values to save.
 
     joint                                        forward                      backward
     graph(%0 "x", %1 "w", %2 "tangent"):         graph(%0 "x", %1 "w"):       graph(%0 "x", %1 "w", %2 "tangent"):
@@ -7,8 +7,8 @@
         %5 = mul(%2, %0)                                                          return %3, %4
         return %3, %4, %5
 
-What `cut.py` chooses becomes inputs of the backward; what lies behind it is computed again there. A saved input
-that the forward writes to is saved as a copy. Symbols that no tensor of the backward tells are saved as numbers.
+What `min_cut.py` chooses becomes inputs of the backward, which recomputes other values from them. An input that the
+forward writes to is saved as a copy. Symbols that no tensor of the backward has are saved as numbers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SavedValue = SavedTensor | SymbolBinding
 @final
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """`forward.outputs`: the user's, the carried inputs' (`num_user_outputs` together), then what is only saved.
+    """`forward.outputs`: the user's and the carried inputs (`num_user_outputs`), then values that are only saved.
 
-    `backward.inputs`: one per entry of `saved`, then the tangents. `backward.outputs`: gradients; `grads` gives per
-    input of the forward the number of its gradient, or None. `carried`, `tangent_of`: see `JointGraph`.
+    `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
+    of the forward the number of its gradient, or None. `carried`, `tangent_of`: see `JointGraph`.
     """
 
     forward: Graph
@@ -52,9 +52,9 @@ class Partition:
 
     @property
     def signature(self) -> Signature:
-        """What the runtime needs to know to call the two plans as one differentiable function."""
+        """How the runtime calls the two plans as a differentiable function."""
         first = self.num_user_outputs - len(self.carried)
-        owners = {place: index for index, place in enumerate(self.grads) if place is not None}
+        owners = {grad: index for index, grad in enumerate(self.grads) if grad is not None}
         return Signature(
             num_inputs=len(self.forward.inputs),
             num_outputs=first,
@@ -63,32 +63,32 @@ class Partition:
             tangents=tuple(
                 [Tangent(output, spec) for output, spec in zip(self.tangent_of, self.tangent_specs, strict=True)]
             ),
-            gradients=tuple([owners[place] for place in range(len(owners))]),
+            gradients=tuple([owners[grad] for grad in range(len(owners))]),
         )
 
     def backward_for(self, needed: Sequence[bool]) -> Graph:
-        """The backward for some inputs of the forward only: their gradients in order, the inputs of `backward`."""
+        """The backward with the gradients of some inputs of the forward only."""
         return backward_for(self.backward, self.grads, needed)
 
 
-def backward_for(whole: Graph, grads: Sequence[int | None], needed: Sequence[bool]) -> Graph:
-    """The part of a backward graph that makes the gradients of the `needed` inputs; `grads` as in `Partition`."""
-    wanted = [place for place, need in zip(grads, needed, strict=True) if need and place is not None]
-    if len(wanted) == len(whole.outputs):
-        return whole
-    outputs = _share_memory([whole.outputs[place] for place in wanted], wanted)
-    graph, _ = without_dead_code(Graph(whole.inputs, whole.nodes, outputs, (), whole.name))
+def backward_for(backward: Graph, grads: Sequence[int | None], needed: Sequence[bool]) -> Graph:
+    """The part of a backward graph for the gradients of the `needed` inputs; `grads` as in `Partition`."""
+    wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
+    if len(wanted) == len(backward.outputs):
+        return backward
+    outputs = _share_memory([backward.outputs[grad] for grad in wanted], wanted)
+    graph, _ = without_dead_code(Graph(backward.inputs, backward.nodes, outputs, (), backward.name))
     return graph
 
 
 def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...]:
-    """Aliases of earlier outputs, where some of these are not there any more."""
+    """Aliases of the remaining outputs, where the output that they aliased may be gone."""
     numbers: dict[int, int] = {}
     kept: list[Output] = []
-    for number, (output, place) in enumerate(zip(outputs, wanted, strict=True)):
+    for number, (output, old_number) in enumerate(zip(outputs, wanted, strict=True)):
         alias = output.alias
         if alias is None or alias.of == "input":
-            numbers.setdefault(place, number)
+            numbers.setdefault(old_number, number)
             kept.append(output)
         elif alias.index in numbers:
             owner = numbers[alias.index]
@@ -101,16 +101,15 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
 
 
 def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
-    """Forward and backward of `joint`; without `recompute` all that the backward reads is saved."""
+    """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved."""
     sides = Sides(joint)
-    again = recompute or bool(sides.recomputed)
-    chosen = values_to_save(sides, joint.env) if again else values_without_recomputation(sides)
+    chosen = values_to_save(sides, joint.env) if recompute or sides.recomputed else values_without_recomputation(sides)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
-    forward, places = _forward(joint, sides, kept)
+    forward, tensors = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)
-    saved: tuple[SavedValue, ...] = (*places, *[binding_of(symbol, sides.primals) for symbol in symbols])
+    saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, sides.primals) for symbol in symbols])
     offset = joint.num_forward_outputs
-    grads = tuple([None if place is None else place - offset for place in joint.grads])
+    grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
     return Partition(forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads)
 
 
@@ -118,16 +117,16 @@ def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
 
 
 def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[SavedTensor]]:
-    """The forward with its extra outputs, and where each kept value is."""
+    """The forward with its extra outputs, and where each saved value is found."""
     inputs = {node: index for index, node in enumerate(sides.primals)}
     outputs = list(joint.forward_outputs)
     numbers = {output.value: index for index, output in reversed(list(enumerate(outputs))) if output.alias is None}
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
-    places: list[SavedTensor] = []
+    saved: list[SavedTensor] = []
     copies: list[Node] = []
     for node in kept:
         if node in inputs and node not in changing:
-            places.append(SavedTensor("input", inputs[node]))
+            saved.append(SavedTensor("input", inputs[node]))
             continue
         if node in changing:
             node = copy_of(node)
@@ -135,11 +134,11 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
         if node not in numbers:
             numbers[node] = len(outputs)
             outputs.append(Output(node))
-        places.append(SavedTensor("output", numbers[node]))
+        saved.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
     nodes = nodes_between(joint.graph.nodes, inputs, needed)
     graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward")
-    return graph, places
+    return graph, saved
 
 
 def copy_of(node: Node) -> Node:
@@ -151,41 +150,39 @@ def copy_of(node: Node) -> Node:
 
 
 def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
-    """The backward on the kept values, and the symbols that it needs as numbers."""
+    """The backward on the saved values, and the symbols that it needs as numbers."""
     changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
     nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
-    names = _InputList()
-    place: dict[Node, Node] = {}
+    made = _InputList()
+    new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
         spec = node.tensor.with_sizes(node.tensor.sizes) if node in changing else node.spec
-        place[node] = names.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
-    symbols = _missing_symbols(nodes, [*place.values(), *sides.tangents]) if may_have_symbols(joint.env) else []
+        new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
+    symbols = _missing_symbols(nodes, [*new.values(), *sides.tangents]) if may_have_symbols(joint.env) else []
     for symbol in symbols:
-        names.input(str(symbol), ScalarSpec(int, symbol))
+        made.input(str(symbol), ScalarSpec(int, symbol))
     for tangent in sides.tangents:
-        place[tangent] = names.input(tangent.attrs["name"], tangent.spec)
-    made = []
+        new[tangent] = made.input(tangent.attrs["name"], tangent.spec)
     for node in nodes:
-        new = place[node] = with_inputs(node, tuple([place[one] for one in node.inputs]))
-        made.append(new)
+        new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
     num_saved = len(kept) + len(symbols)
-    outputs, copies = gradient_outputs([place[node] for node in sides.gradients], names.inputs, num_saved)
-    graph = Graph(tuple(names.inputs), [*made, *copies], outputs, (), "backward")
+    outputs, copies = gradient_outputs([new[node] for node in sides.gradients], made.inputs, num_saved)
+    graph = Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], outputs, (), "backward")
     return graph, symbols
 
 
 def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
-    """Values of the forward that are computed again stand right before their first reader.
+    """The order in which recomputed values of the forward come right before their first reader.
 
-    They live no longer than they must, and the backward of a layer holds all that belongs to it: equal layers are
-    equal stretches of nodes, though the backward goes through them from last to first.
+    This shortens their lifetimes, and keeps the nodes of a layer's backward together: equal layers are equal runs of
+    nodes, although the backward visits them from last to first.
     """
-    again = {node for node in nodes if node.origin is not None and not node.origin.backward}
+    recomputed = {node for node in nodes if node.origin is not None and not node.origin.backward}
     order: dict[Node, None] = {}
     for node in nodes:
-        stack = [] if node in again else [node]
+        stack = [] if node in recomputed else [node]
         while stack:
-            waiting = [one for one in stack[-1].inputs if one in again and one not in order]
+            waiting = [value for value in stack[-1].inputs if value in recomputed and value not in order]
             if waiting:
                 stack.append(waiting[0])
             else:
@@ -195,7 +192,7 @@ def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
 
 
 class _InputList:
-    """Inputs of a graph in the making."""
+    """The inputs of a graph that is being built."""
 
     def __init__(self) -> None:
         self.inputs: list[Node] = []
@@ -209,7 +206,7 @@ class _InputList:
 def gradient_outputs(
     gradients: list[Node], inputs: list[Node], num_saved: int
 ) -> tuple[tuple[Output, ...], list[Node]]:
-    """Gradients that share memory with a tangent or an earlier gradient say so; saved values are copied."""
+    """Gradients as outputs: aliases of tangents or earlier gradients if they share memory, copies of saved values."""
     numbers = {node: index for index, node in enumerate(inputs)}
     owners: dict[Node, int] = {}
     outputs: list[Output] = []
@@ -236,7 +233,7 @@ def gradient_outputs(
 
 
 def binding_of(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
-    """Where an input of the forward tells a symbol."""
+    """Where an input of the forward has a symbol."""
     name = str(symbol)
     for slot, node in enumerate(inputs):
         spec = node.spec

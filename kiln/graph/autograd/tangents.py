@@ -1,14 +1,14 @@
-"""A backward for some tangents only: what a result that the loss does not use would add is left out.
+"""A backward for some of the tangents: the contribution of outputs that the loss does not use is left out.
 
     graph(%0: f32[4] "t0", %1: f32[4] "t1"):          graph(%0: f32[4] "t0"):
         %2 = mul(%0, 2)                                   %2 = mul(%0, 2)
         %3 = mul(%1, 3)                          =>       return %2                    gradient 0
-        %4 = add(%2, %3)                                                               gradient 1 is absent
+        %4 = add(%2, %3)                                                               gradient 1 is undefined
         return %4, %3
 
-As in eager: an input that only missing results depend on gets no gradient, rather than zeros. A backward is linear in
-its tangents, so whatever depends on missing ones alone is zero, and a sum with it is the other summand. Where such a
-value goes into anything but a sum, its tangents become zeros.
+As in eager, an input that only unused outputs depend on gets no gradient rather than zeros. A backward is linear in its
+tangents, so values that depend on missing tangents alone are zero, and a sum with them is the other summand. Where
+another op reads such a value, the missing tangents become zeros.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozenset[int]]:
-    """`graph` without the inputs of missing tangents (its last inputs, one per entry of `given`), and the numbers of
-    the outputs that have become zero; these stay in it, for `backward_for` to drop."""
+    """`graph` without missing tangents (its last inputs are the tangents, `given` says which are there).
+
+    Also the numbers of the outputs that have become zero; `backward_for` drops them.
+    """
     if all(given):
         return graph, frozenset()
     tangents = graph.inputs[len(graph.inputs) - len(given) :]
@@ -36,40 +38,40 @@ def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozen
     missing = [tangent for tangent in tangents if tangent not in present]
     zero = computed_from(graph.nodes, tangents) - computed_from(graph.nodes, present)
     absent = frozenset(number for number, output in enumerate(graph.outputs) if output.value in zero)
-    return _Cut(graph, missing, zero).graph(len(graph.inputs) - len(given)), absent
+    return _WithoutTangents(graph, missing, zero).graph(len(graph.inputs) - len(given)), absent
 
 
 @final
-class _Cut:
+class _WithoutTangents:
     """Builds the graph without the missing inputs."""
 
     def __init__(self, old: Graph, missing: Sequence[Node], zero: set[Node]) -> None:
         self.old = old
         self.zero = zero
-        self.made = Builder(ShapeEnv())
-        self.place: dict[Node, Node] = {}
-        for one in old.inputs:
-            if one not in missing:
-                assert isinstance(one.spec, TensorSpec | ScalarSpec)
-                self.place[one] = self.made.input(one.attrs["name"], one.spec)
-        for one in missing:
-            self.place[one] = self.zeros(one.tensor)
+        self.builder = Builder(ShapeEnv())
+        self.new: dict[Node, Node] = {}
+        for node in old.inputs:
+            if node not in missing:
+                assert isinstance(node.spec, TensorSpec | ScalarSpec)
+                self.new[node] = self.builder.input(node.attrs["name"], node.spec)
+        for node in missing:
+            self.new[node] = self.zeros(node.tensor)
 
     def graph(self, num_saved: int) -> Graph:
         for node in self.old.nodes:
             made = self.summand(node)
             if made is None:
-                made = self.made.append(with_inputs(node, tuple([self.place[one] for one in node.inputs])))
-            self.place[node] = made
-        values = [self.place[output.value] for output in self.old.outputs]
+                made = self.builder.append(with_inputs(node, tuple([self.new[value] for value in node.inputs])))
+            self.new[node] = made
+        values = [self.new[output.value] for output in self.old.outputs]
         # A sum that lost a summand may be the same value as another gradient, or a tangent.
-        outputs, copies = gradient_outputs(values, self.made.inputs, num_saved)
-        nodes = [*self.made.nodes, *copies]
-        graph, _ = without_dead_code(Graph(tuple(self.made.inputs), nodes, outputs, (), self.old.name))
+        outputs, copies = gradient_outputs(values, self.builder.inputs, num_saved)
+        nodes = [*self.builder.nodes, *copies]
+        graph, _ = without_dead_code(Graph(tuple(self.builder.inputs), nodes, outputs, (), self.old.name))
         return graph
 
     def summand(self, node: Node) -> Node | None:
-        """What is left of a sum with zero; None where it is none, or has other sizes than what is left."""
+        """The other summand of a sum with zero; None for other nodes, or if the sizes differ."""
         if node.op.name != "add" or node in self.zero or self.zero.isdisjoint(node.inputs):
             return None
         left, right = node.inputs
@@ -77,10 +79,14 @@ class _Cut:
         spec = node.tensor
         if (kept.tensor.dtype, kept.tensor.sizes) != (spec.dtype, spec.sizes):
             return None
-        made = self.place[kept]
-        return made if made.tensor == spec else self.made.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
+        made = self.new[kept]
+        return (
+            made if made.tensor == spec else self.builder.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
+        )
 
     def zeros(self, spec: TensorSpec) -> Node:
-        number = self.made.constant(0.0, spec.dtype, spec.device)
-        made = self.made.add(PRIMS["full"], (number,), {"sizes": spec.sizes}, spec.with_sizes(spec.sizes))
-        return made if made.tensor == spec else self.made.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
+        number = self.builder.constant(0.0, spec.dtype, spec.device)
+        made = self.builder.add(PRIMS["full"], (number,), {"sizes": spec.sizes}, spec.with_sizes(spec.sizes))
+        return (
+            made if made.tensor == spec else self.builder.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
+        )

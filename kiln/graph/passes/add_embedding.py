@@ -1,11 +1,11 @@
-"""The gradient of an embedding is added to another one at the rows that were looked up, not as a whole table.
+"""Adds the gradient of an embedding to another gradient at the looked-up rows only.
 
     %2 = aten.embedding_dense_backward.default(%grad, %at, 50257, -1, False)
     %3 = add(%1, %2)                                    =>      %3 = index_put(%1, %at, %grad, axes=(0,), accumulate)
 
-Language models tie the table to the last projection: its gradient is a product of the table's size, and the embedding
+Language models tie the table to the last projection, whose gradient is a product of the table's size; the embedding
 adds 128 rows of 50,257. Rows with the padding index add zeros.
-The order of sums changes where a row is looked up twice, so narrow dtypes are left alone.
+Sums of repeated rows change their order, so 16-bit dtypes are left alone.
 """
 
 from __future__ import annotations
@@ -39,28 +39,27 @@ class AddEmbedding:
             return graph, 0
         users = users_of(graph)
         chosen = {node for node in graph.nodes if node.op.name == "add" and added_table(node, users) is not None}
-        chosen -= {one for table in tables & set(graph.roots()) for one in users[table]}
+        chosen -= {user for table in tables & set(graph.roots()) for user in users[table]}
         return rewrite(graph, put_rows, context.oracle, only=chosen)
 
 
 def is_table(node: Node) -> bool:
-    """An embedding's gradient whose rows are fewer numbers than the table, each row as often as it was looked up."""
+    """Whether it is an embedding's gradient with fewer rows than the table, not scaled by frequency."""
     if node.op.kind is not Kind.LIBRARY or node.attrs["target"] != TABLE or node.attrs["kwargs"]:
         return False
-    given, whole, args = node.inputs[0].tensor.numel(), node.tensor.numel(), node.attrs["args"]
-    fewer = given <= whole if is_static(given) and is_static(whole) else True
+    rows, table, args = node.inputs[0].tensor.numel(), node.tensor.numel(), node.attrs["args"]
+    fewer = rows <= table if is_static(rows) and is_static(table) else True
     plain = args[:2] == (Arg(0), Arg(1)) and isinstance(args[3], int) and args[4] is False
     return plain and fewer and node.tensor.dtype in EXACT
 
 
 def added_table(node: Node, users: Users | None = None) -> Node | None:
-    """The operand of a sum that is such a gradient, of the other's layout, and with no other reader."""
-    for place, one in enumerate(node.inputs):
-        other = node.inputs[1 - place]
-        if not is_table(one) or one is other or (users is not None and users[one] != [node]):
+    """The operand of a sum that is such a gradient, with the other's layout and no other reader."""
+    for table, other in (node.inputs, node.inputs[::-1]):
+        if not is_table(table) or table is other or (users is not None and users[table] != [node]):
             continue
-        if can_replace(one.spec, other.spec) and other.tensor.is_contiguous():
-            return one
+        if can_replace(table.spec, other.spec) and other.tensor.is_contiguous():
+            return table
     return None
 
 
@@ -69,7 +68,7 @@ def put_rows(builder: Builder, node: Node) -> Node | None:
     table = added_table(node)
     if table is None:
         return None
-    (other,) = (one for one in node.inputs if one is not table)
+    (other,) = (operand for operand in node.inputs if operand is not table)
     rows, at = table.inputs
     padding = table.attrs["args"][3]
     if padding >= 0:

@@ -1,4 +1,4 @@
-"""Which misaligned products are worth aligning: what they save against what paddings and slices cost.
+"""Which misaligned products are worth aligning: time saved against the cost of paddings and slices.
 
     [4096, 768] x [768, 50257] in bf16, result returned      seconds   why
     misaligned                                     2.87e-3   316 GFLOP at 110 TFLOP/s
@@ -6,15 +6,15 @@
     weight padded (an argument of the region)      0.05e-3   154 MB at 3.5 TB/s, a launch
     result copied into eager's strides             0.24e-3   823 MB at 3.5 TB/s, a launch
 
-A product takes what its arithmetic or its bytes take, the larger, so small and thin products gain nothing. A padding
-costs one launch, for the zeros, where the loops that make the value write it into its place: it is then needed in
-memory in no other form, or the padding is rows at its end, and the value is what stands before them. A slice is
-free where loops read it, or where it leaves out the last rows of a matrix. Otherwise each is a pass over the data and
-a launch, also where the schedule will find a kernel for it. A padding that several products want is paid for in equal
-parts; who loses leaves, and the others are asked again.
+A product takes the larger of the times of its arithmetic and its bytes, so small and thin products gain nothing. A
+padding costs only a launch, for the zeros, if the loops that compute the value can write it in padded form: either no
+one needs another form in memory, or the padding adds rows at the end and the value is a slice of it. A slice is free if
+loops read it, or if it drops the last rows of a matrix. Otherwise each costs a pass over the data and a launch, even if
+fusion finds a kernel for it. Products that share a padding share its cost equally; those that lose are dropped, and the
+rest is evaluated again.
 
-A symbol counts as its number in the call that is compiled: no guard comes of it, and other calls get the same program.
-Sizes that only data decide have none: such products are left alone.
+Symbols are estimated by their hints, without a guard: other calls get the same program. Products with data-dependent
+sizes, which have no hints, are left alone.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kiln.symbolic import Int
 @final
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of an H200; other GPUs with tensor cores are taken to have similar ratios.
+    """Rates of an H200; other GPUs with tensor cores are assumed to have similar ratios.
 
     Operations per second: `aligned`, `even` (rows that are multiples of 4 bytes), `odd` (of 2 bytes). Measured in bf16
     with torch 2.11, TFLOP/s of the product, its two gradients, and the three aligned:
     4096 x 768 x 50257: 93, 132, 144 and 662, 734, 733; 8192 x 768 x 30522: 228, 236, 236 and 701, 754, 749;
     4096 x 512 x 30522: 195, 237, 233 and 611, 708, 687. With an aligned stride alone, the size still odd: 125.
-    `memory`: bytes per second of a copy, reads and writes counted. `launch`: seconds of one more kernel.
-    `least`: what a product must save by this estimate, since small ones gain less than the rates say:
-    1024 x 1024 x 1001 takes 39, 31 and 32 us, aligned 28, 24 and 29, and the rates say 16 less.
+    `memory`: bytes per second of a copy, reads and writes counted. `launch`: seconds of another kernel.
+    `least`: seconds that a product must save by this estimate, since small ones gain less than the rates predict:
+    1024 x 1024 x 1001 takes 39, 31 and 32 us, aligned 28, 24 and 29; the rates predict 16 us less.
     """
 
     aligned: float = 700e12
@@ -67,36 +67,36 @@ class Costs:
         return self.sizes.hint(product.flops) is not None
 
     def saved(self, product: Product) -> float:
-        """By aligning it; below the time of its bytes no product gets."""
+        """By aligning it; no product takes less than the time of its bytes."""
         rates, flops = self.rates, self._number(product.flops)
         moved = self._number(product.elements) * product.node.tensor.dtype.itemsize / rates.memory
         misaligned = rates.odd if product.granule == 1 else rates.even
         return max(flops / misaligned, moved) - max(flops / rates.aligned, moved)
 
     def copy(self, node: Node) -> float:
-        """Of reading and writing `node` by a kernel of its own."""
+        """Of copying `node` with a kernel of its own."""
         moved = 2 * self._number(node.tensor.numel()) * node.tensor.dtype.itemsize
         return moved / self.rates.memory + self.rates.launch
 
     def _number(self, value: Int) -> int:
         found = self.sizes.hint(value)
-        assert found is not None, "asked of a product whose sizes are not known"
+        assert found is not None, "sizes of a considered product have hints"
         return found
 
 
 IN_LOOPS = frozenset({
     Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.RANDOM,
 })  # fmt: skip
-"""Readers that index what they read, whatever its strides."""
+"""Readers that handle any strides."""
 BY_ELEMENT = frozenset({Kind.POINTWISE, Kind.DATA_MOVEMENT})
-"""Makers that can write their elements anywhere."""
+"""Ops that can write their elements anywhere."""
 BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
-"""They look at memory, not at elements."""
+"""Views of memory rather than of elements."""
 
 
 @final
 class Readers:
-    """Who reads the values of a graph."""
+    """The readers of the values of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._users: Users = users_of(graph)
@@ -104,7 +104,7 @@ class Readers:
         self._in_memory: dict[Node, frozenset[Node] | None] = {}
 
     def in_memory(self, node: Node) -> frozenset[Node] | None:
-        """The calls that need `node`, or views of it, as a tensor; None: it leaves the graph, too."""
+        """The calls that need `node`, or views of it, as a tensor; None if it also leaves the graph."""
         if node not in self._in_memory:
             self._in_memory[node] = self._find(node)
         return self._in_memory[node]
@@ -124,14 +124,16 @@ class Readers:
         return frozenset(found)
 
     def joins(self, padding: Padding, products: Iterable[Product]) -> bool:
-        """Do the loops that make the value write it into its place among zeros?"""
+        """Whether the loops that compute the value can write it among the zeros."""
         owner = base_of(padding.base)
         if owner.op.kind not in BY_ELEMENT or padding.swapped:
             return False
         if adds_rows(padding):
             return True
         needed = self.in_memory(owner)
-        return needed is not None and needed <= {one.node for one in products if forms(one, owner) == {padding}}
+        return needed is not None and needed <= {
+            product.node for product in products if forms(product, owner) == {padding}
+        }
 
     def slice_is_free(self, product: Product) -> bool:
         old = product.node.tensor.sizes
@@ -139,19 +141,19 @@ class Readers:
 
 
 def adds_rows(padding: Padding) -> bool:
-    """Is the value itself what stands before the zeros?"""
+    """Whether the zeros follow the value as rows, so that it is a slice of the padded tensor."""
     spec = padding.base.tensor
     return padding.base.op.kind is not Kind.VIEW and spec.is_contiguous() and padding.sizes[1:] == spec.sizes[1:]
 
 
 def forms(product: Product, owner: Node) -> set[Padding | None]:
-    """The paddings through which `product` reads `owner`; None: it reads it as it is."""
-    return {one.padding for one in product.operands if base_of(one.node) is owner}
+    """The paddings through which `product` reads `owner`; None: without padding."""
+    return {operand.padding for operand in product.operands if base_of(operand.node) is owner}
 
 
 def worth_aligning(products: Sequence[Product], readers: Readers, costs: Costs) -> list[Product]:
-    """The products that save more than they cost."""
-    chosen = [one for one in products if costs.is_known(one)]
+    """The products that save more time than they cost."""
+    chosen = [product for product in products if costs.is_known(product)]
     while True:
         kept = _winners(chosen, readers, costs)
         if len(kept) == len(chosen):
@@ -160,12 +162,12 @@ def worth_aligning(products: Sequence[Product], readers: Readers, costs: Costs) 
 
 
 def _winners(products: list[Product], readers: Readers, costs: Costs) -> list[Product]:
-    wanted = Counter([padding for one in products for padding in one.paddings])
+    wanted = Counter([padding for product in products for padding in product.paddings])
     parts = {
         padding: (costs.rates.launch if readers.joins(padding, products) else costs.copy(padding.base)) / count
         for padding, count in wanted.items()
     }
-    return [one for one in products if _gain(one, parts, readers, costs) >= costs.rates.least]
+    return [product for product in products if _gain(product, parts, readers, costs) >= costs.rates.least]
 
 
 def _gain(product: Product, parts: dict[Padding, float], readers: Readers, costs: Costs) -> float:

@@ -1,4 +1,4 @@
-"""Pads 16-bit matrix products on a GPU whose rows are not multiples of 16 bytes, and slices their results.
+"""Pads 16-bit matrix products on GPUs whose rows are not multiples of 16 bytes, and slices their results.
 
     %2: bf16[4096, 50257] = mul(%0, %0)
     %3: bf16[4096, 768] = aten.mm.default(%2, %1)
@@ -6,20 +6,19 @@
     %5: bf16[50257, 768] = aten.mm.default(%4, %3)
                                 =>
     %6: bf16[4096, 7] = full(0, sizes=(4096, 7))
-    %7: bf16[4096, 50264] = cat(%2, %6, axis=1)                    one kernel with what makes %2
-    %8: bf16[50264, 768] = pad(%1, 0, low=(0, 0), high=(7, 0))     an argument of the graph: a copy
+    %7: bf16[4096, 50264] = cat(%2, %6, axis=1)                    one kernel with the producer of %2
+    %8: bf16[50264, 768] = pad(%1, 0, low=(0, 0), high=(7, 0))     an input of the graph: a copy
     %3: bf16[4096, 768] = aten.mm.default(%7, %8)
     %4: bf16[50264, 4096 | 1, 50264] = permute(%7, dims=(1, 0))
     %9: bf16[50264, 768] = aten.mm.default(%4, %3)
     %5: bf16[50257, 768] = slice(%9, axis=0, start=0, stop=50257, step=1)
 
-Which they are: `misaligned.py`; where it pays: `align_costs.py`. All is said in ops that loops know. What a loop makes
-is written into its part of the padded tensor (`cat`); where rows follow it, that part is the value for all its readers.
-The result is sliced, and a `clone` gives it eager's strides where it lacks them: a copy only if something needs it in
-memory. One padding serves all products of the graph.
+`misaligned.py` finds the products, `align_costs.py` decides where it pays. A loop writes its value into its part of
+the padded tensor (`cat`); if the padding adds rows, that part is the value for all readers. The result is sliced, and a
+`clone` restores eager's strides: a copy only if it is needed in memory. All products share a padding.
 
-The contracted dimension has zeros in both factors: zeros in one would meet anything in the other.
-Needs: to run on graphs that are cut already, or padded values would be saved for the backward.
+Both factors are padded along the contracted dimension: zeros times NaN or infinity would not be zero.
+Needs: a partitioned graph, or padded values would be saved for the backward.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ class AlignProducts:
 
 @final
 class ProductAligner:
-    """One run: the new node of each old one, and the paddings that were made."""
+    """State of a run: the new node of each old one, and the paddings made so far."""
 
     def __init__(self, graph: Graph, context: PassContext, products: Sequence[Product], readers: Readers) -> None:
-        paddings = dict.fromkeys([padding for one in products for padding in one.paddings])
+        paddings = dict.fromkeys([padding for product in products for padding in product.paddings])
         self.graph = graph
         self.builder = Builder(context.oracle)
-        self.products = {one.node: one for one in products}
-        self.place: dict[Node, Node] = {node: node for node in graph.inputs}
-        self.joining = frozenset([one for one in paddings if readers.joins(one, products)])
-        self.followed = {one.base: one for one in self.joining if adds_rows(one)}
+        self.products = {product.node: product for product in products}
+        self.new: dict[Node, Node] = {node: node for node in graph.inputs}
+        self.joining = frozenset([padding for padding in paddings if readers.joins(padding, products)])
+        self.followed = {padding.base: padding for padding in self.joining if adds_rows(padding)}
         """Values that become the first rows of their padding."""
         self._padded: dict[Padding, Node] = {}
 
@@ -72,19 +71,19 @@ class ProductAligner:
         for old in self.graph.nodes:
             self.builder.origin = old.origin
             product = self.products.get(old)
-            self.place[old] = self.same(old) if product is None else self.aligned(product)
+            self.new[old] = self.same(old) if product is None else self.aligned(product)
             if old in self.followed:
                 padded = self.padded(self.followed[old])
-                self.place[old] = self.sliced(padded, old.tensor.sizes)
-        return rebuilt(self.graph, self.builder.nodes, self.place)
+                self.new[old] = self.sliced(padded, old.tensor.sizes)
+        return rebuilt(self.graph, self.builder.nodes, self.new)
 
     def same(self, old: Node) -> Node:
-        return self.builder.append(with_inputs(old, tuple([self.place[one] for one in old.inputs])))
+        return self.builder.append(with_inputs(old, tuple([self.new[value] for value in old.inputs])))
 
     def aligned(self, product: Product) -> Node:
-        """The product of padded operands; its old elements in their old layout."""
+        """The product of padded operands, sliced to the old elements in their old layout."""
         old = product.node
-        operands = [self.operand(one) for one in product.operands]
+        operands = [self.operand(operand) for operand in product.operands]
         spec = old.tensor.with_sizes(product.sizes)
         made = self.builder.aten(old.attrs["target"], operands, dict(old.attrs["kwargs"]), spec)
         cut = self.sliced(made, old.tensor.sizes)
@@ -92,20 +91,20 @@ class ProductAligner:
 
     def operand(self, operand: Operand) -> Node:
         if operand.padding is None:
-            return self.place[operand.node]
+            return self.new[operand.node]
         padded = self.padded(operand.padding)
         return self.swapped(padded) if operand.swapped else padded
 
     def padded(self, padding: Padding) -> Node:
         if padding not in self._padded:
-            base = self.place[padding.base]
+            base = self.new[padding.base]
             value = self.swapped(base) if padding.swapped else base
             make = self.joined if padding in self.joining else self.copied
             self._padded[padding] = make(value, padding.sizes)
         return self._padded[padding]
 
     def joined(self, value: Node, sizes: Sequence[Int]) -> Node:
-        """The value and the zeros as parts of one tensor, which two loops write."""
+        """The value and the zeros as parts of a tensor that two loops write."""
         for axis, size in enumerate(sizes):
             old = value.tensor.sizes
             if size != old[axis]:
@@ -116,7 +115,7 @@ class ProductAligner:
         return value
 
     def copied(self, value: Node, sizes: Sequence[Int]) -> Node:
-        """A copy by one loop; rows that lie at odd places get no more elements."""
+        """A padded copy; a plain copy if only the row stride is misaligned."""
         old = value.tensor.sizes
         if tuple(sizes) == old:
             return self.builder.node("clone", value, strides=None)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Algebraic rules on pointwise ops. Every rule is exact: the same bits, NaN, infinities and -0.0 included.
+"""Algebraic rules on pointwise ops. Every rule preserves all bits, including NaN, infinities and -0.0.
 
 %2 = mul(%1, 1.0)        =>      %1
 %3 = where(%2, %1, %1)   =>      %1
@@ -34,13 +34,13 @@ def has_dtype(name: str, dtype: torch.dtype) -> Condition:
 
 
 def exact_reciprocal(number: float) -> float | None:
-    """`1 / number` where that is exact in every format: a power of two of moderate size."""
+    """`1 / number` if that is exact in every format: for powers of two of moderate size."""
     if isinstance(number, complex) or isinf(number) or isnan(number) or abs(frexp(number)[0]) != 0.5:
         return None
     return 1 / number if 2**-14 <= abs(number) <= 2**14 else None
 
 
-# What converting there keeps exactly, per dtype.
+# The dtypes that represent every value of a dtype exactly.
 # fmt: off
 f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 i64, i32, i16, i8, u8, b8 = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
@@ -60,13 +60,13 @@ EXACT_IN: dict[torch.dtype, frozenset[torch.dtype]] = {
 
 
 def through(original: TensorSpec, middle: torch.dtype, last: torch.dtype) -> torch.dtype | None:
-    """The dtype of one conversion that does what two do."""
-    # To bool is a comparison with zero, which every exact middle keeps.
+    """The dtype of a single conversion that equals both; None if the first is inexact."""
+    # Conversion to bool compares with zero, which every exact conversion preserves.
     return last if middle in EXACT_IN.get(original.dtype, ()) else None
 
 
-# Absent on purpose: x + 0 => x and 0 - x => -x are wrong for -0.0, x * 0 => 0 and x - x => 0 for NaN,
-# pow(x, 2) => x * x in the last bit; x / 3 => x * (1/3) rounds twice.
+# Absent on purpose: x + 0 => x and 0 - x => -x are wrong for -0.0, x * 0 => 0 and x - x => 0 for NaN;
+# pow(x, 2) => x * x differs in the last bit; x / 3 => x * (1/3) rounds twice.
 # fmt: off
 ARITHMETIC = RuleSet(
     #    name                 pattern                                replacement      only if

@@ -1,4 +1,4 @@
-"""Gives the values between 2-d convolutions the layout in which the CPU library works in place.
+"""Lays out the values between 2-d convolutions channels last, as the libraries prefer.
 
     %2: f32[4, 64, 56, 56] = aten.convolution.default(%0, %1, ...)
     %3: f32[4, 64, 56, 56] = maximum(%2, 0)
@@ -10,20 +10,18 @@
     %5: f32[4, 64, 56, 56] = clone(%4, strides=(200704, 3136, 56, 1))
     return %5
 
-On contiguous images the library reorders argument and result in every call. Here the argument of the first
-convolution is copied once, and what follows is laid out anew by the shape rules: a view that no longer holds becomes
-a `reshape`. What has no rule for other strides reads a copy in the old layout, and so does everything that leaves
-the graph: outputs and saved values keep the strides that eager gives them. A value that is written to an input is
-copied there anyway.
+For contiguous images the CPU library reorders argument and result in every call. Here the argument of the first
+convolution is copied once, and the layout propagates by the shape rules; a view that becomes impossible turns into a
+`reshape`. Ops without a rule for other strides read a copy in the old layout, as does everything that leaves the graph:
+outputs and saved values keep eager's strides. A value written to an input is copied there anyway.
 
-It is done where the copies move at most half of what the library would have reordered. For a
-channels-last image the library first copies the weight into that layout, in every call; on the CPU a convolution whose
-weight is much larger than its images stays in the old layout, between two small copies. On the GPU the copy of the
-weight is made here: under autocast it is the cast.
+It is done if the copies move at most half of what the library would reorder. For channels-last images the library
+copies the weight into that layout in every call: on the CPU, a convolution whose weight is much larger than its images
+keeps the old layout, between two small copies; on the GPU the weight is copied here (under autocast, by the cast).
 
-Training. A graph that was already cut saves the argument of each convolution in eager's layout and does not gain. On
-the GPU, whose tensor cores want this layout for half precision, the joint graph is laid out before the cut, backward
-convolutions with it; only gradients of weights are copied back. On the CPU a joint graph stays as it is.
+Training: a partitioned graph saves the argument of each convolution in eager's layout and gains nothing. On the GPU,
+whose tensor cores need this layout for half precision, the joint graph is laid out before the partition, backward
+convolutions included; only gradients of weights are copied back. On the CPU a joint graph is left alone.
 """
 
 from __future__ import annotations
@@ -51,34 +49,34 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 
 IMAGES: Mapping[str, int] = {CONVOLUTION: 1, BACKWARD: 2}
-"""How many leading arguments of a convolution are laid out as images."""
+"""The number of leading arguments that are images."""
 
 DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float16, torch.bfloat16),
 }
-"""What the library of a device has fast channels-last convolutions for."""
+"""Dtypes with fast channels-last convolutions, by device."""
 
 FOLLOWING = frozenset({
     CONVOLUTION, "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default",
     "aten._adaptive_avg_pool2d.default", BACKWARD, "aten.max_pool2d_with_indices_backward.default",
     "aten.avg_pool2d_backward.default", "aten._adaptive_avg_pool2d_backward.default",
 })  # fmt: skip
-"""Library ops whose rule predicts strides from those of the argument, and which are fast in either layout."""
+"""Library ops that preserve the layout and are fast in either."""
 
 FOLLOWING_KINDS = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
 FOLLOWING_OPS = frozenset({"clone", "reshape", "cat", "pad", "flip", "gather", "index", "full", "item"})
 BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
-"""Views whose meaning depends on the strides of what they view."""
+"""Views whose result depends on the strides of their input."""
 
 LEAST_ELEMENTS = 1 << 17
-"""Of all arguments and results of convolutions: below it nothing is to be gained."""
+"""Of all arguments and results of convolutions: below this nothing is gained."""
 
 HEAVY = 4
-"""A weight of this many times the elements of argument and result costs more to copy than is gained."""
+"""A weight with this many times the elements of argument and result costs more to copy than is gained."""
 
 NOMINAL = 8
-"""A symbolic size is taken to be this when elements are compared."""
+"""Assumed for a symbolic size when counting elements."""
 
 
 @final
@@ -100,7 +98,7 @@ class ChannelsLast:
 
 
 def images_of(node: Node) -> tuple[Node, ...]:
-    """The images of a convolution; of a forward one its result too."""
+    """The images of a convolution; for a forward convolution, also its result."""
     count = IMAGES[node.attrs["target"]]
     return (*node.inputs[:count], node) if count == 1 else node.inputs[:count]
 
@@ -110,7 +108,7 @@ def on_cpu(node: Node) -> bool:
 
 
 def is_candidate(node: Node) -> bool:
-    """A plain 2-d convolution, in a dtype that the library of its device has."""
+    """Whether it is a 2-d convolution, not transposed, in a dtype for this layout."""
     if node.attrs["target"] not in IMAGES:
         return False
     spec = images_of(node)[-1].tensor
@@ -120,18 +118,20 @@ def is_candidate(node: Node) -> bool:
         and spec.dtype in DTYPES.get(spec.device.type, ())
         and transposed is False
         and 0 not in spec.sizes
-        and any(one.tensor.strides != format_strides(one.tensor.sizes, "channels_last") for one in images_of(node))
+        and any(
+            image.tensor.strides != format_strides(image.tensor.sizes, "channels_last") for image in images_of(node)
+        )
     )
 
 
 def wants_weight(node: Node) -> bool:
-    """Is the weight copied here? On the GPU, where under autocast the copy is the cast."""
+    """Whether the weight is copied here: on the GPU."""
     weight = node.inputs[IMAGES[node.attrs["target"]]]
     return not on_cpu(node) and any(size != 1 for size in weight.tensor.sizes[2:])
 
 
 def is_heavy(node: Node) -> bool:
-    """On the CPU, a convolution whose weight would be copied, and is much larger than its images."""
+    """Whether, on the CPU, the weight would be copied and is much larger than the images."""
     if node.attrs["target"] != CONVOLUTION or not on_cpu(node):
         return False
     image, weight = node.inputs[:2]
@@ -141,19 +141,19 @@ def is_heavy(node: Node) -> bool:
 
 
 def elements(node: Node) -> int:
-    """How many, with a nominal number for each symbol."""
+    """The number of elements, with a nominal size for each symbol."""
     count: Int = product(node.tensor.sizes)
     return evaluate(count, dict.fromkeys(count.free_symbols(), NOMINAL)) if isinstance(count, Expr) else count
 
 
 class Relayout:
-    """One run: the new node of each old one, and that node's copy in the old layout where it is asked for."""
+    """State of a run: the new node of each old one, and copies in the old layout where needed."""
 
     def __init__(self, graph: Graph, context: PassContext, chosen: set[Node]) -> None:
         self.graph = graph
         self.chosen = chosen
         self.emit = Emit(context.oracle)
-        self.place: dict[Node, Node] = {node: node for node in graph.inputs}
+        self.new: dict[Node, Node] = {node: node for node in graph.inputs}
         self.moved = 0
         self.changes = 0
         self._entered: dict[Node, Node] = {}
@@ -162,13 +162,13 @@ class Relayout:
     def run(self) -> Graph:
         for node in self.graph.nodes:
             self.emit.origin = node.origin
-            self.place[node] = self.placed(node)
-        outputs = tuple([replace(one, value=self.restored(one.value)) for one in self.graph.outputs])
-        return replace(rebuilt(self.graph, self.emit.nodes, self.place), outputs=outputs)
+            self.new[node] = self.relaid(node)
+        outputs = tuple([replace(output, value=self.restored(output.value)) for output in self.graph.outputs])
+        return replace(rebuilt(self.graph, self.emit.nodes, self.new), outputs=outputs)
 
-    def placed(self, node: Node) -> Node:
+    def relaid(self, node: Node) -> Node:
         """`node` on the new inputs."""
-        inputs = tuple([self.place[one] for one in node.inputs])
+        inputs = tuple([self.new[value] for value in node.inputs])
         if node in self.chosen:
             count = IMAGES[node.attrs["target"]]
             if wants_weight(node):
@@ -179,7 +179,7 @@ class Relayout:
         made = self.laid_out(node, inputs)
         if made is not None and same_values(made.spec, node.spec):
             return made
-        return self.emit.append(with_inputs(node, tuple([self.restored(one) for one in node.inputs])))
+        return self.emit.append(with_inputs(node, tuple(map(self.restored, node.inputs))))
 
     def entered(self, image: Node) -> Node:
         """`image` in channels-last layout."""
@@ -197,8 +197,8 @@ class Relayout:
         return self.emit.node("clone", value, strides=strides)
 
     def restored(self, old: Node) -> Node:
-        """The value of `old` in its old layout: a view is taken again of its restored base."""
-        new = self.place[old]
+        """The value of `old` in its old layout; a view becomes a view of its restored base."""
+        new = self.new[old]
         if new.spec == old.spec:
             return new
         if old not in self._restored:
@@ -213,7 +213,7 @@ class Relayout:
         return self.copied(new, old.tensor.strides)
 
     def laid_out(self, node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        """`node` with the strides that its rule gives for the new inputs; None: it has no such rule."""
+        """`node` with the strides of its rule for the new inputs; None without a rule."""
         rule = rule_of(node)
         if rule is None:
             return None
@@ -233,7 +233,7 @@ NodeRule = Callable[[Emit, Node, tuple[Node, ...]], Node]
 
 
 def rule_of(node: Node) -> NodeRule | None:
-    """How `node` is made again on inputs of other strides."""
+    """How `node` is made on inputs of other strides; None if it cannot be."""
     name, kind = node.op.name, node.op.kind
     if name == "aten":
         return library_step if node.attrs["target"] in FOLLOWING and not is_heavy(node) else None
@@ -256,13 +256,13 @@ def view_or_copy(emit: Emit, node: Node, inputs: tuple[Node, ...]) -> Node:
 
 
 def library_step(emit: Emit, node: Node, inputs: tuple[Node, ...]) -> Node:
-    """The same call; its rule predicts the strides of the results."""
+    """The same call, with strides of the results from its rule."""
     args, kwargs = node_arguments(node, inputs)
     return emit.add(node.op, inputs, node.attrs, LIBRARY[node.attrs["target"]](emit, *args, **kwargs))
 
 
 def same_values(new: Spec, old: Spec) -> bool:
-    """Equal but for the strides."""
+    """Whether only strides differ."""
     if isinstance(new, TensorSpec) and isinstance(old, TensorSpec):
         return (new.dtype, new.sizes, new.device) == (old.dtype, old.sizes, old.device)
     if isinstance(new, tuple) and isinstance(old, tuple):

@@ -1,11 +1,11 @@
-"""Computes at compile time what depends on constants only.
+"""Computes at compile time what depends on constants alone.
 
     %1 = constant(value=2.0); %2 = rsqrt(%1)                    =>   constant(value=0.7071...)
     %2 = full(%1, sizes=(4, 8)); %3 = lt(%2, %0)                =>   lt of the number and %0, if the sizes stay
     %1 = iota(length=8, start=0, step=1); %2 = add(%1, 3)       =>   iota(length=8, start=3, step=1)
 
-A pointwise op whose inputs are uniform gives a uniform result: computed once, by the ATen kernel on a tensor of
-one element, and put into a `full` of the right sizes. Numbers are folded, tables are not.
+A pointwise op on uniform inputs has a uniform result: the ATen kernel computes it on a tensor of one element, and
+`full` repeats it. Constant tensors are not folded.
 Needs: a functional graph.  Leaves: nodes without users.
 """
 
@@ -29,8 +29,8 @@ from kiln.graph.passes.uniform import Number, Uniform
 from kiln.graph.prims.table import Kind
 from kiln.tensor.spec import TensorSpec
 
-ONE_IS_ALL = frozenset({"amax", "amin", "any", "all"})
-"""Reductions of a uniform value (not empty) that give the value."""
+IDEMPOTENT = frozenset({"amax", "amin", "any", "all"})
+"""Reductions that return the number of a uniform, non-empty input."""
 
 
 @final
@@ -44,10 +44,10 @@ class ConstantFold:
 
 
 def folded(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
-    """A node that does not compute, or None."""
+    """A constant, or None."""
     if node.op.kind is Kind.POINTWISE:
         return _uniform_pointwise(builder, node, uniform) or _iota_arithmetic(builder, node, uniform)
-    if node.op.name in ONE_IS_ALL:
+    if node.op.name in IDEMPOTENT:
         number = uniform.value(node.inputs[0])
         if number is not None and all(isinstance(size, int) and size for size in node.inputs[0].tensor.sizes):
             return uniform_node(builder, number, node.tensor)
@@ -56,8 +56,8 @@ def folded(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
 
 def _uniform_pointwise(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
     numbers = []
-    for one in node.inputs:
-        number = uniform.value(one)
+    for operand in node.inputs:
+        number = uniform.value(operand)
         if number is None:
             return None
         numbers.append(number)
@@ -66,8 +66,8 @@ def _uniform_pointwise(builder: Builder, node: Node, uniform: Uniform) -> Node |
 
 
 def computed(node: Node, numbers: list[Number]) -> Number | None:
-    """What eager's kernel gives for one element; None where it refuses (a division of integers by zero)."""
-    tensors = [torch.tensor(number, dtype=one.tensor.dtype) for number, one in zip(numbers, node.inputs, strict=True)]
+    """The result of eager's kernel for a single element; None if it raises (integer division by zero)."""
+    tensors = [torch.tensor(number, dtype=x.tensor.dtype) for number, x in zip(numbers, node.inputs, strict=True)]
     spec = TensorSpec(node.tensor.dtype, (), ())
     try:
         result = ATEN_RULES[node.op.name](EagerCall(spec), *tensors, **node.attrs)
@@ -78,14 +78,14 @@ def computed(node: Node, numbers: list[Number]) -> Number | None:
 
 
 def uniform_node(builder: Builder, number: Number, spec: TensorSpec) -> Node | None:
-    """`number` everywhere, where a fresh contiguous tensor may stand."""
+    """`number` repeated; None if a fresh contiguous tensor cannot replace `spec`."""
     made = builder.constant(number, spec.dtype, spec.device)
     if spec.rank:
         made = builder.node("full", made, sizes=spec.sizes)
     return made if can_replace(made.spec, spec) else None
 
 
-# Arithmetic on counters. Only integers: a float counter would round elsewhere.
+# Arithmetic on iotas, integers only: floating point would round differently.
 
 IotaStep = Callable[[int, int, int], tuple[int, int]]
 # fmt: off
@@ -96,7 +96,7 @@ IOTA_STEPS: dict[str, IotaStep] = {  # new start and step
 }
 # fmt: on
 EXACT_COUNTS = {torch.float32: 1 << 24, torch.float64: 1 << 53, torch.int32: 1 << 31, torch.int64: 1 << 62}
-"""Largest magnitude up to which a counter of another dtype is exact."""
+"""Magnitudes below which an iota in another dtype is exact."""
 
 
 def _iota_arithmetic(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
@@ -121,7 +121,7 @@ def _iota_arithmetic(builder: Builder, node: Node, uniform: Uniform) -> Node | N
 
 
 def _is_small(attrs: Mapping[str, object], number: int) -> bool:
-    """No sum or product of these leaves 64 bits."""
+    """Sums and products of these fit into 64 bits."""
     values = (attrs["start"], attrs["step"], number)
     return all(isinstance(value, int) and abs(value) < 1 << 20 for value in values)
 

@@ -4,8 +4,8 @@
     %3 = add(%1, %0)      =>      %4 = mul(%2, %2)
     %4 = mul(%2, %3)
 
-Two nodes are equal when op, inputs and attributes are equal, the op is pure and the specs are equal; inputs of a
-commutative op have no order. Random library ops are never equal.
+Two nodes are equal if op, inputs, attributes and specs are and the op is pure; inputs of a commutative op are
+unordered. Random library ops are never equal.
 Needs: a functional graph.  Keeps: the order of the remaining nodes.
 """
 
@@ -36,35 +36,35 @@ class Cse:
 
 
 def merge_equal_nodes(graph: Graph) -> tuple[Graph, int]:
-    """The graph with each value computed once, and how many nodes went."""
+    """The graph with each value computed once, and how many nodes were removed."""
     first: dict[Hashable, Node] = {}
-    place: dict[Node, Node] = {}
+    replaced: dict[Node, Node] = {}
     kept: list[Node] = []
     for old in graph.nodes:
-        node = with_inputs(old, tuple([place.get(one, one) for one in old.inputs]))
+        node = with_inputs(old, tuple([replaced.get(value, value) for value in old.inputs]))
         key = node_key(node)
         if key is not None:
             found = first.setdefault(key, node)
             if found is not node and found.spec == node.spec:
-                place[old] = found
+                replaced[old] = found
                 continue
         kept.append(node)
         if node is not old:
-            place[old] = node
-    gone = len(graph.nodes) - len(kept)
-    return (rebuilt(graph, kept, place), gone) if gone else (graph, 0)
+            replaced[old] = node
+    removed = len(graph.nodes) - len(kept)
+    return (rebuilt(graph, kept, replaced), removed) if removed else (graph, 0)
 
 
 MIXED = frozenset({"constant", "iota", "aten", "pad"})
-"""Ops with attributes that may be an int in one node and an equal float or bool in another."""
+"""Ops with attributes of mixed types, so that 1, 1.0 and True must be told apart."""
 
 
 def node_key(node: Node) -> Hashable | None:
-    """Equal for nodes that compute the same; None where nothing is known to be equal."""
+    """Equal for nodes that compute the same; None for nodes equal to no other."""
     op = node.op
     if not op.pure or (op.kind is Kind.LIBRARY and is_random(node.attrs["target"])):
         return None
-    inputs = [id(one) for one in node.inputs]
+    inputs = list(map(id, node.inputs))
     if op.commutative:
         inputs.sort()
     attrs: Hashable = None
@@ -75,7 +75,7 @@ def node_key(node: Node) -> Hashable | None:
 
 
 def exact(value: Attr) -> Hashable:
-    """A key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    """A key that distinguishes 1 from 1.0 and True, and 0.0 from -0.0."""
     kind = type(value)
     if isinstance(value, tuple):
         return tuple([exact(part) for part in value])
@@ -86,6 +86,6 @@ def exact(value: Attr) -> Hashable:
 
 @lru_cache(maxsize=1024)
 def is_random(target: str) -> bool:
-    """Does the overload draw random numbers?"""
+    """Whether the overload draws random numbers."""
     tags = getattr(find_overload(target), "tags", ())
     return torch.Tag.nondeterministic_seeded in tags

@@ -1,9 +1,9 @@
-"""Passes over graphs: what they are handed, and the runner (`kiln/support/passes.py` has what all IRs share).
+"""Passes over graphs: their context, and the runner (`kiln/support/passes.py` has what all IRs share).
 
     graph = apply_passes(passes, graph, events)            each pass verified and timed
 
-A pass may replace a value by one whose strides differ in dimensions of size 1, where they address nothing. Outputs of
-the graph must have eager's strides even there, so the runner puts a view behind such an output.
+A pass may replace a value by another with different strides in dimensions of size 1, which do not matter. Outputs of
+the graph must have eager's strides even there, so the runner restores them by a view.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Checks = Literal["none", "structure", "full"]
 @final
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What a pass is handed."""
+    """What passes may know besides the graph."""
 
     oracle: GuardFreeOracle
 
@@ -38,7 +38,7 @@ GraphPass = Pass[Graph, PassContext]
 @final
 @dataclass(frozen=True, slots=True)
 class _KeepsStrides:
-    """A pass behind which outputs have the strides that they had before it."""
+    """A pass that leaves the strides of outputs unchanged."""
 
     inner: GraphPass
 
@@ -59,7 +59,7 @@ def apply_passes(
     env: ShapeEnv | None = None,
     checks: Checks = "structure",
 ) -> Graph:
-    """Run `passes` in order. Each reports an event `pass` with the number of changes and of nodes after it."""
+    """Run `passes` in order; each reports an event `pass` with its changes and the number of nodes."""
     kept = [_KeepsStrides(step) for step in passes]
     rules = RULES if checks == "full" else STRUCTURE
 
@@ -73,16 +73,16 @@ def apply_passes(
 
 
 def with_strides_of(before: Graph, after: Graph, context: PassContext) -> Graph:
-    """`after`, its outputs with the strides that those of `before` have."""
+    """`after`, with the strides of the outputs of `before`."""
     builder = Builder(context.oracle)
     outputs = list(after.outputs)
-    for place, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+    for number, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
         wanted, found = old.value.spec, new.value.spec
         if old.alias is not None or not isinstance(wanted, TensorSpec) or not isinstance(found, TensorSpec):
             continue
         if wanted.strides != found.strides:
             layout = {"sizes": wanted.sizes, "strides": wanted.strides, "offset": found.offset}
-            outputs[place] = replace(new, value=builder.node("as_strided", new.value, **layout))
+            outputs[number] = replace(new, value=builder.node("as_strided", new.value, **layout))
     if not builder.nodes:
         return after
     return replace(after, nodes=[*after.nodes, *builder.nodes], outputs=tuple(outputs))

@@ -1,12 +1,11 @@
-"""The sum of a row that has a number in one place at most is that number.
+"""Replaces the sum of a row with at most one non-zero element by that element.
 
     %3 = eq(iota(50257), %target)              the gradient of a loss with respect to log-probabilities
     %4 = where(%3, %a, 0.0)
     %5 = sum(%4, axes=(1,))          =>        %5 = where(0 <= %target < 50257, %a, 0.0), one per row
 
-Neither `%target` nor `%a` may change along the row; another condition on the row may be joined to the comparison. The
-value is the sum's to the last bit. What is left computes every element from the row's numbers, with no pass over the
-row before.
+`%target` and `%a` must be constant along the row; another condition on the row may be combined with the comparison.
+The result has the same bits. Every element is then computed from values of its row, without an earlier pass over it.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from kiln.symbolic import Int
 @final
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """`value` where `place` is the index and `also`, if any, holds; `dtypes`: what it is converted to, in turn."""
+    """`value` at index `target` if `condition` (where given) holds; then converted to each of `dtypes` in turn."""
 
-    place: Node
-    also: Node | None
+    target: Node
+    condition: Node | None
     value: Node
     dtypes: tuple[torch.dtype, ...]
 
@@ -52,7 +51,7 @@ class OneHotSums:
 
 
 def one_hot_row(node: Node, uniform: Uniform) -> OneHot | None:
-    """What `node` sums along its last axis, if that is such a row."""
+    """The rows that `node` sums along its last axis, if they are one-hot."""
     if node.op.name != "sum" or not node.tensor.dtype.is_floating_point:
         return None
     x = node.inputs[0]
@@ -66,16 +65,16 @@ def one_hot_row(node: Node, uniform: Uniform) -> OneHot | None:
     if x.op.name != "where" or uniform.value(x.inputs[2]) != 0:
         return None
     condition, value, _ = x.inputs
-    for compared, also in _parts(condition):
-        place = _place(compared, length)
-        parts = [one for one in (place, also, value) if one is not None]
-        if place is not None and all(_is_of_a_row(one, rank) for one in parts):
-            return OneHot(place, also, value, tuple(reversed(dtypes)))
+    for comparison, other in _parts(condition):
+        target = _target(comparison, length)
+        parts = [part for part in (target, other, value) if part is not None]
+        if target is not None and all(_is_per_row(part, rank) for part in parts):
+            return OneHot(target, other, value, tuple(reversed(dtypes)))
     return None
 
 
 def _parts(condition: Node) -> Iterator[tuple[Node, Node | None]]:
-    """A condition as a comparison and what is joined to it."""
+    """A condition as a comparison and another condition."""
     yield condition, None
     if condition.op.name == "bitwise_and":
         first, second = condition.inputs
@@ -83,46 +82,46 @@ def _parts(condition: Node) -> Iterator[tuple[Node, Node | None]]:
         yield second, first
 
 
-def _place(compared: Node, length: Int) -> Node | None:
+def _target(comparison: Node, length: Int) -> Node | None:
     """What the index along the last axis is compared with."""
-    if compared.op.name != "eq":
+    if comparison.op.name != "eq":
         return None
-    for index, place in (compared.inputs, compared.inputs[::-1]):
+    for index, target in (comparison.inputs, comparison.inputs[::-1]):
         counts = index.op.name == "iota" and index.attrs["start"] == 0 and index.attrs["step"] == 1
-        if counts and index.attrs["length"] == length and not place.tensor.dtype.is_floating_point:
-            return place
+        if counts and index.attrs["length"] == length and not target.tensor.dtype.is_floating_point:
+            return target
     return None
 
 
-def _is_of_a_row(node: Node, rank: int) -> bool:
-    """One number for each row?"""
+def _is_per_row(node: Node, rank: int) -> bool:
+    """Whether it has a single value for each row."""
     sizes = node.tensor.sizes
     return len(sizes) <= rank and (not sizes or sizes[-1] == 1)
 
 
 def number_of(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
-    """The number in place of the sum; `node` has new inputs where those were rewritten, so it is looked at again."""
+    """The replacement of the sum; matched again, as the inputs of `node` may have been rewritten."""
     row = one_hot_row(node, uniform)
     length = node.inputs[0].tensor.sizes[-1]
     if row is None or not isinstance(length, int):
         return None
-    place = row.place.tensor
+    spec = row.target.tensor
 
     def number(value: float, dtype: torch.dtype) -> Node:
-        return builder.constant(value, dtype, place.device)
+        return builder.constant(value, dtype, spec.device)
 
     inside = builder.node(
         "bitwise_and",
-        builder.node("ge", row.place, number(0, place.dtype)),
-        builder.node("lt", row.place, number(length, place.dtype)),
+        builder.node("ge", row.target, number(0, spec.dtype)),
+        builder.node("lt", row.target, number(length, spec.dtype)),
     )
-    if row.also is not None:
-        inside = builder.node("bitwise_and", inside, row.also)
+    if row.condition is not None:
+        inside = builder.node("bitwise_and", inside, row.condition)
     made = builder.node("where", inside, row.value, number(0.0, row.value.tensor.dtype))
     for dtype in row.dtypes:
         made = builder.node("convert", made, dtype=dtype)
     if made.tensor.dtype is not node.tensor.dtype or made.tensor.sizes != (*node.tensor.sizes, 1):
         return None
-    made = builder.node("add", made, number(0.0, made.tensor.dtype))  # -0.0 and zeros add up to 0.0
+    made = builder.node("add", made, number(0.0, made.tensor.dtype))  # a sum of -0.0 and zeros is 0.0
     made = builder.node("select", made, axis=made.tensor.rank - 1, index=0)
     return made if can_replace(made.spec, node.spec) else None

@@ -1,13 +1,13 @@
-"""Patterns and rules as data.
+"""Patterns and rewrite rules as data.
 
     x, k = var("x"), const("k")
     RewriteRule("neg_neg", -(-x), x)
     RewriteRule("permute_permute", op.permute(op.permute(x, dims=attr("p")), dims=attr("q")),
                             op.permute(x, dims=computed(compose, "p", "q")))
 
-In a pattern `var` matches any value (twice the same name: the same node), a number every uniform value that is
-that number, `const` any uniform value, `attr` any attribute. A commutative op matches both ways. A replacement
-takes the place only if its spec is that of the pattern: sizes, dtype, device and strides.
+In a pattern, `var` matches any value (for equal names, the same node), a number every uniform value equal to it,
+`const` any uniform value, `attr` any attribute. Commutative ops match in both orders. A replacement is only made if it
+has the spec of the pattern: sizes, dtype, device and strides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kiln.tensor.spec import Spec, TensorSpec
 
 
 class Pattern:
-    """Base of what can be matched and built; Python's operators make patterns of primitive ops."""
+    """Base of patterns; Python's operators make patterns of primitive ops."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ AttrPattern = Union["AttrVar", "Computed", Attr]
 @final
 @dataclass(frozen=True, slots=True)
 class Var(Pattern):
-    """Any value."""
+    """Matches any value."""
 
     name: str
 
@@ -65,7 +65,7 @@ class Var(Pattern):
 @final
 @dataclass(frozen=True, slots=True)
 class ConstVar(Pattern):
-    """Any uniform value; in a replacement the same number."""
+    """Matches any uniform value; in a replacement, its number."""
 
     name: str
 
@@ -73,7 +73,7 @@ class ConstVar(Pattern):
 @final
 @dataclass(frozen=True, slots=True)
 class Literal(Pattern):
-    """One number."""
+    """A number."""
 
     value: Number
 
@@ -89,7 +89,7 @@ class AttrVar:
 @final
 @dataclass(frozen=True, slots=True)
 class Computed(Pattern):
-    """In a replacement: an attribute, or a number, from what was matched. None: the rule does not apply."""
+    """In a replacement: an attribute or number computed from the match. None: the rule does not apply."""
 
     function: Callable[..., Attr]
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Computed(Pattern):
 @final
 @dataclass(frozen=True, slots=True)
 class Apply(Pattern):
-    """A primitive op; attributes are values, `AttrVar` or `Computed`. No attributes in a pattern: any."""
+    """A primitive op; attributes are values, `AttrVar` or `Computed`. Attributes left out match anything."""
 
     name: str
     inputs: tuple[Pattern, ...]
@@ -122,7 +122,7 @@ def computed(function: Callable[..., Attr], *names: str) -> Computed:
 
 
 def apply(name: str, *inputs: PatternLike, **attrs: AttrPattern) -> Apply:
-    wrapped = tuple([one if isinstance(one, Pattern) else Literal(one) for one in inputs])
+    wrapped = tuple([part if isinstance(part, Pattern) else Literal(part) for part in inputs])
     return Apply(name, wrapped, tuple(attrs.items()))
 
 
@@ -143,19 +143,19 @@ Condition = Callable[["Match"], bool]
 @final
 @dataclass(frozen=True, slots=True)
 class RewriteRule:
-    """`replacement` for `pattern` where `only_if` holds of the match."""
+    """`replacement` for `pattern` if `only_if` holds for the match."""
 
     name: str
     pattern: Apply
     replacement: Pattern
     only_if: Condition | None = None
     needs: frozenset[str] = field(init=False)
-    """What must be among the inputs of a node: ops by name, "number" for a uniform value."""
+    """Required among the inputs of a node: names of ops, or "number" for a uniform value."""
 
     def __post_init__(self) -> None:
         parts = self.pattern.inputs
-        needs = {one.name for one in parts if isinstance(one, Apply)}
-        if any(isinstance(one, Literal | ConstVar) for one in parts):
+        needs = {part.name for part in parts if isinstance(part, Apply)}
+        if any(isinstance(part, Literal | ConstVar) for part in parts):
             needs.add("number")
         object.__setattr__(self, "needs", frozenset(needs))
 
@@ -180,7 +180,7 @@ class RuleSet:
 @final
 @dataclass(slots=True)
 class Match:
-    """A pattern on a node: nodes of variables, numbers of constants, values of attributes."""
+    """A match of a pattern: nodes of variables, numbers of constants, values of attributes."""
 
     root: Node
     uniform: Uniform
@@ -189,14 +189,14 @@ class Match:
     attrs: dict[str, Attr] = field(default_factory=dict)
 
     def bound(self, name: str) -> Attr | Spec:
-        """The number or attribute called `name`, or the spec of that variable."""
+        """The number, the attribute, or the spec of the variable called `name`."""
         if name in self.numbers:
             return self.numbers[name]
         return self.attrs[name] if name in self.attrs else self.nodes[name].spec
 
 
 def match(rule: RewriteRule, node: Node, uniform: Uniform) -> Match | None:
-    """How `rule` fits `node`, if it does."""
+    """The match of `rule` on `node`, if there is one."""
     for inputs in _orders(node):
         found = Match(node, uniform)
         if _match_apply(rule.pattern, node, inputs, found) and (rule.only_if is None or rule.only_if(found)):
@@ -214,7 +214,7 @@ def _match_apply(pattern: Apply, node: Node, inputs: tuple[Node, ...], found: Ma
     return (
         len(inputs) == len(pattern.inputs)
         and all(_match_attr(expected, node.attrs.get(key), found) for key, expected in pattern.attrs)
-        and all(_match(part, one, found) for part, one in zip(pattern.inputs, inputs, strict=True))
+        and all(_match(part, operand, found) for part, operand in zip(pattern.inputs, inputs, strict=True))
     )
 
 
@@ -247,10 +247,7 @@ def _match_attr(expected: AttrPattern, actual: Attr, found: Match) -> bool:
 
 
 def build(rule: RewriteRule, found: Match, builder: Builder) -> Node | None:
-    """The replacement, or None where it would differ in sizes, dtype, device or strides.
-
-    On None, what was begun stays in the builder as dead code.
-    """
+    """The replacement, or None if its sizes, dtype, device or strides differ; dead nodes may stay in the builder."""
     try:
         new = _build(rule.replacement, found, builder)
     except (NotApplicable, ShapeMismatch, DeviceMismatch, ImpossibleView, UnknownRelation):
@@ -267,11 +264,11 @@ def _build(pattern: Pattern, found: Match, builder: Builder) -> Node | None:
             spec = found.root.tensor
             return None if number is None else builder.constant(number, spec.dtype, spec.device)
         case Apply(name, inputs, attrs):
-            nodes = [_build(one, found, builder) for one in inputs]
+            nodes = [_build(part, found, builder) for part in inputs]
             values = {key: _attr_value(value, found) for key, value in attrs}
-            if any(one is None for one in nodes):
+            if any(node is None for node in nodes):
                 return None
-            return builder.node(name, *[one for one in nodes if one is not None], **values)
+            return builder.node(name, *[node for node in nodes if node is not None], **values)
     raise TypeError(f"not a pattern: {pattern!r}")
 
 
@@ -303,7 +300,7 @@ def _attr_value(value: AttrPattern, found: Match) -> Attr:
 
 
 def can_replace(new: Spec, old: Spec) -> bool:
-    """May a value of spec `new` stand where `old` was? Strides of size-1 dimensions do not count."""
+    """Whether `new` can replace a value of spec `old`; strides of size-1 dimensions may differ."""
     if new is old or new == old:
         return True
     return (

@@ -1,4 +1,8 @@
-"""The passes, in order, and why in this order."""
+"""The passes in order, with the reason for each order.
+
+run_passes(graph, events)                           GRAPH_PASSES, on a graph that is lowered
+run_passes(joint, events, passes=JOINT_PASSES)      before the partition
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
     ChannelsLast(),
     DeadCode(),
 )
-"""On the joint graph, before it is cut."""
+"""On the joint graph, before the partition."""
 
-CUT_PASSES: tuple[GraphPass, ...] = (UnfuseBias(), AlignProducts())
-"""On a forward that was just cut: what lays out values that may be saved."""
+FORWARD_PASSES: tuple[GraphPass, ...] = (UnfuseBias(), AlignProducts())
+"""On a forward after the partition: passes that change the layout of values that may be saved."""
 
 GRAPH_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
@@ -51,25 +55,25 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
 # fmt: off
 check_order(
     GRAPH_PASSES,
-    before("constant-fold", "simplify",         because="rules look for numbers"),
-    before("simplify",      "cse",              because="two chains of views may become one"),
-    before("cse",           "one-hot-sums",     because="it looks for one index and one condition"),
+    before("constant-fold", "simplify",         because="rules match numbers"),
+    before("simplify",      "cse",              because="different chains of views may become equal"),
+    before("cse",           "one-hot-sums",     because="it matches a single index and condition"),
     before("one-hot-sums",  "dead-code",        because="the rows have no reader"),
-    before("cse",           "add-embedding",    because="it looks at all readers of a table"),
+    before("cse",           "add-embedding",    because="it needs all readers of a table"),
     before("add-embedding", "dead-code",        because="the replaced table has no reader"),
-    before("cse",           "unfuse-bias",      because="it looks at all readers of a product"),
+    before("cse",           "unfuse-bias",      because="it needs all readers of a product"),
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
-    before("cse",           "align-products",   because="products that share an operand share its padding"),
-    before("unfuse-bias",   "align-products",   because="a bias that is added in a loop needs no padding"),
-    before("align-products", "dead-code",       because="a value that exists padded may have no other reader"),
-    before("align-products", "separate-outputs", because="a result that it copies has memory of its own"),
-    before("cse",           "channels-last",    because="one value is copied once"),
+    before("cse",           "align-products",   because="products with a common operand share its padding"),
+    before("unfuse-bias",   "align-products",   because="a bias added in a loop needs no padding"),
+    before("align-products", "dead-code",       because="a padded value may have no other reader"),
+    before("align-products", "separate-outputs", because="an output that it copies has its own memory"),
+    before("cse",           "channels-last",    because="each value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
-    before("channels-last", "pool-channels-last", because="pools between convolutions follow them"),
+    before("channels-last", "pool-channels-last", because="pools between convolutions take their layout"),
     before("pool-channels-last", "dead-code",   because="the replaced call has no reader"),
-    before("channels-last", "dead-code",        because="what stays in the old layout leaves unread copies"),
-    before("channels-last", "separate-outputs", because="an output that it copies has memory of its own"),
-    before("dead-code",     "separate-outputs", because="it must see what is left"),
+    before("channels-last", "dead-code",        because="it leaves copies without readers"),
+    before("channels-last", "separate-outputs", because="an output that it copies has its own memory"),
+    before("dead-code",     "separate-outputs", because="it must see only live values"),
 )
 # fmt: on
 
@@ -82,5 +86,5 @@ def run_passes(
     checks: Checks = "structure",
     passes: tuple[GraphPass, ...] = GRAPH_PASSES,
 ) -> Graph:
-    """The graph that is lowered. `env` tells what is known of symbols; without it rules that ask do not apply."""
+    """The graph after `passes`. Without `env`, rules that need facts about symbols do not apply."""
     return apply_passes(passes, graph, events, env=env, checks=checks)

@@ -1,4 +1,4 @@
-"""Max pooling on the CPU in the layout in which the library works on vectors.
+"""Runs max pooling on the CPU channels last, where ATen is vectorised.
 
     %1, %2 = aten.max_pool2d_with_indices.default(%0, [3, 3], [2, 2], [1, 1])
                                 =>
@@ -6,9 +6,9 @@
     %4, %5 = aten.max_pool2d_with_indices.default(%3, ...)
     %1 = clone(%4, strides=...); %2 = clone(%5, strides=...)
 
-On contiguous images ATen goes through each window number by number; on channels-last ones through all channels at
-once, and both give the same maxima and the same indices. The copies join the kernels beside them.
-Where convolutions are laid out anew (`channels_last.py`) nothing is left to do.
+On contiguous images ATen visits each window element by element, on channels-last images all channels at once; maxima
+and indices are equal. The copies fuse with neighbouring kernels.
+Pools next to convolutions already have this layout (`channels_last.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from kiln.symbolic import is_static, product
 
 POOL = "aten.max_pool2d_with_indices.default"
 LEAST_CHANNELS = 16
-"""A vector of them; with fewer the lanes stay empty."""
+"""A vector; with fewer channels, lanes are idle."""
 LEAST_ELEMENTS = 1 << 16
-"""Of the argument: below it two more launches cost what is gained."""
+"""Of the argument: below this, two more launches cost what is gained."""
 
 
 @final
@@ -50,18 +50,18 @@ class PoolChannelsLast:
         made: dict[Node, Node] = {}
 
         def relaid(builder: Builder, node: Node) -> Node:
-            (pool,), place = node.inputs, node.attrs["index"]
+            (pool,), number = node.inputs, node.attrs["index"]
             if pool not in made:
                 made[pool] = pooled(builder, pool, Emit(context.oracle))
             new = made[pool]
-            part = builder.add(PRIMS["item"], (new,), node.attrs, new.spec[place])  # type: ignore[index]
+            part = builder.add(PRIMS["item"], (new,), node.attrs, new.spec[number])  # type: ignore[index]
             return builder.node("clone", part, strides=node.tensor.strides)
 
         return rewrite(graph, relaid, context.oracle, only=chosen)
 
 
 def is_candidate(node: Node) -> bool:
-    """Pooling of contiguous images with enough channels on the CPU."""
+    """Whether it pools contiguous images with enough channels on the CPU."""
     if node.op.kind is not Kind.LIBRARY or node.attrs["target"] != POOL:
         return False
     spec = node.inputs[0].tensor
@@ -72,7 +72,7 @@ def is_candidate(node: Node) -> bool:
 
 
 def pooled(builder: Builder, node: Node, emit: Emit) -> Node:
-    """The same call on a copy in the other layout; its rule predicts the strides of the results."""
+    """The same call on a channels-last copy, with strides of the results from its rule."""
     (image,) = node.inputs
     copy = builder.node("clone", image, strides=format_strides(image.tensor.sizes, "channels_last"))
     args, _ = node_arguments(node, (copy,))

@@ -1,11 +1,10 @@
-"""Gives every output memory of its own, with the strides that eager gives it.
+"""Gives every output its own memory, as in eager.
 
     return %0, %2, %2                   %3 = clone(%0); %4 = clone(%2)
                                 =>      return %3, %2, %4
 
-Eager returns a fresh tensor for `x * 1` and two tensors for two equal sums; after simplification both are one
-value. An output that says so (`Output.alias`) shares memory on purpose and stays. A written value may be anything:
-it is copied into the input anyway.
+Eager returns a fresh tensor for `x * 1`, and two tensors for two equal sums; simplification makes each a single value.
+An alias (`Output.alias`) shares memory on purpose. Written values are copied into the input anyway.
 Needs: to be the last pass that replaces values.
 """
 
@@ -31,7 +30,9 @@ class SeparateOutputs:
         taken: set[Node] = set()
         copies: list[Node] = []
         outputs = list(graph.outputs)
-        shared = {one.alias.index for one in outputs if one.alias is not None and one.alias.of == "output"}
+        shared = {
+            alias.index for alias in [output.alias for output in outputs] if alias is not None and alias.of == "output"
+        }
         for index, output in enumerate(outputs):
             if output.alias is not None:
                 continue
@@ -48,7 +49,7 @@ class SeparateOutputs:
 
 
 def shared_views(graph: Graph) -> set[Node]:
-    """The views on the way from memory that outputs share to the first of them: what is shared is what they view."""
+    """The views from memory that outputs share to the first of these outputs."""
     found: set[Node] = set()
     for output in graph.outputs:
         if output.alias is None or output.alias.of == "input":
@@ -61,7 +62,7 @@ def shared_views(graph: Graph) -> set[Node]:
 
 
 def is_outside(node: Node) -> bool:
-    """Memory that is there before the graph runs, or for longer."""
+    """Whether its memory outlives the graph."""
     return node.op.name in ("input", "constant_tensor")
 
 
@@ -74,7 +75,7 @@ def fresh_copy(node: Node) -> Node:
 
 
 def copied_with_base(node: Node) -> list[Node]:
-    """A copy of the whole memory that `node` views, and the same views of it: other outputs are views of it too."""
+    """A copy of the base of `node` and the same views of it, as other outputs are views of the base too."""
     chain: list[Node] = []
     while node.op.kind is Kind.VIEW:
         chain.append(node)

@@ -1,9 +1,9 @@
-"""Applies rules to every node until none fits.
+"""Applies rewrite rules to every node until none matches.
 
     %2 = neg(%0); %3 = neg(%2); %4 = mul(%3, 1.0)      =>      %0
 
-Needs: a functional graph.  Leaves: replaced nodes without users, and outputs that may be inputs now;
-`dead-code` and `separate-outputs` come after.
+Needs: a functional graph.  Leaves: nodes without users, and outputs that may be inputs, for `dead-code` and
+`separate-outputs`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kiln.graph.passes.separate_outputs import shared_views
 from kiln.graph.passes.uniform import Uniform
 
 MOST_STEPS = 16
-"""Rules applied to one node at most; a cycle of rules would be a fault of theirs."""
+"""Rules applied to a node at most, in case rules form a cycle."""
 
 
 @final
 @dataclass(frozen=True)
 class Simplify:
-    """`rule_sets` in the order in which their rules are tried."""
+    """`rule_sets`: in the order in which their rules are tried."""
 
     rule_sets: tuple[RuleSet, ...]
     name: str = "simplify"
@@ -45,7 +45,7 @@ class Simplify:
         return rewrite(graph, lambda builder, node: self.simplified(builder, node, uniform), context.oracle, only)
 
     def simplified(self, builder: Builder, node: Node, uniform: Uniform) -> Node | None:
-        """What `node` becomes, or None."""
+        """The replacement of `node`, or None."""
         current = node
         for _ in range(MOST_STEPS):
             new = self.step(builder, current, uniform)
@@ -58,11 +58,11 @@ class Simplify:
         rules = self.by_root.get(node.op.name)
         if rules is None:
             return None
-        there = {one.op.name for one in node.inputs}
-        if any(uniform.value(one) is not None for one in node.inputs):
-            there.add("number")
+        present = {operand.op.name for operand in node.inputs}
+        if any(uniform.value(operand) is not None for operand in node.inputs):
+            present.add("number")
         for rule in rules:
-            if rule.needs <= there:
+            if rule.needs <= present:
                 found = match(rule, node, uniform)
                 if found is not None and (new := build(rule, found, builder)) is not None:
                     return new

@@ -1,11 +1,11 @@
-"""Takes the bias out of a matrix product when a pointwise op follows and can add it for nothing.
+"""Separates the bias from a matrix product if a following pointwise op can add it for free.
 
     %3 = aten.addmm.default(%b, %x, %w)             %3 = aten.mm.default(%x, %w)
     %4 = mul(%3, ...)                       =>      %5 = add(%3, %b)
-                                                    %4 = mul(%5, ...)       one kernel with the add
+                                                    %4 = mul(%5, ...)       a kernel with the add
 
-`addmm` first copies the bias into the result and then reads it there. Readers are looked for behind views. Where a
-library op reads the result (attention, the next product), it stays: the sum would be a tensor to write.
+`addmm` first copies the bias into the result and reads it back. Views are looked through. If a library op reads the
+result (attention, the next product), it stays, as the sum would be another tensor to write.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class UnfuseBias:
             return graph, 0
         users = users_of(graph)
         chosen = {node for node in graph.nodes if is_candidate(node, users)}
-        # Of an output (or a value saved for the backward) the sum would be one more tensor to write.
+        # For an output (or a value saved for the backward) the sum would be another tensor to write.
         chosen.difference_update([base_of(root) for root in graph.roots()])
         return rewrite(graph, unfused, context.oracle, only=chosen)
 
 
 def is_candidate(node: Node, users: Users) -> bool:
-    """A plain product with bias that fusible ops read: one directly, or behind views nothing but them."""
+    """Whether it is a plain product with bias that a fusible op reads, or only fusible ops through views."""
     attrs = node.attrs
     return (
         node.op.kind is Kind.LIBRARY
@@ -54,7 +54,7 @@ def is_candidate(node: Node, users: Users) -> bool:
 
 
 def only_fusible(node: Node, users: Users) -> bool:
-    """Are there readers behind views of `node`, and all of them fusible?"""
+    """Whether `node` has readers, looking through views, and all are fusible."""
     pending, found = [node], False
     while pending:
         for user in users[pending.pop()]:

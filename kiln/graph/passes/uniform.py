@@ -1,4 +1,4 @@
-"""Which values are one number in every element.
+"""Uniform values: the same number in every element.
 
 %1 = constant(value=1.0); %2 = full(%1, sizes=(4, 8)); %3 = permute(%2, dims=(1, 0))      all are 1.0
 """
@@ -13,12 +13,12 @@ from kiln.graph.prims.table import Kind
 Number = int | float | bool | complex
 
 SAME_ELEMENTS = frozenset({"full", "clone", "reshape", "flip"})
-"""Ops other than views whose elements are those of the first input."""
+"""Ops other than views that rearrange elements of the first input."""
 
 
 @final
 class Uniform:
-    """Remembers what it was asked."""
+    """A memo of `value`."""
 
     def __init__(self) -> None:
         self._known: dict[Node, Number | None] = {}
@@ -39,11 +39,11 @@ class Uniform:
         if found is None and node.op.name == "constant":
             value = node.attrs["value"]
             found = value if isinstance(value, Number) else None
-        for one in chain:
-            self._known[one] = found
+        for other in chain:
+            self._known[other] = found
         return found
 
 
 def same_number(left: Number, right: Number) -> bool:
-    """Equal, and zeros of the same sign. NaN is equal to nothing."""
+    """Equal, with zeros of the same sign; NaN equals nothing."""
     return left == right and (left != 0 or str(complex(left)) == str(complex(right)))

@@ -1,9 +1,9 @@
 # ruff: noqa: E501
-"""Rules on views and copies: chains become one step, steps that change nothing go.
+"""Rewrite rules for views and copies: chains become a single step, identities are removed.
 
 %2 = permute(%1, dims=(1, 0)); %3 = permute(%2, dims=(1, 0))                  =>   %1
-%2 = slice_scatter(%0, %1, <place>); %3 = slice(%2, <place>)                  =>   %1
-%1 = clone(%0, strides=None), where %0 is laid out so already                 =>   %0
+%2 = slice_scatter(%0, %1, <slice>); %3 = slice(%2, <slice>)                  =>   %1
+%1 = clone(%0, strides=None), if %0 is contiguous                             =>   %0
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def same_axis(match: Match) -> bool:
 
 
 def is_whole(match: Match) -> bool:
-    """The slice takes everything."""
+    """The slice is the whole dimension."""
     spec: TensorSpec = match.nodes["x"].tensor
     axis = match.attrs["axis"]
     assert isinstance(axis, int)
@@ -36,14 +36,14 @@ def is_whole(match: Match) -> bool:
 
 
 def is_packed(match: Match) -> bool:
-    """The elements of x stand in order, so that a view can have any sizes."""
+    """x is contiguous, so that a view can have any sizes."""
     return match.nodes["x"].tensor.is_contiguous()
 
 
-PLACE = {"axis": axis, "start": start, "stop": stop, "step": step}
-SPOT = {"axis": axis, "index": index}
+SLICE = {"axis": axis, "start": start, "stop": stop, "step": step}
+SELECT = {"axis": axis, "index": index}
 
-# A replacement whose strides or offset would differ does not apply (`can_replace`): what reads it relies on them.
+# A replacement with other strides or offset does not apply (`can_replace`), as readers depend on them.
 # fmt: off
 VIEWS = RuleSet(
     #    name                     pattern                                                   replacement      only if
@@ -59,7 +59,7 @@ VIEWS = RuleSet(
     RewriteRule("squeeze_nothing",       op.squeeze(x, axes=()),                                   x),
     RewriteRule("squeeze_unsqueeze",     op.squeeze(op.unsqueeze(x, axis=axis), axes=q),           x,               same_axis),
     RewriteRule("unsqueeze_squeeze",     op.unsqueeze(op.squeeze(x, axes=q), axis=axis),           x,               same_axis),
-    RewriteRule("slice_whole",           op.slice(x, **PLACE),                                     x,               is_whole),
+    RewriteRule("slice_whole",           op.slice(x, **SLICE),                                     x,               is_whole),
     RewriteRule("reshape_reshape",       op.reshape(op.reshape(x), sizes=q),                       op.reshape(x, sizes=q)),
     RewriteRule("reshape_view",          op.reshape(op.view(x), sizes=q),                          op.reshape(x, sizes=q)),
     RewriteRule("reshape_packed",        op.reshape(x, sizes=q),                                   op.view(x, sizes=q), is_packed),
@@ -68,11 +68,11 @@ VIEWS = RuleSet(
     RewriteRule("reshape_clone",         op.reshape(op.clone(x), sizes=q),                         op.reshape(x, sizes=q)),
     RewriteRule("cat_one",               op.cat(x),                                                x),
     RewriteRule("flip_nothing",          op.flip(x, axes=()),                                      x),
-    RewriteRule("slice_of_scatter",      op.slice(op.slice_scatter(x, y, **PLACE), **PLACE),       y),
-    RewriteRule("select_of_scatter",     op.select(op.select_scatter(x, y, **SPOT), **SPOT),       y),
-    RewriteRule("scatter_own_slice",     op.slice_scatter(x, op.slice(x, **PLACE), **PLACE),       x),
-    RewriteRule("scatter_own_select",    op.select_scatter(x, op.select(x, **SPOT), **SPOT),       x),
-    RewriteRule("slice_scatter_twice",   op.slice_scatter(op.slice_scatter(x, y, **PLACE), z, **PLACE), op.slice_scatter(x, z, **PLACE)),
-    RewriteRule("select_scatter_twice",  op.select_scatter(op.select_scatter(x, y, **SPOT), z, **SPOT), op.select_scatter(x, z, **SPOT)),
+    RewriteRule("slice_of_scatter",      op.slice(op.slice_scatter(x, y, **SLICE), **SLICE),       y),
+    RewriteRule("select_of_scatter",     op.select(op.select_scatter(x, y, **SELECT), **SELECT),       y),
+    RewriteRule("scatter_own_slice",     op.slice_scatter(x, op.slice(x, **SLICE), **SLICE),       x),
+    RewriteRule("scatter_own_select",    op.select_scatter(x, op.select(x, **SELECT), **SELECT),       x),
+    RewriteRule("slice_scatter_twice",   op.slice_scatter(op.slice_scatter(x, y, **SLICE), z, **SLICE), op.slice_scatter(x, z, **SLICE)),
+    RewriteRule("select_scatter_twice",  op.select_scatter(op.select_scatter(x, y, **SELECT), z, **SELECT), op.select_scatter(x, z, **SELECT)),
 )
 # fmt: on
