@@ -29,4 +29,19 @@ def assert_like_eager(compiled: Callable[..., Any], program: Callable[..., Any],
         assert isinstance(actual, Exception), f"eager raises {expected!r}, compiled gives {actual[0]}"
         assert isinstance(actual, type(expected)), f"eager raises {expected!r}, compiled {actual!r}"
         return
-    torch.testing.assert_close(actual, expected, equal_nan=True)
+    assert_same(actual, expected)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Equal trees of tensors and plain values; of other objects the classes count."""
+    assert type(actual) is type(expected)
+    if isinstance(expected, list | tuple):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert_same(list(actual.items()), list(expected.items()))
+    elif isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    elif isinstance(expected, str | int | float | complex | bytes):
+        assert actual == expected or actual != actual

@@ -87,3 +87,43 @@ def test_a_view_that_eager_refuses() -> None:
     compiled = kiln.compile(program)
     for rows, columns in ((2, 3), (1, 3), (4, 3), (3, 1), (1, 1)):
         assert_like_eager(compiled, program, torch.arange(float(rows * columns)).reshape(rows, columns).t())
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1.0])
+def test_deviation_beyond_the_squares_of_float32(scale: float) -> None:
+    for program in (torch.std, torch.std_mean, lambda x: x[None].std(1)):
+        assert_like_eager(kiln.compile(program), program, torch.tensor([1.0, 2.0, 3.0]) * scale)
+
+
+HALF = torch.tensor([10.0, -10.0, 9.9375, 0.30078125, 0.1, -0.3, 0.0])
+STEPS = {
+    "threshold": lambda x: torch.nn.functional.threshold(x, 9.99, 20.1),
+    "threshold_near_zero": lambda x: torch.nn.functional.threshold(x, 0.3, 20.1),
+    "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -0.1, 0.1),
+    "hardshrink": lambda x: torch.nn.functional.hardshrink(x, 0.3),
+    "floor_divide": lambda x: x // 9.99,
+    "floor_div": lambda x: torch.div(x, 0.1, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_number_is_not_rounded_before_it_is_compared(name: str, dtype: torch.dtype) -> None:
+    x, grads = HALF.to(dtype), []
+    assert_like_eager(kiln.compile(STEPS[name]), STEPS[name], x)
+    if "div" not in name:
+        for function in (STEPS[name], kiln.compile(STEPS[name])):
+            leaf = x.clone().requires_grad_()
+            function(leaf).sum().backward()
+            grads.append(leaf.grad)
+        assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_shifts_by_more_than_the_width(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x >> y, x << y, x >> 9, x >> 8
+
+    x = torch.arange(-100, 156).to(dtype)
+    for shift in (0, 1, 7, 8, 9, 31, 64, 100):
+        assert_like_eager(kiln.compile(program), program, x, torch.full_like(x, shift))

@@ -296,6 +296,8 @@ class Counters:
 
     frames: int = 0
     steps: int = 0
+    consumed: int = 0
+    """How often something other than its own instruction advanced an iterator that the program may hold."""
     repeated_steps: int = 0
     unguarded: int = 0
     resume_functions: int = 0

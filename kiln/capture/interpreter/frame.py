@@ -136,8 +136,8 @@ class SymbolicFrame:
     """The frame of one call."""
 
     __slots__ = (
-        *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "ip", "at", "kwnames", "parent"),
-        *("number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
+        *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
+        *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
         *("is_generator", "finished"),
     )
 
@@ -156,6 +156,7 @@ class SymbolicFrame:
         self.cells: dict[str, Any] = {}
         self.stack: list[Value | None] = []
         self.saved: list[Value | None] = []
+        self.consumed = 0
         self.ip = 0
         self.at = 0
         self.kwnames: tuple[str, ...] = ()
@@ -209,12 +210,12 @@ class SymbolicFrame:
             state.counters.steps += self.step - start
 
     def _steps(self) -> None:
-        rows, stack = self.rows, self.stack
+        rows, stack, counters = self.rows, self.stack, self.state.counters
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
             if breaks:
-                self.saved = stack.copy()
+                self.saved, self.consumed = stack.copy(), counters.consumed
             self.ip = at + 1
             self.step += 1
             handler(self, arg)
@@ -227,6 +228,7 @@ class SymbolicFrame:
             handler, arg, breaks = rows[at]
             if breaks:
                 self.saved = self.stack.copy()
+            self.consumed = self.state.counters.consumed
             self.step += 1
             stop = stops.get((self.number, self.step))
             if stop is not None:
@@ -243,6 +245,9 @@ class SymbolicFrame:
             stop.args = (stop.render(),)
         if stop.frames and not stop.frames[-1].resumable:
             stop.frames = []
+            stop.resumable = False
+        elif not stop.frames and self.consumed != self.state.counters.consumed:
+            # The instruction has taken items from iterators: begin again and break in front of it.
             stop.resumable = False
         stop.frames.append(self)
 

@@ -156,13 +156,16 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         attempts.insert(-2, attempts.pop())
     for owner, name, other in attempts:
         found = s.classes.lookup(owner.python_type(), name)
+        opposite = name == "__ne__" and found is not None and found[0] is object
+        if opposite:  # object's own `__ne__` asks `__eq__`
+            name, found = "__eq__", s.classes.lookup(owner.python_type(), "__eq__")
         if found is None or found[0] is object:
             continue
         if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
             continue  # numbers leave anything but numbers to the other operand
         result = s.call_special(owner, name, [other], {})
         if not (result.is_constant and result.real() is NotImplemented):
-            return result
+            return Constant(not result.truth(s)) if opposite else result
     if function in (operator.eq, operator.ne):
         return Constant(same(s, left, right) is (function is operator.eq))
     kinds = f"'{left.type_name()}' and '{right.type_name()}'"

@@ -49,17 +49,20 @@ def hardtanh(e: Emit, x: Node, min_val: Number = -1, max_val: Number = 1) -> Nod
 
 
 @decompose("hardtanh_backward.default")
+@widened
 def hardtanh_backward(e: Emit, grad: Node, x: Node, min_val: Number, max_val: Number) -> Node:
     p = e.pointwise
     return zero_where(e, p("bitwise_or", p("le", x, min_val), p("ge", x, max_val)), grad)
 
 
 @decompose("threshold.default")
+@widened
 def threshold(e: Emit, x: Node, threshold: Number, value: Number) -> Node:
     return e.pointwise("where", e.pointwise("le", x, threshold), number_like(e, value, x), x)
 
 
 @decompose("threshold_backward.default")
+@widened
 def threshold_backward(e: Emit, grad: Node, x: Node, threshold: Number) -> Node:
     return zero_where(e, e.pointwise("le", x, threshold), grad)
 

@@ -47,7 +47,6 @@ SAME_BINARY = {  # ATen name: primitive
     "__lshift__.Tensor": "shift_left", "__lshift__.Scalar": "shift_left",
     "__rshift__.Tensor": "shift_right", "__rshift__.Scalar": "shift_right",
     "nextafter.default": "nextafter", "hypot.default": "hypot",
-    "floor_divide.default": "floor_div", "floor_divide.Scalar": "floor_div",
 }
 FLOAT_BINARY = {
     "div.Tensor": "div", "div.Scalar": "div", "atan2.default": "atan2",
@@ -165,7 +164,17 @@ def rsub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
 @decompose("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(e: Emit, x: Operand, y: Operand, *, rounding_mode: str | None) -> Node:
     prim = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
-    return e.pointwise(prim, *promoted(e, x, y, floating=rounding_mode is None))
+    left, right = promoted(e, x, y, floating=rounding_mode is None)
+    if prim == "div" or left.tensor.dtype not in OPMATH or isinstance(y, Node):
+        return e.pointwise(prim, left, right)
+    # By a number: eager does not round it first, which would move the steps.
+    wide = OPMATH[left.tensor.dtype]
+    return e.convert(e.pointwise(prim, e.convert(left, wide), y), left.tensor.dtype)
+
+
+@decompose("floor_divide.default", "floor_divide.Scalar")
+def floor_divide(e: Emit, x: Operand, y: Operand) -> Node:
+    return div_mode(e, x, y, rounding_mode="floor")
 
 
 @decompose("pow.Tensor_Scalar")

@@ -125,7 +125,21 @@ def var(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, 
 @decompose("std.correction")
 @widened
 def std(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
-    return e.pointwise("sqrt", var(e, x, dim, correction=correction, keepdim=keepdim))
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    return _dropped(e, _deviation(e, x, axes, correction)[0], axes, keepdim)
+
+
+def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float | None) -> tuple[Node, Node]:
+    """Standard deviation and mean. The CPU has float32's squares in float64, where they neither overflow nor vanish."""
+    dtype = x.tensor.dtype
+    refuse_complex("std", x)
+    middle = mean_over(e, x, axes, True)
+    away = e.pointwise("sub", x, middle)
+    if x.tensor.device.type == "cpu":
+        away = e.convert(away, torch.float64)
+    total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
+    number = _freedom(e, total, count(x.tensor, axes), 1 if correction is None else correction)
+    return e.convert(e.pointwise("sqrt", e.pointwise("div", total, number)), dtype), middle
 
 
 @decompose("var_mean.correction")
@@ -143,8 +157,9 @@ def var_mean(
 def std_mean(
     e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Node, Node]:
-    spread, middle = var_mean(e, x, dim, correction=correction, keepdim=keepdim)
-    return e.pointwise("sqrt", spread), middle
+    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+    spread, middle = _deviation(e, x, axes, correction)
+    return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
 
 
 # Largest and smallest.

@@ -267,7 +267,8 @@ def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @method(Set, (set,), "add")
 def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).setdefault(args[0].key(s), args[0])
+    key = args[0].key(s)
+    target.change(s).setdefault(key, args[0])
 
 
 @method(Set, (set,), "discard")

@@ -19,6 +19,7 @@ from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Codegen,
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.log import Target
 from kiln.support import compiling
@@ -54,9 +55,6 @@ ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch.jit._trace.is_tracing, False),
     (torch._C._get_tracing_state, None),
     (torch.compiler.is_exporting, False),
-    (torch.overrides.has_torch_function, False),
-    (torch.overrides.has_torch_function_unary, False),
-    (torch.overrides.has_torch_function_variadic, False),
     (torch._C._is_tracing, False),
     (torch._C._log_api_usage_once, None),
     (compiling.is_compiling, True),
@@ -66,6 +64,25 @@ if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA o
     ANSWERS += ((torch._C._cuda_isCurrentStreamCapturing, False),)
 for _function, _value in ANSWERS:
     handles(_function)(answer(_value))
+
+
+def overrides_torch(s: CaptureState, value: Value) -> bool:
+    """Does its class have a `__torch_function__` of its own?"""
+    if isinstance(value, Tensor) or value.is_constant:
+        return False
+    s.guard_type(value)
+    own = getattr(value.python_type(), "__torch_function__", None)
+    return own is not None and own is not torch._C._disabled_torch_function_impl
+
+
+@handles(torch.overrides.has_torch_function)
+def has_torch_function(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(any(overrides_torch(s, one) for one in all_items(s, args[0])))
+
+
+@handles(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic)
+def has_torch_function_variadic(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(any(overrides_torch(s, one) for one in args))
 
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)

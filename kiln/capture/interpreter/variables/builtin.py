@@ -32,7 +32,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.function import handler_of
+from kiln.capture.interpreter.variables.function import handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
@@ -152,10 +152,12 @@ class PythonModule(Value):
         return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        space = self.module.__dict__
+        if s.effects.find(("global", id(space), name)) is not None:
+            return namespace(s, space).load(s, name)
         found = self._found.get(name)
         if found is None:
             self.constant(s)
-            space = self.module.__dict__
             if name in space:
                 found = s.wrap(space[name], self._source_of(name))
             else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     HANDLERS,
     MISSING,
@@ -455,6 +455,8 @@ class Partial(Value):
             return Tuple(list(self.args))
         if name == "keywords":
             return Dict({name: (s.const(name), value) for name, value in self.kwargs.items()})
+        if name == "__dict__":
+            raise UnsupportedAttribute(name=name, type=self.type_name(), why="attributes of a partial are not modelled")
         return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:

@@ -39,6 +39,7 @@ class Lazy(Value):
         return self
 
     def next(self, s: CaptureState) -> Value | None:
+        s.counters.consumed += 1
         return self.step(s)
 
     def emit(self, g: Codegen) -> None:

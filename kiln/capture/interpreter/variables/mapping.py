@@ -286,6 +286,7 @@ class Set(Container):
         g.op("BUILD_SET", len(items))
         if self.cls is not set:
             g.call(1)
+        g.remember(self)
 
     def emit_contents(self, g: Codegen) -> None:
         emit_refill(g, self, Set(self._items))

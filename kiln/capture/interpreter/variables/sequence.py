@@ -55,6 +55,9 @@ class Sequence(Value):
 
     def torch_arg(self, s: CaptureState) -> object:
         plain = [item.torch_arg(s) for item in self.items(s)]
+        numbers = [one for one in plain if type(one) is int]
+        if self.cls is torch.Size and len(numbers) == len(plain):
+            return torch.Size(numbers)  # `x.new(size)` is not `x.new(values)`
         return self._build(plain)
 
     def constant(self, s: CaptureState) -> Any:
@@ -301,6 +304,7 @@ def all_items(s: CaptureState, value: Value) -> list[Value]:
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
         return list(value.items(s))
     iterator = value.iterate(s)
+    s.counters.consumed += iterator is value
     items = []
     while (item := iterator.next(s)) is not None:
         items.append(item)

@@ -381,11 +381,11 @@ template <class V> KILN_INLINE V shift_right(V x, V y) {
     constexpr int last = 8 * sizeof(V) / W - 1;
     if constexpr (last == 63) {
       mask fits = less((u64v)y, all((u64)64));
-      if constexpr (V{}[0] - 1 < 0) return x >> sel(fits, y, V{} + last);
+      if constexpr ((V{} - 1)[0] < 0) return x >> sel(fits, y, V{} + last);
       else return sel(fits, (V)(x >> (y & last)), V{});
     } else {
       auto fits = (y >= V{}) & (y <= last);
-      if constexpr (V{}[0] - 1 < 0) return x >> (fits ? y : V{} + last);
+      if constexpr ((V{} - 1)[0] < 0) return x >> (fits ? y : V{} + last);
       else return fits ? x >> (y & last) : V{};
     }
   }

@@ -1,0 +1,129 @@
+"""Python semantics that compiled code once got wrong."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import kiln
+from tests.faults.outcome import assert_like_eager
+
+
+class EqualByValue:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EqualByValue) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Hashed:
+    def __hash__(self) -> int:
+        return 3
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Overriding:
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [EqualByValue, Point])
+@pytest.mark.parametrize("numbers", [(1, 1), (1, 2)], ids=str)
+def test_not_equal_asks_equal(kind: Any, numbers: tuple[int, int]) -> None:
+    """object's `__ne__` is the opposite of the class's `__eq__`."""
+
+    def program(x: torch.Tensor, a: object, b: object) -> torch.Tensor:
+        return x + 1 if a != b else x - 1
+
+    assert_like_eager(kiln.compile(program), program, torch.zeros(2), *map(kind, numbers))
+
+
+def test_jvp_compares_the_structure_of_its_arguments() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.func.jvp(lambda y: y * 2, (x,), (torch.ones(2),))
+
+    assert_like_eager(kiln.compile(program), program, torch.ones(2))
+
+
+CONSUMERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "list(map)": lambda x: list(map(float, [x[0], x[1]])),
+    "list(filter)": lambda x: list(filter(bool, [x[0], x[1]])),
+    "sum(map)": lambda x: sum(map(float, [x[0], x[1]])),
+    "max(map)": lambda x: max(map(float, [x[0], x[1]])),
+    "dict(zip)": lambda x: dict(zip("ab", map(float, [x[0], x[1]]))),  # noqa: B905
+    "join(map)": lambda x: ",".join(map(str, map(float, [x[0], x[1]]))),
+    "for in map": lambda x: [v + 1 for v in map(float, [x[0], x[1]])],
+    "sorted(iter, key)": lambda x: sorted(iter([x[1], x[0]]), key=float),
+    "max(iter, key)": lambda x: max(iter([x[1], x[0]]), key=float),
+    "next(map)": lambda x: (lambda m: (next(m), list(m)))(map(float, [x[0], x[1], x[0]])),
+    "second item": lambda x: list(map(float, [3, x[1], x[0]])),
+}
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_a_callable_that_breaks_loses_no_item(name: str) -> None:
+    assert_like_eager(kiln.compile(CONSUMERS[name]), CONSUMERS[name], torch.arange(2.0) + 1)
+
+
+def test_an_object_with_its_own_hash_in_a_set() -> None:
+    item = Hashed()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        s: set[object] = set()
+        s.add(item)
+        return x + len(s)
+
+    assert_like_eager(kiln.compile(program), program, torch.zeros(1))
+
+
+def test_a_global_that_another_module_writes() -> None:
+    other = types.ModuleType("other")
+    exec("v = 0\ndef f():\n    global v\n    v += 1\n", other.__dict__)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        before = other.v
+        other.f()
+        return x + other.v * 10 + before
+
+    assert kiln.compile(program)(torch.zeros(1)).item() == 10
+    assert other.v == 1
+
+
+def test_new_of_a_size() -> None:
+    def program(x: torch.Tensor) -> torch.Size:
+        return x.new(torch.Size([5, 8])).shape
+
+    assert_like_eager(kiln.compile(program), program, torch.zeros(1))
+
+
+def test_has_torch_function() -> None:
+    def program(x: torch.Tensor, one: object) -> torch.Tensor:
+        return x + torch.overrides.has_torch_function((one,)) + 2 * torch.overrides.has_torch_function_unary(one)
+
+    for one in (Overriding(), Hashed(), 3, None, torch.ones(1)):
+        assert_like_eager(kiln.compile(program), program, torch.zeros(1), one)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_dict_of_a_partial() -> None:
+    def program(x: torch.Tensor, p: object) -> torch.Tensor:
+        return x + 1 if hasattr(p, "__dict__") else x - 1
+
+    assert_like_eager(kiln.compile(program), program, torch.zeros(1), functools.partial(max, 1))
