@@ -70,7 +70,7 @@ MAP = {
         ("Where is the code of a resume function made?", "kiln/capture/bytecode/resume.py", "resume_code"),
         (
             "Where is it found that a layer equals an earlier one?",
-            "kiln/capture/interpreter/blocks/repeat.py",
+            "kiln/capture/interpreter/repeated_layers/repeat.py",
             "call_repeatable",
         ),
         (

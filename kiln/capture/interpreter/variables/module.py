@@ -15,7 +15,6 @@ from typing import final
 import torch
 from torch.nn.modules import module as torch_module
 
-from kiln.capture.interpreter.blocks.repeat import call_repeatable
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -28,6 +27,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import contents_key
+from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables.mapping import Dict, holds
 from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind

@@ -1,4 +1,4 @@
-"""Equal blocks are interpreted once; with and without that, a capture is the same text and computes the same."""
+"""Equal layers are interpreted once; with and without that, a capture has the same text and results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from kiln.capture.interpreter.blocks import repeat
+from kiln.capture.interpreter.repeated_layers import repeat
 from kiln.capture.interpreter.variables import module
 from tests.capture.conftest import Lab, assert_equal
 from tests.capture.texts import texts

@@ -1,13 +1,13 @@
-"""What a call asked of its module, as guards on any module: made once, checked by a native tree.
+"""The template of a recorded call: its guards on its module, as guards on any module, checked by a native tree.
 
     guards of the call                                          template
     m.__dict__['_modules']['0']: type_is Layer                  module: type_is Layer
     m.__dict__['_modules']['0'].__dict__['scale']: equals 2     module.__dict__['scale']: equals 2
 
-Sound for the reason for which guards are: whatever object passes them, the program does the same. Two things are
-asked that guards leave out: each attribute that was read is there, with its type; and parameters are what they were
-down to the offset. Objects that were reached for the first time in the recorded call must be new in the other one,
-those that were known (a shared config) the same.
+This is sound for the reason guards are: for any module that passes them the program does the same. Two checks are added
+to the guards: each attribute that was read exists and has its type, and parameters are equal down to the storage
+offset. Objects that the recorded call was the first to reach (own ones) must be new in the other call, those reached
+before (a shared config) the same.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, final
+from types import FunctionType
+from typing import NamedTuple, cast, final
+
+import torch
 
 from kiln.capture.guards.collector import GuardCollector
-from kiln.capture.interpreter.blocks.recording import Recording
 from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.repeated_layers.recorded_call import RecordedCall
 from kiln.capture.interpreter.variables.mapping import ABSENT, Dict, dict_get
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -27,6 +30,7 @@ from kiln.native import _frames
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import Guard, GuardKind, tensor_expectation
 from kiln.runtime.guards.source import (
+    FIELDS,
     AttrSource,
     DefaultSource,
     DictAttrSource,
@@ -40,17 +44,8 @@ from kiln.runtime.guards.source import (
 from kiln.runtime.guards.tree import BadGuard, build_tree
 from kiln.tensor.spec import TensorSpec
 
-Step = Callable[[Source, Any], Source]
-
-STEPS: dict[type[Source], Step] = {
-    AttrSource: lambda base, step: AttrSource(base, step.name),
-    DictAttrSource: lambda base, step: DictAttrSource(base, step.name),
-    ItemSource: lambda base, step: ItemSource(base, step.key),
-    DefaultSource: lambda base, step: DefaultSource(base, step.key),
-    MethodFuncSource: lambda base, step: MethodFuncSource(base),
-    MethodSelfSource: lambda base, step: MethodSelfSource(base),
-}
-"""How the step of a path is taken from another base. Cells and keys are not among them: they are shared and ordered."""
+REBASABLE = (AttrSource, DictAttrSource, ItemSource, DefaultSource, MethodFuncSource, MethodSelfSource)
+"""Steps that can be taken from another base. Cells and keys are not among them: they are shared and ordered."""
 
 COMPILED_CALL = "_compiled_call_impl"
 
@@ -59,16 +54,24 @@ class NotRepeatable(Exception):
     """The recorded call did something that has no counterpart in another module; the text says what."""
 
 
+class PathStep(NamedTuple):
+    """`kind(base path, *fields)`."""
+
+    base: int
+    kind: Callable[..., Source]
+    fields: tuple[object, ...]
+
+
 @final
-class Paths:
-    """The steps of all paths that begin at the module, each once, bases first; number 0 is the module."""
+class ModulePaths:
+    """The steps of all paths that begin at the module, each once, bases first; path 0 is the module."""
 
     def __init__(self, root: Source) -> None:
-        self.steps: list[tuple[int, Step, Source]] = []
+        self.steps: list[PathStep] = []
         self._known: dict[int, int | None] = {id(root): 0}
 
     def number(self, source: Source | None) -> int | None:
-        """None for what does not begin at the module. A class is read once per capture, whatever object led there."""
+        """None if the path does not begin at the module, or leads through a class, which a capture reads only once."""
         if source is None or type(source) is TypeSource:
             return None
         if id(source) in self._known:
@@ -76,10 +79,9 @@ class Paths:
         base = self.number(source.parent)
         found: int | None = None
         if base is not None:
-            take = STEPS.get(type(source))
-            if take is None:
+            if not isinstance(source, REBASABLE):
                 raise NotRepeatable(f"it reads {source.text()}")
-            self.steps.append((base, take, source))
+            self.steps.append(PathStep(base, type(source), step_fields(source)))
             found = len(self.steps)
         self._known[id(source)] = found
         return found
@@ -87,66 +89,71 @@ class Paths:
     def based(self, root: Source) -> list[Source]:
         """All paths from another module."""
         made = [root]
-        for base, take, step in self.steps:
-            made.append(take(made[base], step))
+        for base, kind, fields in self.steps:
+            made.append(kind(made[base], *fields))
         return made
+
+
+def step_fields(source: Source) -> tuple[object, ...]:
+    """The fields of a source besides its base."""
+    return tuple([getattr(source, name) for name in FIELDS[type(source)] if name != "base"])
 
 
 @final
 @dataclass(slots=True)
-class Template:
-    """`guards` are (number of the path, guard of the recorded call, whether the line of the call asked for it).
+class CallTemplate:
+    """`guards` are (path, guard of the recorded call, whether the line of the call asked for it).
 
-    `objects` are (number of the path, value in the recorded call); an alias also has the path it must lead to.
+    `objects` are (path, value in the recorded call); an alias also has the path that it must be equal to.
     """
 
-    paths: Paths
+    paths: ModulePaths
     guards: list[tuple[int, Guard, bool]] = field(default_factory=list)
     objects: list[tuple[int, Value]] = field(default_factory=list)
     aliases: list[tuple[int, int | None, Value]] = field(default_factory=list)
     tree: _frames.GuardTree | None = None
 
-    def find(self, module: object) -> list[Any] | None:
-        """The objects of another module at `objects` and `aliases`, where all guards hold of it."""
+    def find(self, module: object) -> list[object] | None:
+        """The objects of another module at `objects` and `aliases`; None if a guard does not hold of it."""
         assert self.tree is not None
         if not self.tree.check([module]):
             return None
         return list(self.tree.bindings or ())
 
 
-def make_template(s: CaptureState, recording: Recording) -> Template:
+def make_template(s: CaptureState, recorded: RecordedCall) -> CallTemplate:
     """Raises `NotRepeatable`."""
-    root = recording.module.source
+    root = recorded.module.source
     assert root is not None
-    made = Template(Paths(root))
-    collect_guards(s, recording, made)
-    collect_objects(s, recording, made)
-    if any(call.kind == "setstate" or gives_numbers(call.result) for call in recording.calls):
+    made = CallTemplate(ModulePaths(root))
+    collect_guards(s, recorded, made)
+    collect_objects(s, recorded, made)
+    if any(call.kind == "setstate" or gives_numbers(call.result) for call in recorded.calls):
         raise NotRepeatable("it changes a mode of torch or gets a number from a torch call")
-    for record in s.recorder.inputs[recording.start.inputs : recording.end.inputs]:
+    for record in s.recorder.inputs[recorded.start.inputs : recorded.end.inputs]:
         if record.real is None and made.paths.number(record.source) is not None:
-            raise NotRepeatable("a number of it is an input")
+            raise NotRepeatable("a number that it reads is an input")
     made.tree = make_tree(s, made)
     return made
 
 
 def gives_numbers(result: object) -> bool:
-    """Does a torch call give what the program can branch on?"""
+    """Whether the result of a torch call has values that the program can branch on."""
     if isinstance(result, list | tuple):
-        return any(gives_numbers(one) for one in result)
+        return any(map(gives_numbers, result))
     return result is not None and not hasattr(result, "storage_view")
 
 
-def collect_guards(s: CaptureState, recording: Recording, made: Template) -> None:
-    """All guards on the module, those from before the call too: their answers were used."""
-    for guard in s.guards.first(recording.end.guards):
+def collect_guards(s: CaptureState, recorded: RecordedCall, made: CallTemplate) -> None:
+    """All guards on the module; the call relies on earlier ones too."""
+    for guard in s.guards.first(recorded.end.guards):
         number = made.paths.number(guard.source)
         if number is not None:
-            made.guards.append((number, guard, guard.location == recording.place))
+            made.guards.append((number, guard, guard.location == recorded.location))
 
 
-def collect_objects(s: CaptureState, recording: Recording, made: Template) -> None:
-    start, end = recording.start, recording.end
+def collect_objects(s: CaptureState, recorded: RecordedCall, made: CallTemplate) -> None:
+    start, end = recorded.start, recorded.end
     for position, value in enumerate(islice(s.identities.objects.values(), end.objects)):
         number = made.paths.number(value.source)
         if number is None:
@@ -163,16 +170,16 @@ def collect_objects(s: CaptureState, recording: Recording, made: Template) -> No
 
 
 def is_plain_input(s: CaptureState, value: Tensor) -> bool:
-    """Memory of its own and no symbol in its sizes."""
+    """A tensor with its own memory and static sizes."""
     record = s.recorder.table.record_of(value.fake)
     assert record is not None and isinstance(record.spec, TensorSpec)
     spec, view = record.spec, record.leaf.storage_view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
-    return view.step is None and not view.storage.tangled and all(type(one) is int for one in numbers)
+    return view.step is None and not view.storage.tangled and all(type(number) is int for number in numbers)
 
 
-def make_tree(s: CaptureState, made: Template) -> _frames.GuardTree:
-    """The native check of all that is asked."""
+def make_tree(s: CaptureState, made: CallTemplate) -> _frames.GuardTree:
+    """The native tree of all guards and checks."""
     paths = made.paths.based(LocalSource("module"))
     asked = GuardCollector()
     for number, guard, _ in made.guards:
@@ -181,22 +188,23 @@ def make_tree(s: CaptureState, made: Template) -> _frames.GuardTree:
         ask_presence(s, asked, paths[number], value)
     collect = [paths[number] for number, _ in made.objects] + [paths[number] for number, _, _ in made.aliases]
     try:
-        return build_tree(asked.finish(), collect=collect, function=PROBE)
+        return build_tree(asked.finish(), collect=collect, function=cast(FunctionType, _probe))
     except BadGuard as problem:
         raise NotRepeatable(str(problem)) from problem
 
 
-PROBE: Any = lambda module: None  # noqa: E731
-"""Its argument is the root of the paths of a template."""
+def _probe(module: object) -> None:
+    """Its argument is the root of the paths of a template."""
 
 
-def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: Any) -> None:
-    """That what was read of an object is there, with its type."""
+def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: Value) -> None:
+    """Guards that what was read of an object exists and has its type."""
     if isinstance(value, Tensor):
         assert value.original is not None
         asked.add(path, GuardKind.TENSOR, tensor_expectation(value.original, is_leaf=True))
         return
-    asked.add(path, GuardKind.TYPE_IS, s.reference(type(value.original)))
+    original: object = value.original  # type: ignore[attr-defined]
+    asked.add(path, GuardKind.TYPE_IS, s.reference(type(original)))
     if isinstance(value, Object):
         content = object.__getattribute__(value.original, "__dict__")
         for name in value.attrs:
@@ -209,11 +217,11 @@ def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: An
                 asked.add(ItemSource(path, token), GuardKind.TYPE_IS, s.reference(kind))
 
 
-def is_counterpart(value: Value, real: Any) -> bool:
-    """What a native guard cannot ask."""
+def is_counterpart(value: Value, real: object) -> bool:
+    """What native guards cannot check."""
     if isinstance(value, Tensor):
-        assert value.original is not None
-        return bool(real.storage_offset() == value.original.storage_offset())
+        assert value.original is not None and isinstance(real, torch.Tensor)
+        return real.storage_offset() == value.original.storage_offset()
     if isinstance(value, Object):
         return not getattr(real, "__dict__", {}).get(COMPILED_CALL)
     return True

@@ -1,31 +1,47 @@
-"""Calling a module: where an equal one was called before, what that call did is done again for this one.
+"""Calls a module: if an equal one was called before, that call is repeated instead of interpreted.
 
     for layer in self.layers:      layer 0 is interpreted
-        x = layer(x, mask)         layers 1 to 47: guards with other paths, inputs, torch calls on other fakes
+        x = layer(x, mask)         layers 1 to 47: its guards on other paths, its torch calls on other fakes
 
-A class keeps its last recordings. A call is repeated only if its arguments pair with the recorded ones, the module
-passes the template's guards, and nothing was changed meanwhile. Else it is interpreted, and recorded in its turn.
+A class keeps its last recorded calls. One is repeated if the arguments pair with the recorded ones, the module passes
+the template's guards, and nothing has changed since. Otherwise the call is interpreted and recorded.
+`support/repetition.py` explains repeated layers as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Literal, final
 
-from kiln.capture.interpreter.blocks.pairing import Pairing
-from kiln.capture.interpreter.blocks.recording import Recording, lasting_effects, modes
-from kiln.capture.interpreter.blocks.template import NotRepeatable, Template, is_counterpart, make_template
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.repeated_layers.pairing import Pairing
+from kiln.capture.interpreter.repeated_layers.recorded_call import RecordedCall, modes
+from kiln.capture.interpreter.repeated_layers.template import (
+    CallTemplate,
+    NotRepeatable,
+    is_counterpart,
+    make_template,
+    step_fields,
+)
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.runtime.guards.source import FIELDS, Source
+from kiln.runtime.guards.source import Source
 
 KEPT = 4
-"""Recordings per class: blocks of several kinds may alternate."""
+"""Calls recorded per class, whose layers may alternate between several kinds."""
 PATIENCE = 6
-"""A class whose calls differed so often without one repetition is no longer recorded."""
+"""A class is no longer recorded after so many calls in a row that repeated none."""
+
+
+@final
+@dataclass(slots=True)
+class RepeatableCall:
+    """A recorded call with its template, made when it is first needed; None if there cannot be one."""
+
+    recorded: RecordedCall
+    template: CallTemplate | Literal["unmade"] | None = "unmade"
 
 
 @final
@@ -33,12 +49,8 @@ PATIENCE = 6
 class Family:
     """Calls of modules of one class, the latest last."""
 
-    recordings: list[Recording] = field(default_factory=list)
+    calls: list[RepeatableCall] = field(default_factory=list)
     misses: int = 0
-
-    @property
-    def hopeless(self) -> bool:
-        return self.misses >= PATIENCE
 
 
 @final
@@ -59,29 +71,30 @@ def call_repeatable(
     family = families.get(module.cls)
     if family is None:
         family = families[module.cls] = Family()
-    if family.hopeless:
+    if family.misses >= PATIENCE:
         return interpret()
-    for recording in reversed(family.recordings):
-        result = repeated(s, recording, module, args, kwargs)
+    for call in reversed(family.calls):
+        result = repeated(s, call, module, args, kwargs)
         if result is not None:
             family.misses = 0
             return result
-    family.misses += bool(family.recordings)
-    recording = Recording.begin(s, module, args, kwargs)
+    family.misses += bool(family.calls)
+    recorded = RecordedCall.begin(s, module, args, kwargs)
     result = interpret()
-    if recording.ended(s, result):
-        family.recordings = [*family.recordings[1 - KEPT :], recording]
+    if recorded.end_with(s, result):
+        family.calls = [*family.calls[1 - KEPT :], RepeatableCall(recorded)]
     return result
 
 
-def repeated(s: CaptureState, recording: Recording, module: Object, args: Args, kwargs: Kwargs) -> Value | None:
-    """The result where the recorded call can be repeated for `module`."""
-    if recording.module is module or recording.modes != modes() or recording.effects != lasting_effects(s):
+def repeated(s: CaptureState, call: RepeatableCall, module: Object, args: Args, kwargs: Kwargs) -> Value | None:
+    """The result, if the recorded call can be repeated for `module`."""
+    recorded = call.recorded
+    if recorded.module is module or recorded.modes != modes() or recorded.effects != s.effects.lasting():
         return None
-    pairing = pair_arguments(recording, args, kwargs)
+    pairing = pair_arguments(recorded, args, kwargs)
     if pairing is None:
         return None
-    template = template_of(s, recording)
+    template = template_of(s, call)
     if template is None:
         return None
     reals = template.find(module.original)
@@ -89,35 +102,35 @@ def repeated(s: CaptureState, recording: Recording, module: Object, args: Args, 
         return None
     if not adopt(s, template, module, reals, pairing):
         return None
-    for value in pairing.asked:
+    for value in pairing.constants:
         value.constant(s)
     s.recorder.repeat(
-        recording.calls, pairing.fakes, running_frame(s).locations(), recording.depth, recording.start.writes
+        recorded.calls, pairing.fakes, running_frame(s).locations(), recorded.depth, recorded.start.writes
     )
-    s.counters.frames += recording.end.frames - recording.start.frames
-    s.counters.repeated_steps += recording.steps
-    return pairing.result(s, recording.result)
+    s.counters.frames += recorded.end.frames - recorded.start.frames
+    s.counters.repeated_steps += recorded.steps
+    return pairing.result(s, recorded.result)
 
 
-def pair_arguments(recording: Recording, args: Args, kwargs: Kwargs) -> Pairing | None:
-    if len(args) != len(recording.args) or list(kwargs) != list(recording.kwargs):
+def pair_arguments(recorded: RecordedCall, args: Args, kwargs: Kwargs) -> Pairing | None:
+    if len(args) != len(recorded.args) or list(kwargs) != list(recorded.kwargs):
         return None
-    pairing = Pairing(recording.tensors)
-    old, new = (*recording.args, *recording.kwargs.values()), (*args, *kwargs.values())
+    pairing = Pairing(recorded.tensors)
+    old, new = (*recorded.args, *recorded.kwargs.values()), (*args, *kwargs.values())
     return pairing if all(pairing.pair(a, b) for a, b in zip(old, new, strict=True)) else None
 
 
-def template_of(s: CaptureState, recording: Recording) -> Template | None:
-    if recording.template is None:
+def template_of(s: CaptureState, call: RepeatableCall) -> CallTemplate | None:
+    if call.template == "unmade":
         try:
-            recording.template = make_template(s, recording)
+            call.template = make_template(s, call.recorded)
         except NotRepeatable:
-            recording.template = False
-    return recording.template or None
+            call.template = None
+    return call.template
 
 
-def is_new(s: CaptureState, template: Template, module: Object, reals: list[Any]) -> bool:
-    """Whether the objects of this module are as distinct, and as shared with others, as those of the recorded one."""
+def is_new(s: CaptureState, template: CallTemplate, module: Object, reals: list[object]) -> bool:
+    """Whether this module shares objects, within itself and with others, exactly as the recorded one does."""
     count = len(template.objects)
     here: dict[int, object] = {0: module.original}
     seen: set[int] = set()
@@ -136,20 +149,18 @@ def is_new(s: CaptureState, template: Template, module: Object, reals: list[Any]
     return True
 
 
-def leads(template: Template, number: int, module: Object, source: Source | None) -> bool:
+def leads(template: CallTemplate, number: int, module: Object, source: Source | None) -> bool:
     """Whether `source` is path `number` from `module`."""
     while number and source is not None:
-        base, _, step = template.paths.steps[number - 1]
-        if type(source) is not type(step):
-            return False
-        if any(getattr(source, name) != getattr(step, name) for name in FIELDS[type(step)] if name != "base"):
+        base, kind, fields = template.paths.steps[number - 1]
+        if type(source) is not kind or step_fields(source) != fields:
             return False
         number, source = base, source.parent
     return source is module.source or (source is not None and source == module.source)
 
 
-def adopt(s: CaptureState, template: Template, module: Object, reals: list[Any], pairing: Pairing) -> bool:
-    """Guards and objects of this module as if it had been interpreted; False where an input turns out different."""
+def adopt(s: CaptureState, template: CallTemplate, module: Object, reals: list[object], pairing: Pairing) -> bool:
+    """Guards and objects of this module as if it had been interpreted; False if an input turns out to differ."""
     assert module.source is not None
     paths = template.paths.based(module.source)
     here = s.location()
@@ -172,7 +183,7 @@ def adopt(s: CaptureState, template: Template, module: Object, reals: list[Any],
 
 
 def same_input(s: CaptureState, old: Tensor, new: Tensor) -> bool:
-    """An input of the same sizes, in memory of its own."""
+    """Whether `new` is an input of the same layout with its own memory."""
     view, first, second = new.fake.storage_view, *map(s.recorder.table.record_of, (old.fake, new.fake))
     assert first is not None and second is not None
     return first.spec == second.spec and view.step is None and not view.storage.tangled

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.capture.interpreter.blocks.repeat import call_repeatable
+from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables import module
 from kiln.cli.bench.models import build
 from kiln.cli.bench.suite import SuiteRow
 from tests.capture.conftest import Lab
-from tests.capture.test_blocks import interpreted
+from tests.capture.test_repeated_layers import interpreted
 from tests.capture.texts import texts
 
 from .tiny import rows, tiny

@@ -1,40 +1,42 @@
-"""Values of a recorded call and those that take their places in another one.
+"""Pairs the values of a recorded call with those of the call that repeats it.
 
     layers.0(x0, mask)     x0: f32[1, 128, 768] made in the frame, mask: an input
-    layers.1(x1, mask)     x1 stands for x0, mask for itself
+    layers.1(x1, mask)     x1 stands for x0 (moved), mask for itself (shared)
 
-Two arguments pair where the interpreter could not tell them apart: tensors of equal metadata, equal constants, tuples
-of such, and anything else that is one and the same. What is one value in one call is one in the other.
+Two arguments pair if the interpreter cannot distinguish them: tensors of equal metadata, equal constants, tuples of
+such, and otherwise identical values. The pairs are one-to-one.
 """
 
 from __future__ import annotations
 
 from typing import final
 
-from kiln.capture.interpreter.blocks.recording import FakeState, fake_state
 from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.repeated_layers.recorded_call import FakeState, fake_state
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.replay import Successors
 from kiln.runtime.guards.constant import same_constant
+from kiln.support.repetition import Correspondence
 
 UNCHANGING = (Builtin, PythonModule, Class)
 
 
 @final
 class Pairing:
-    """`fakes` maps the tensors of the recorded call; `asked` are constants that the new call has to guard."""
+    """`fakes` maps the tensors of the recorded call; `constants` are those that the new call has to guard."""
 
     def __init__(self, tensors: dict[int, FakeState]) -> None:
         self.fakes = Successors()
-        self.asked: list[Value] = []
+        self.constants: list[Value] = []
         self._tensors = tensors
-        self._forward: dict[int, int] = {}
-        self._backward: dict[int, int] = {}
+        self._new: Correspondence[FakeTensor] = Correspondence()
+        self._old: Correspondence[FakeTensor] = Correspondence()
 
     def pair(self, old: Value, new: Value) -> bool:
         """Whether `new` may stand for `old`."""
@@ -53,7 +55,7 @@ class Pairing:
             return old.node.node.value is new.node.node.value
         if old is not new:
             return False
-        # Something that was made in the frame may have been changed in the meantime.
+        # An object made in the frame may have been changed since.
         return old.source is not None or isinstance(old, UNCHANGING) or is_plain_function(old)
 
     def _pair_tensors(self, old: Tensor, new: Tensor) -> bool:
@@ -64,9 +66,8 @@ class Pairing:
         return self.pair_fakes(old, new)
 
     def pair_fakes(self, old: Tensor, new: Tensor) -> bool:
-        """Note that `new` stands for `old`; False where one of them has another partner."""
-        one, other = id(old.fake), id(new.fake)
-        if self._forward.setdefault(one, other) != other or self._backward.setdefault(other, one) != one:
+        """Let `new` stand for `old`; False if one of them has another partner."""
+        if not (self._new.pair(old.fake, new.fake) and self._old.pair(new.fake, old.fake)):
             return False
         self.fakes.add(old.fake, new.fake)
         return True
@@ -78,18 +79,17 @@ class Pairing:
         if not same_constant(old.value, new.value):
             return False
         if new.source is not None and new.source != old.source:
-            self.asked.append(new)
+            self.constants.append(new)
         return True
 
     def _pair_tuples(self, old: Tuple, new: Tuple) -> bool:
-        mine, theirs = old._items, new._items
-        if new.source is not None or mine is None or theirs is None:
+        olds, news = old._items, new._items
+        if new.source is not None or olds is None or news is None:
             return False
-        same_kind = old.cls is new.cls and len(mine) == len(theirs)
-        return same_kind and all(self.pair(a, b) for a, b in zip(mine, theirs, strict=True))
+        return old.cls is new.cls and len(olds) == len(news) and all(map(self.pair, olds, news))
 
     def result(self, s: CaptureState, value: Value) -> Value:
-        """What stands for the result of the recorded call; see `is_fixed_result`."""
+        """What stands for the result of the recorded call."""
         if isinstance(value, Tensor):
             fake = self.fakes.of(value.fake)
             return value if fake is value.fake else from_torch(s, fake)
@@ -99,5 +99,5 @@ class Pairing:
 
 
 def is_plain_function(value: Value) -> bool:
-    """A function from outside: its code, defaults and cells were there before the frame ran."""
+    """A function that existed before the frame ran."""
     return isinstance(value, Function) and value.original is not None
