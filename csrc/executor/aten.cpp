@@ -22,8 +22,8 @@ at::Tensor wrap(const c10::TensorImpl& tensor) {
   return at::Tensor(TensorPtr::reclaim_copy(const_cast<c10::TensorImpl*>(&tensor)));
 }
 
-[[noreturn]] void bad_call(const CallSpec& spec, const std::string& problem) {
-  throw PlanError(ErrorKind::kOperator, 0, spec.target + ": " + problem);
+[[noreturn]] void bad_call(const AtenStep& step, const std::string& problem) {
+  throw PlanError(ErrorKind::kOperator, 0, step.target + ": " + problem);
 }
 
 template <typename Signature>
@@ -53,7 +53,7 @@ c10::TypePtr inner_of(const c10::TypePtr& type) {
 bool is_tensor_like(const c10::TypePtr& type) { return type->kind() == TypeKind::TensorType; }
 
 // The constant `value` as the schema's type wants it.
-IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypePtr& declared,
+IValue constant_of(const AtenStep& step, const Argument& value, const c10::TypePtr& declared,
                    std::optional<int32_t> length) {
   c10::TypePtr type = inner_of(declared);
   TypeKind kind = type->kind();
@@ -64,7 +64,7 @@ IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypeP
     size_t count = spread ? static_cast<size_t>(length.value_or(1)) : value.items.size();
     c10::impl::GenericList made(element);
     for (size_t n = 0; n < count; n++) {
-      made.push_back(constant_of(spec, spread ? value : value.items[n], element, std::nullopt));
+      made.push_back(constant_of(step, spread ? value : value.items[n], element, std::nullopt));
     }
     return IValue(made);
   }
@@ -91,7 +91,7 @@ IValue constant_of(const CallSpec& spec, const Argument& value, const c10::TypeP
       return IValue(c10::Device(static_cast<c10::DeviceType>(value.value),
                                 static_cast<c10::DeviceIndex>(value.count)));
     default:
-      bad_call(spec, "an argument cannot be converted to " + declared->str());
+      bad_call(step, "an argument cannot be converted to " + declared->str());
   }
 }
 
@@ -120,22 +120,22 @@ bool has_slots(const Argument& value) {
   return false;
 }
 
-Feed tensor_list(const CallSpec& spec, const Argument& value, const c10::TypePtr& type) {
+Feed tensor_list(const AtenStep& step, const Argument& value, const c10::TypePtr& type) {
   const c10::TypePtr& element = type->expectRef<c10::ListType>().getElementType();
   bool optional = element->kind() == TypeKind::OptionalType;
-  if (!is_tensor_like(inner_of(element))) bad_call(spec, "a list of tensors is not expected");
+  if (!is_tensor_like(inner_of(element))) bad_call(step, "a list of tensors is not expected");
   Feed feed;
   feed.source = optional ? Source::kOptionals : Source::kTensors;
   for (const Argument& item : value.items) {
     if (item.kind != ArgumentKind::kSlot && item.kind != ArgumentKind::kNone) {
-      bad_call(spec, "a list of tensors holds something else");
+      bad_call(step, "a list of tensors holds something else");
     }
     feed.slots.push_back(item.kind == ArgumentKind::kSlot ? static_cast<Slot>(item.value) : kNone);
   }
   return feed;
 }
 
-Feed feed_of(const CallSpec& spec, const Argument& value, const c10::Argument& declared) {
+Feed feed_of(const AtenStep& step, const Argument& value, const c10::Argument& declared) {
   c10::TypePtr type = inner_of(declared.type());
   Feed feed;
   feed.at = static_cast<int32_t>(value.value);
@@ -162,19 +162,19 @@ Feed feed_of(const CallSpec& spec, const Argument& value, const c10::Argument& d
       return feed;
     case ArgumentKind::kList:
       if (has_slots(value) && type->kind() == TypeKind::ListType) {
-        return tensor_list(spec, value, type);
+        return tensor_list(step, value, type);
       }
       break;
     default:
       break;
   }
-  feed.constant = constant_of(spec, value, declared.type(), declared.N());
+  feed.constant = constant_of(step, value, declared.type(), declared.N());
   return feed;
 }
 
-const Argument* given(const CallSpec& spec, size_t place, const c10::Argument& declared) {
-  if (place < spec.args.size()) return &spec.args[place];
-  for (const auto& [name, value] : spec.kwargs) {
+const Argument* given(const AtenStep& step, size_t place, const c10::Argument& declared) {
+  if (place < step.args.size()) return &step.args[place];
+  for (const auto& [name, value] : step.kwargs) {
     if (name == declared.name()) return &value;
   }
   return nullptr;
@@ -275,24 +275,24 @@ void put(Value& slot, IValue result, int32_t layout, bool fresh, const CallView&
 
 class BoxedCall final : public AtenCall {
  public:
-  BoxedCall(c10::OperatorHandle handle, const CallSpec& spec) : handle_(std::move(handle)) {
+  BoxedCall(c10::OperatorHandle handle, const AtenStep& step) : handle_(std::move(handle)) {
     const auto& arguments = handle_.schema().arguments();
-    size_t used = spec.args.size() + spec.kwargs.size();
-    if (used > arguments.size()) bad_call(spec, "it is given too many arguments");
+    size_t used = step.args.size() + step.kwargs.size();
+    if (used > arguments.size()) bad_call(step, "it is given too many arguments");
     for (size_t n = 0; n < arguments.size(); n++) {
-      const Argument* value = given(spec, n, arguments[n]);
+      const Argument* value = given(step, n, arguments[n]);
       if (value) {
-        feeds_.push_back(feed_of(spec, *value, arguments[n]));
+        feeds_.push_back(feed_of(step, *value, arguments[n]));
       } else if (arguments[n].default_value()) {
         Feed feed;
         feed.constant = *arguments[n].default_value();
         feeds_.push_back(std::move(feed));
       } else {
-        bad_call(spec, "argument " + arguments[n].name() + " is missing");
+        bad_call(step, "argument " + arguments[n].name() + " is missing");
       }
     }
-    outs_ = spec.outs;
-    layouts_ = spec.layouts;
+    outs_ = step.outs;
+    layouts_ = step.layouts;
     for (const c10::Argument& result : handle_.schema().returns()) {
       fresh_ = fresh_ && result.alias_info() == nullptr;
     }
@@ -329,17 +329,17 @@ class BoxedCall final : public AtenCall {
 
 }  // namespace
 
-std::shared_ptr<const AtenCall> resolve(const CallSpec& spec) {
-  size_t first = spec.target.find('.');
-  size_t last = spec.target.rfind('.');
-  if (first == std::string::npos || first == last) bad_call(spec, "the name is not ns.op.overload");
+std::shared_ptr<const AtenCall> resolve(const AtenStep& step) {
+  size_t first = step.target.find('.');
+  size_t last = step.target.rfind('.');
+  if (first == std::string::npos || first == last) bad_call(step, "the name is not ns.op.overload");
   std::string name =
-      spec.target.substr(0, first) + "::" + spec.target.substr(first + 1, last - first - 1);
-  std::string overload = spec.target.substr(last + 1);
+      step.target.substr(0, first) + "::" + step.target.substr(first + 1, last - first - 1);
+  std::string overload = step.target.substr(last + 1);
   if (overload == "default") overload.clear();
   auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
-  if (!handle) bad_call(spec, "no such operator is registered");
-  return std::make_shared<BoxedCall>(*handle, spec);
+  if (!handle) bad_call(step, "no such operator is registered");
+  return std::make_shared<BoxedCall>(*handle, step);
 }
 
 namespace {
@@ -421,14 +421,14 @@ std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment) {
 
 void draw_seed_into(TensorPtr pair) {
   static const auto zero = operator_of<at::Tensor&(at::Tensor&)>("aten::zero_", "");
-  static const auto random =
-      operator_of<at::Tensor&(at::Tensor&, std::optional<at::Generator>)>("aten::random_", "");
+  static const auto random = c10::Dispatcher::singleton().findSchemaOrThrow("aten::random_", "");
   auto seed = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
       c10::Storage(pair->storage()), pair->key_set(), pair->dtype());
   seed->set_sizes_contiguous({1});
   at::Tensor both(std::move(pair)), first(std::move(seed));
   zero.call(both);
-  random.call(first, std::nullopt);
+  torch::jit::Stack arguments{IValue(std::move(first)), IValue()};  // no generator: the default one
+  random.callBoxed(arguments);
 }
 
 c10::Allocator* allocator_of(c10::Device device) {

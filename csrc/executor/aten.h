@@ -29,7 +29,7 @@ class AtenCall {
 };
 
 // Throws PlanError(kOperator) for an operator that does not exist or does not take the arguments.
-std::shared_ptr<const AtenCall> resolve(const CallSpec& spec);
+std::shared_ptr<const AtenCall> resolve(const AtenStep& step);
 
 TensorPtr empty_strided(const Layout& layout, const int64_t* ints);
 void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source);

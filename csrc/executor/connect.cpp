@@ -26,7 +26,7 @@ bool uses_cuda(const Program& program) {
   return false;
 }
 
-void check_types(const KernelImage& image, const Launch& launch) {
+void check_types(const KernelImage& image, const LaunchStep& launch) {
   const std::vector<ParameterType>& types = image.parameters;
   size_t tensors = launch.tensors.size();
   size_t numbers = tensors + static_cast<size_t>(launch.num_ints);
@@ -46,84 +46,82 @@ void check_types(const KernelImage& image, const Launch& launch) {
   }
 }
 
-void load_kernels(Program& program, const KernelImages& images) {
-  for (Launch& launch : program.launches) {
-    const KernelEntry& kernel = program.kernels.at(static_cast<size_t>(launch.kernel));
-    if (!kernel.on_device) continue;
-    if (!program.runtime) {
-      fail(DeviceProblem::kNoRuntime, kernel.symbol + ": " + install_cuda_runtime());
-    }
-    auto image = images.find(kernel.symbol);
-    if (image == images.end()) {
-      fail(DeviceProblem::kWrongImage, kernel.symbol + ": there is no compiled code of it");
-    }
-    check_types(image->second, launch);
-    launch.loaded = program.runtime->load(image->second, launch.device);
-    auto& devices = program.status_devices;
-    bool known = std::find(devices.begin(), devices.end(), launch.device) != devices.end();
-    if (image->second.status && !known) devices.push_back(launch.device);
+// Calls `visit` on each step of one kind.
+template <typename Kind, typename Visit>
+void for_each(Program& program, Visit visit) {
+  for (Step& step : program.steps) {
+    if (auto* data = std::get_if<Kind>(&step.data)) visit(*data);
   }
 }
 
-void place_on_cpu(std::vector<Argument>& arguments) {
-  for (Argument& one : arguments) {
-    place_on_cpu(one.items);
-    if (one.kind != ArgumentKind::kDevice || one.value != kCuda) continue;
-    one.value = kCpu;
-    one.count = -1;
+void load_kernel(Program& program, LaunchStep& launch, const KernelImages& images) {
+  const KernelEntry& kernel = program.kernels.at(static_cast<size_t>(launch.kernel));
+  if (!kernel.on_device) return;
+  if (!program.runtime) {
+    fail(DeviceProblem::kNoRuntime, kernel.symbol + ": " + install_cuda_runtime());
   }
+  auto image = images.find(kernel.symbol);
+  if (image == images.end()) {
+    fail(DeviceProblem::kWrongImage, kernel.symbol + ": there is no compiled code of it");
+  }
+  check_types(image->second, launch);
+  launch.loaded = program.runtime->load(image->second, launch.device);
+  auto& devices = program.status_devices;
+  bool known = std::find(devices.begin(), devices.end(), launch.device) != devices.end();
+  if (image->second.status && !known) devices.push_back(launch.device);
 }
 
-// For a runtime that runs nothing: what the plan has on its device stands in CPU memory.
+void place_on_cpu(Argument& argument) {
+  for (Argument& item : argument.items) place_on_cpu(item);
+  if (argument.kind != ArgumentKind::kDevice || argument.value != kCuda) return;
+  argument.value = kCpu;
+  argument.count = -1;
+}
+
+// For a runtime that runs nothing: the plan's CUDA tensors become CPU tensors.
 void place_on_cpu(Program& program) {
   for (Layout& layout : program.layouts) {
     if (layout.device_type != kCuda) continue;
     layout.device_type = kCpu;
     layout.device_index = -1;
   }
-  for (CallSpec& call : program.calls) {
-    place_on_cpu(call.args);
-    for (auto& [name, value] : call.kwargs) {
-      std::vector<Argument> one{std::move(value)};
-      place_on_cpu(one);
-      value = std::move(one[0]);
-    }
-  }
-  for (Step& step : program.steps) {
-    if (step.kind == StepKind::kRandomSeed) step.b = kCpu;
-  }
+  for_each<AtenStep>(program, [](AtenStep& call) {
+    for (Argument& argument : call.args) place_on_cpu(argument);
+    for (auto& [name, argument] : call.kwargs) place_on_cpu(argument);
+  });
+  for_each<RandomSeedStep>(program, [](RandomSeedStep& seed) { seed.device.type = kCpu; });
 }
 
 void connect_device(Program& program, const KernelImages& images) {
   if (!uses_cuda(program)) return;
   if (!device_runtime(kCuda)) install_cuda_runtime();
   program.runtime = device_runtime(kCuda);
-  load_kernels(program, images);
+  for_each<LaunchStep>(program, [&](LaunchStep& launch) { load_kernel(program, launch, images); });
   if (!program.runtime) return;
   for (const Layout& layout : program.layouts) {
     if (layout.device_type == kCuda) program.runtime->prepare(layout.device_index);
   }
   program.aligned = std::any_of(program.kernels.begin(), program.kernels.end(),
-                                [](const KernelEntry& one) { return one.on_device; });
+                                [](const KernelEntry& kernel) { return kernel.on_device; });
   for (size_t n = 0; program.aligned && n < program.inputs.size(); n++) {
     int32_t layout = program.inputs[n].layout;
     if (layout == kNone) continue;
-    bool there = program.layouts[static_cast<size_t>(layout)].device_type == kCuda;
-    if (there) program.aligned_inputs.push_back(static_cast<Slot>(n));
+    bool on_gpu = program.layouts[static_cast<size_t>(layout)].device_type == kCuda;
+    if (on_gpu) program.aligned_inputs.push_back(static_cast<Slot>(n));
   }
-  program.noted = program.runtime->is_null();
-  if (program.noted) place_on_cpu(program);
+  program.logged = program.runtime->is_null();
+  if (program.logged) place_on_cpu(program);
 }
 
 }  // namespace
 
 void connect(Program& program, const KernelImages& images) {
   connect_device(program, images);
-  for (const CallSpec& call : program.calls) program.resolved.push_back(resolve(call));
-  for (Branch& branch : program.branches) {
+  for_each<AtenStep>(program, [](AtenStep& call) { call.resolved = resolve(call); });
+  for_each<BranchStep>(program, [&](BranchStep& branch) {
     connect(*branch.if_true, images);
     connect(*branch.if_false, images);
-  }
+  });
 }
 
 }  // namespace kiln

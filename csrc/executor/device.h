@@ -14,7 +14,6 @@
 
 namespace kiln {
 
-struct Program;
 struct Step;
 
 // How a parameter of a device kernel is stored; letters of kiln/build/cubins.py.
@@ -104,8 +103,8 @@ class DeviceRuntime {
   virtual std::unique_ptr<DeviceScope> scope() = 0;
   // Gets ready for plans with tensors on the device, so that nothing slow is left to their runs.
   virtual void prepare(int8_t index) {}
-  // A null runtime writes down what the executor does.
-  virtual void note(const Program& program, const Step& step) {}
+  // Called before each step if the runtime is null.
+  virtual void log(const Step& step) {}
 };
 
 // nullptr where no runtime is registered for the type (a number of c10::DeviceType).

@@ -113,8 +113,11 @@ bool link(Program& program, PyObject* addresses) {
     kernel.function = reinterpret_cast<KernelFunction>(PyLong_AsVoidPtr(address));
     if (PyErr_Occurred()) return false;
   }
-  for (Branch& branch : program.branches) {
-    if (!link(*branch.if_true, addresses) || !link(*branch.if_false, addresses)) return false;
+  for (Step& step : program.steps) {
+    auto* branch = std::get_if<BranchStep>(&step.data);
+    if (branch && !(link(*branch->if_true, addresses) && link(*branch->if_false, addresses))) {
+      return false;
+    }
   }
   return true;
 }

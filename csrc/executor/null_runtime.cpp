@@ -18,7 +18,7 @@ constexpr int8_t kCuda = 1;
 std::mutex mutex;
 std::string lines;
 int64_t status_slot = 0;
-const Launch* launched = nullptr;  // the step that was noted last
+const LaunchStep* launched = nullptr;  // the last step, if it is a launch
 
 void write_line(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -101,30 +101,25 @@ std::string slots_text(const std::vector<Slot>& slots) {
   return text;
 }
 
-std::string step_text(const Program& program, const Step& step) {
-  switch (step.kind) {
-    case StepKind::kAllocate:
-      return "allocate " + slot_text(step.a);
-    case StepKind::kAllocateReuse:
-    case StepKind::kRawAllocate:
-      return "allocate " + slot_text(step.a) +
-             (step.c == kNone ? "" : " in the memory of " + slot_text(step.c));
-    case StepKind::kCallAten:
-      return "call " + program.calls[static_cast<size_t>(step.a)].target;
-    case StepKind::kView:
-    case StepKind::kRawView:
-      return "view " + slot_text(step.a) + " of " + slot_text(step.b);
-    case StepKind::kCopy:
-      return "copy " + slot_text(step.b) + " into " + slot_text(step.a);
-    case StepKind::kFree:
-      return "free " + slots_text(program.frees[static_cast<size_t>(step.a)]);
-    case StepKind::kHostRead:
-      return "read " + slot_text(step.a);
-    case StepKind::kRandomSeed:
-      return "seed " + slot_text(step.a);
-    default:
-      return "";
-  }
+std::string allocation_text(Slot out, Slot reuse) {
+  return "allocate " + slot_text(out) +
+         (reuse == kNone ? "" : " in the memory of " + slot_text(reuse));
+}
+std::string text_of(const AllocateStep& step) { return allocation_text(step.out, step.reuse); }
+std::string text_of(const RawAllocateStep& step) { return allocation_text(step.out, step.ended); }
+std::string text_of(const ViewStep& step) {
+  return "view " + slot_text(step.out) + " of " + slot_text(step.base);
+}
+std::string text_of(const CopyStep& step) {
+  return "copy " + slot_text(step.source) + " into " + slot_text(step.target);
+}
+std::string text_of(const FreeStep& step) { return "free " + slots_text(step.slots); }
+std::string text_of(const AtenStep& step) { return "call " + step.target; }
+std::string text_of(const HostReadStep& step) { return "read " + slot_text(step.source); }
+std::string text_of(const RandomSeedStep& step) { return "seed " + slot_text(step.out); }
+template <typename Other>
+std::string text_of(const Other&) {
+  return "";
 }
 
 class NullRuntime final : public DeviceRuntime {
@@ -139,10 +134,9 @@ class NullRuntime final : public DeviceRuntime {
 
   std::unique_ptr<DeviceScope> scope() override { return std::make_unique<NullScope>(); }
 
-  void note(const Program& program, const Step& step) override {
-    launched =
-        step.kind == StepKind::kLaunch ? &program.launches[static_cast<size_t>(step.a)] : nullptr;
-    std::string text = step_text(program, step);
+  void log(const Step& step) override {
+    launched = std::get_if<LaunchStep>(&step.data);
+    std::string text = std::visit([](const auto& data) { return text_of(data); }, step.data);
     if (!text.empty()) write_line(text);
   }
 };
@@ -152,11 +146,11 @@ DeviceRuntime* before = nullptr;
 }  // namespace
 
 void use_null_device(bool used) {
-  static auto* one = new NullRuntime();
-  bool is_used = device_runtime(kCuda) == one;
+  static auto* runtime = new NullRuntime();
+  bool is_used = device_runtime(kCuda) == runtime;
   if (used == is_used) return;
   if (used) before = device_runtime(kCuda);
-  register_device_runtime(kCuda, used ? one : before);
+  register_device_runtime(kCuda, used ? runtime : before);
 }
 
 std::string take_null_log() {

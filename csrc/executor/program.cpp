@@ -10,9 +10,6 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kMagic = 0x4E4C494B;
-constexpr int64_t kFormat = 2;
-
 [[noreturn]] void refuse(const std::string& problem) {
   throw PlanError(ErrorKind::kProgram, 0, problem);
 }
@@ -78,149 +75,103 @@ Argument read_argument(Reader& in) {
 
 void read_inputs(Reader& in, Program& program) {
   for (size_t n = in.count(); n > 0; n--) {
-    Input one;
-    one.name = in.text();
-    one.scalar = static_cast<ScalarKind>(in.word());
-    one.number = in.small();
-    program.inputs.push_back(std::move(one));
+    Input input;
+    input.name = in.text();
+    input.scalar = static_cast<ScalarKind>(in.word());
+    input.number = in.small();
+    program.inputs.push_back(std::move(input));
   }
   for (size_t n = in.count(); n > 0; n--) {
-    Binding one;
-    one.kind = static_cast<BindingKind>(in.word());
-    one.slot = in.small();
-    one.dim = in.small();
-    one.target = in.small();
-    program.bindings.push_back(one);
+    Binding binding;
+    binding.kind = static_cast<BindingKind>(in.word());
+    binding.slot = in.small();
+    binding.dim = in.small();
+    binding.target = in.small();
+    program.bindings.push_back(binding);
   }
-  for (Input& one : program.inputs) one.layout = in.small();
+  for (Input& input : program.inputs) input.layout = in.small();
 }
 
 void read_layouts(Reader& in, Program& program) {
   for (size_t n = in.count(); n > 0; n--) {
-    Layout one;
-    one.dtype = static_cast<c10::ScalarType>(in.word());
-    one.meta = c10::scalarTypeToTypeMeta(one.dtype);
-    one.itemsize = static_cast<int64_t>(one.meta.itemsize());
-    one.device_type = static_cast<int8_t>(in.word());
-    one.device_index = static_cast<int8_t>(in.word());
-    one.rank = in.small();
-    one.sizes = in.small();
-    one.strides = in.small();
-    one.offset = in.small();
-    one.bytes = in.small();
-    program.layouts.push_back(one);
+    Layout layout;
+    layout.dtype = static_cast<c10::ScalarType>(in.word());
+    layout.meta = c10::scalarTypeToTypeMeta(layout.dtype);
+    layout.itemsize = static_cast<int64_t>(layout.meta.itemsize());
+    layout.device_type = static_cast<int8_t>(in.word());
+    layout.device_index = static_cast<int8_t>(in.word());
+    layout.rank = in.small();
+    layout.sizes = in.small();
+    layout.strides = in.small();
+    layout.offset = in.small();
+    layout.bytes = in.small();
+    program.layouts.push_back(layout);
   }
 }
 
 void read_kernels(Reader& in, Program& program) {
   for (size_t n = in.count(); n > 0; n--) {
-    KernelEntry one;
-    one.symbol = in.text();
-    one.on_device = in.word() != 0;
-    one.written.resize(in.count());
-    for (uint8_t& written : one.written) written = in.word() != 0;
-    program.kernels.push_back(std::move(one));
+    KernelEntry kernel;
+    kernel.symbol = in.text();
+    kernel.on_device = in.word() != 0;
+    kernel.written.resize(in.count());
+    for (uint8_t& written : kernel.written) written = in.word() != 0;
+    program.kernels.push_back(std::move(kernel));
   }
   for (size_t n = in.count(); n > 0; n--) {
-    RawBuffer one;
-    one.slot = in.small();
-    one.first = in.small();
-    one.last = in.small();
-    program.buffers.push_back(one);
+    RawBuffer buffer;
+    buffer.first = in.small();
+    buffer.last = in.small();
+    buffer.layout = in.small();
+    program.buffers.push_back(buffer);
   }
-}
-
-void read_launch(Reader& in, Program& program, Step& step) {
-  Launch one;
-  one.kernel = in.small();
-  one.tensors = in.list();
-  one.ints = in.small();
-  one.floats = in.small();
-  one.units = in.small();
-  one.grain = in.small();
-  one.scratch = in.small();
-  one.grid = in.small();
-  one.grid_rank = in.small();
-  one.num_ints = in.small();
-  one.device = static_cast<int8_t>(in.small());
-  step.a = static_cast<int32_t>(program.launches.size());
-  program.launches.push_back(std::move(one));
-}
-
-void read_call(Reader& in, Program& program, Step& step) {
-  CallSpec one;
-  one.target = in.text();
-  for (size_t n = in.count(); n > 0; n--) one.args.push_back(read_argument(in));
-  for (size_t n = in.count(); n > 0; n--) {
-    std::string name = in.text();
-    one.kwargs.emplace_back(std::move(name), read_argument(in));
-  }
-  for (size_t n = in.count(); n > 0; n--) {
-    one.outs.push_back(in.small());
-    one.layouts.push_back(in.small());
-  }
-  step.a = static_cast<int32_t>(program.calls.size());
-  program.calls.push_back(std::move(one));
 }
 
 std::unique_ptr<Program> read_program(Reader in, const std::vector<std::string>& strings);
 
-void read_branch(Reader& in, Program& program, Step& step) {
-  Branch one;
-  step.b = in.small();
-  one.args = in.list();
-  one.outs = in.list();
-  one.if_true = read_program(in.part(), program.strings);
-  one.if_false = read_program(in.part(), program.strings);
-  step.a = static_cast<int32_t>(program.branches.size());
-  program.branches.push_back(std::move(one));
-}
-
-int operand_count(StepKind kind) {
-  switch (kind) {
-    case StepKind::kAllocate:
-    case StepKind::kCopy:
-    case StepKind::kConstant:
-    case StepKind::kCheckTensor:
-      return 2;
-    case StepKind::kAllocateReuse:
-    case StepKind::kRawAllocate:
-    case StepKind::kCheckRelation:
-      return 3;
-    default:
-      return 4;
+// Reads the fields of a step, each by its type.
+struct FieldReader {
+  template <typename... Fields>
+  void operator()(Fields&... fields) {
+    (read(fields), ...);
   }
-}
 
-void read_operands(Reader& in, Step& step) {
-  int32_t* operands[] = {&step.a, &step.b, &step.c, &step.d};
-  for (int n = 0; n < operand_count(step.kind); n++) *operands[n] = in.small();
+  void read(int32_t& field) { field = in.small(); }
+  void read(int8_t& field) { field = static_cast<int8_t>(in.word()); }
+  void read(ScalarKind& field) { field = static_cast<ScalarKind>(in.word()); }
+  void read(RelationKind& field) { field = static_cast<RelationKind>(in.word()); }
+  void read(std::string& field) { field = in.text(); }
+  void read(DevicePlace& field) { (*this)(field.type, field.index); }
+  void read(Argument& field) { field = read_argument(in); }
+  void read(std::pair<std::string, Argument>& field) { (*this)(field.first, field.second); }
+  void read(std::unique_ptr<Program>& field) { field = read_program(in.part(), strings); }
+  template <typename Item>
+  void read(std::vector<Item>& items) {
+    items.resize(in.count());
+    for (Item& item : items) read(item);
+  }
+
+  Reader& in;
+  const std::vector<std::string>& strings;
+};
+
+// Makes `data` a step of kind `number` and reads it.
+template <size_t number = 0>
+void read_step_data(size_t wanted, FieldReader read, StepData& data) {
+  if constexpr (number == std::variant_size_v<StepData>) {
+    refuse("the program has an unknown step");
+  } else if (wanted == number) {
+    std::apply(read, data.emplace<number>().fields());
+  } else {
+    read_step_data<number + 1>(wanted, read, data);
+  }
 }
 
 void read_step(Reader& in, Program& program) {
-  Step step{};
+  Step& step = program.steps.emplace_back();
   step.origin = in.small();
-  step.a = step.b = step.c = step.d = kNone;
-  step.kind = static_cast<StepKind>(in.word());
-  switch (step.kind) {
-    case StepKind::kLaunch:
-      read_launch(in, program, step);
-      break;
-    case StepKind::kCallAten:
-      read_call(in, program, step);
-      break;
-    case StepKind::kBranch:
-      read_branch(in, program, step);
-      break;
-    case StepKind::kFree:
-      step.a = static_cast<int32_t>(program.frees.size());
-      program.frees.push_back(in.list());
-      break;
-    default:
-      if (step.kind > StepKind::kBranch) refuse("the program has an unknown step");
-      read_operands(in, step);
-  }
-  program.steps.push_back(step);
+  auto kind = static_cast<size_t>(in.word());
+  read_step_data(kind, FieldReader{in, program.strings}, step.data);
 }
 
 void read_registers(Reader& in, Program& program) {
@@ -231,35 +182,24 @@ void read_registers(Reader& in, Program& program) {
   program.segments.resize(in.count());
   for (std::vector<Operation>& segment : program.segments) {
     segment.resize(in.count());
-    for (Operation& one : segment) {
-      one.kind = static_cast<OperationKind>(in.word());
-      one.target = in.small();
-      one.a = in.small();
-      one.b = in.small();
+    for (Operation& operation : segment) {
+      operation.kind = static_cast<OperationKind>(in.word());
+      operation.target = in.small();
+      operation.a = in.small();
+      operation.b = in.small();
     }
   }
 }
 
 void read_outputs(Reader& in, Program& program) {
   for (size_t n = in.count(); n > 0; n--) {
-    Output one;
-    one.kind = static_cast<OutputKind>(in.word());
-    one.operand = in.small();
-    one.layout = in.small();
-    one.shift = in.small();
-    program.has_views |= one.layout != kNone;
-    program.outputs.push_back(one);
-  }
-}
-
-// Gives each arena buffer the layout of the step that allocates it, and that step the buffer.
-void connect_buffers(Program& program) {
-  for (size_t n = 0; n < program.buffers.size(); n++) {
-    RawBuffer& buffer = program.buffers[n];
-    Step& step = program.steps.at(static_cast<size_t>(buffer.first));
-    if (step.kind != StepKind::kRawAllocate) refuse("a raw buffer has no allocation");
-    buffer.layout = step.b;
-    step.d = static_cast<int32_t>(n);
+    Output output;
+    output.kind = static_cast<OutputKind>(in.word());
+    output.operand = in.small();
+    output.layout = in.small();
+    output.shift = in.small();
+    program.has_views |= output.layout != kNone;
+    program.outputs.push_back(output);
   }
 }
 
@@ -277,7 +217,6 @@ std::unique_ptr<Program> read_program(Reader in, const std::vector<std::string>&
   read_registers(in, *program);
   program->mutated = in.list();
   program->donated = in.list();
-  connect_buffers(*program);
   return program;
 }
 

@@ -1,7 +1,7 @@
 // A plan as the executor holds it: decoded once from the words that kiln/plan/encode.py writes.
 //
-// Sizes are registers: `ints[r]`, filled by operations at the entry of a call. A vector (sizes of a
-// layout, integers of a launch) is a run of neighbouring registers, so a step reads it in place.
+// Sizes are registers, `ints[r]`, computed on entry to a call. A vector (sizes of a layout,
+// integers of a launch) is a run of neighbouring registers, which steps read in place.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,70 +13,15 @@
 #include <string>
 #include <vector>
 
+#include "executor/program_format.h"
+
 namespace kiln {
 
-class DeviceKernel;
 class DeviceRuntime;
-struct KernelImage;
-
-using Slot = int32_t;
-using Register = int32_t;
-inline constexpr int32_t kNone = -1;
 
 // What a C++ kernel is; see kiln.plan.plan.Kernel.
 using KernelFunction = void (*)(void* const* tensors, const int64_t* ints, const double* floats,
                                 int64_t begin, int64_t end, void* scratch, int64_t* status);
-
-// Numbers of kiln/plan/encode.py, in its order.
-enum class StepKind : uint8_t {
-  kAllocate,
-  kAllocateReuse,
-  kRawAllocate,
-  kLaunch,
-  kCallAten,
-  kView,
-  kRawView,
-  kCopy,
-  kConstant,
-  kHostRead,
-  kCheckRelation,
-  kCheckTensor,
-  kRandomSeed,
-  kFree,
-  kBranch,
-};
-enum class ArgumentKind : uint8_t {
-  kNone,
-  kSlot,
-  kInt,
-  kIntRegister,
-  kFloat,
-  kFloatRegister,
-  kBool,
-  kBoolRegister,
-  kString,
-  kDtype,
-  kDevice,
-  kList,
-  kInts,
-  kMemoryFormat,
-  kLayout,
-};
-enum class OutputKind : uint8_t { kNone, kSlot, kInt, kFloat, kBool, kInput, kOutput };
-enum class OperationKind : uint8_t {
-  kAdd,
-  kMul,
-  kFloorDiv,
-  kMod,
-  kMin,
-  kMax,
-  kMov,
-  kIntToFloat,
-  kFloatMov,
-};
-enum class BindingKind : uint8_t { kSize, kStride, kOffset };
-enum class ScalarKind : int8_t { kTensor = -1, kInt, kFloat, kBool };
-enum class RelationKind : uint8_t { kEq, kNe, kLe };
 
 struct Operation {
   OperationKind kind;
@@ -97,9 +42,8 @@ struct Layout {
 struct Input {
   std::string name;
   ScalarKind scalar;
-  Register
-      number;  // where a scalar goes; of a tensor: is it copied into the layout on a difference?
-  int32_t layout;
+  Register number;  // of a scalar; of a tensor: is it copied into the layout if that differs?
+  LayoutIndex layout;
 };
 
 struct Binding {
@@ -111,33 +55,15 @@ struct Binding {
 
 struct KernelEntry {
   std::string symbol;
-  bool on_device;                // not a C++ function
+  bool on_device;                // a GPU kernel, not a C++ function
   std::vector<uint8_t> written;  // per tensor parameter
   KernelFunction function = nullptr;
 };
 
-// A buffer of the arena: it lives from step `first` to step `last`.
+// A buffer of the arena, live from step `first` to step `last`.
 struct RawBuffer {
-  Slot slot;
   int32_t first, last;
-  int32_t layout = kNone;
-};
-
-// What the letters mean is said where each kind of step runs (run.cpp).
-struct Step {
-  StepKind kind;
-  int32_t origin;
-  int32_t a = kNone, b = kNone, c = kNone, d = kNone;
-};
-
-struct Launch {
-  int32_t kernel;
-  std::vector<Slot> tensors;
-  Register ints, floats, units, grain, scratch, grid;
-  int32_t grid_rank;
-  int32_t num_ints;
-  int8_t device;                         // index, or -1 for the current one
-  std::shared_ptr<DeviceKernel> loaded;  // of a kernel that is no C++ function
+  LayoutIndex layout;
 };
 
 struct Argument {
@@ -148,28 +74,16 @@ struct Argument {
   std::vector<Argument> items;
 };
 
-class AtenCall;  // resolved against the dispatcher, see aten.h
-
-struct CallSpec {
-  std::string target;
-  std::vector<Argument> args;
-  std::vector<std::pair<std::string, Argument>> kwargs;
-  std::vector<Slot> outs;
-  std::vector<int32_t> layouts;
-};
-
-struct Program;
-
-struct Branch {
-  std::vector<Slot> args, outs;
-  std::unique_ptr<Program> if_true, if_false;
+struct Step {
+  int32_t origin;  // the user's line: number of a string
+  StepData data;
 };
 
 struct Output {
   OutputKind kind;
   int32_t operand;
-  int32_t layout;  // of a rebuilt view
-  Register shift;  // its offset, counted from the offset of the base
+  LayoutIndex layout;  // of a rebuilt view
+  Register shift;      // its offset, counted from the offset of the base
 };
 
 struct Program {
@@ -187,18 +101,13 @@ struct Program {
   std::vector<KernelEntry> kernels;
   std::vector<RawBuffer> buffers;
   std::vector<Step> steps;
-  std::vector<Launch> launches;
-  std::vector<CallSpec> calls;
-  std::vector<std::shared_ptr<const AtenCall>> resolved;
-  std::vector<std::vector<Slot>> frees;
-  std::vector<Branch> branches;
   std::vector<Output> outputs;
-  bool has_views = false;              // does an output have to be rebuilt?
-  DeviceRuntime* runtime = nullptr;    // of the device of kernels that are no C++ functions
-  std::vector<int8_t> status_devices;  // where such kernels report
-  bool aligned = false;                // do such kernels take memory to start at 16 bytes?
-  std::vector<Slot> aligned_inputs;    // the inputs that they may read
-  bool noted = false;                  // does the runtime write down the steps?
+  bool has_views = false;                   // must an output be rebuilt as a view?
+  DeviceRuntime* runtime = nullptr;         // of the GPU, where the program uses one
+  std::vector<DeviceIndex> status_devices;  // whose kernels report a status
+  bool aligned = false;                     // do GPU kernels assume 16-byte alignment?
+  std::vector<Slot> aligned_inputs;         // inputs that such kernels may read
+  bool logged = false;                      // does the runtime log the steps?
   std::vector<int64_t> ints;
   std::vector<double> floats;
   std::vector<std::vector<Operation>> segments;
@@ -206,7 +115,7 @@ struct Program {
   std::vector<std::string> strings;
 };
 
-// Where the kinds of errors are turned into coded ones: kiln/runtime/executor.py.
+// Turned into coded errors by kiln/runtime/executor.py.
 enum class ErrorKind : int { kStatus, kInput, kCheck, kOperator, kProgram, kDevice };
 
 struct PlanError : std::exception {
@@ -230,35 +139,35 @@ inline int64_t floor_div(int64_t a, int64_t b) {
 
 // Fills the registers that one segment defines.
 inline void compute(const std::vector<Operation>& operations, int64_t* ints, double* floats) {
-  for (const Operation& one : operations) {
-    switch (one.kind) {
+  for (const Operation& op : operations) {
+    switch (op.kind) {
       case OperationKind::kAdd:
-        ints[one.target] = ints[one.a] + ints[one.b];
+        ints[op.target] = ints[op.a] + ints[op.b];
         break;
       case OperationKind::kMul:
-        ints[one.target] = ints[one.a] * ints[one.b];
+        ints[op.target] = ints[op.a] * ints[op.b];
         break;
       case OperationKind::kFloorDiv:
       case OperationKind::kMod:
-        if (ints[one.b] == 0) throw PlanError(ErrorKind::kStatus, 2, "a size expression");
-        ints[one.target] = one.kind == OperationKind::kFloorDiv
-                               ? floor_div(ints[one.a], ints[one.b])
-                               : ints[one.a] - ints[one.b] * floor_div(ints[one.a], ints[one.b]);
+        if (ints[op.b] == 0) throw PlanError(ErrorKind::kStatus, 2, "a size expression");
+        ints[op.target] = op.kind == OperationKind::kFloorDiv
+                              ? floor_div(ints[op.a], ints[op.b])
+                              : ints[op.a] - ints[op.b] * floor_div(ints[op.a], ints[op.b]);
         break;
       case OperationKind::kMin:
-        ints[one.target] = std::min(ints[one.a], ints[one.b]);
+        ints[op.target] = std::min(ints[op.a], ints[op.b]);
         break;
       case OperationKind::kMax:
-        ints[one.target] = std::max(ints[one.a], ints[one.b]);
+        ints[op.target] = std::max(ints[op.a], ints[op.b]);
         break;
       case OperationKind::kMov:
-        ints[one.target] = ints[one.a];
+        ints[op.target] = ints[op.a];
         break;
       case OperationKind::kIntToFloat:
-        floats[one.target] = static_cast<double>(ints[one.a]);
+        floats[op.target] = static_cast<double>(ints[op.a]);
         break;
       case OperationKind::kFloatMov:
-        floats[one.target] = floats[one.a];
+        floats[op.target] = floats[op.a];
         break;
     }
   }

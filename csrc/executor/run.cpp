@@ -110,21 +110,23 @@ class Run {
   void read_scalar(const Input& input, const Value& value, size_t number);
   void bind(const Binding& binding);
   void check_input(const Input& input, Value& value, size_t number) const;
-  void step(const Step& step);
-  void allocate(const Step& step);
-  void allocate_reuse(const Step& step);
-  void raw_allocate(const Step& step);
-  void view(const Step& step);
-  void raw_view(const Step& step);
-  void launch(const Step& step);
-  void random_seed(const Step& step);
-  void host_read(const Step& step);
-  void check_relation(const Step& step) const;
-  void check_tensor(const Step& step);
-  void free(const Step& step);
-  void branch(const Step& step);
-  void output(const Output& one, Value* outputs, Value& result);
-  TensorPtr alias(const Output& one, const Value& base);
+  // One overload per kind of step.
+  void run(const AllocateStep& step);
+  void run(const RawAllocateStep& step);
+  void run(const ViewStep& step);
+  void run(const CopyStep& step) { copy_into(tensor(step.target), tensor(step.source)); }
+  void run(const ConstantStep& step) { slots_[step.out].borrow(constants_[step.index].get()); }
+  void run(const FreeStep& step);
+  void run(const LaunchStep& step);
+  void run(const AtenStep& step) { step.resolved->run({&program_, slots_, ints_, floats_}); }
+  void run(const RandomSeedStep& step);
+  void run(const HostReadStep& step);
+  void run(const CheckRelationStep& step) const;
+  void run(const CheckTensorStep& step);
+  void run(const BranchStep& step);
+  bool reuse(const AllocateStep& step, const Layout& planned);
+  void make_output(const Output& output, Value* outputs, Value& result);
+  TensorPtr alias(const Output& output, const Value& base);
 
   const Program& program_;
   const std::vector<TensorPtr>& constants_;
@@ -263,7 +265,11 @@ void Run::steps() {
   const Step* at = program_.steps.data();
   const Step* end = at + program_.steps.size();
   try {
-    for (; at != end; at++) step(*at);
+    for (; at != end; at++) {
+      if (program_.logged) [[unlikely]]
+        program_.runtime->log(*at);
+      std::visit([this](const auto& data) { run(data); }, at->data);
+    }
   } catch (PlanError& error) {
     if (error.origin.empty()) error.origin = text(at->origin);
     throw;
@@ -276,185 +282,141 @@ void Run::steps() {
   }
 }
 
-void Run::step(const Step& step) {
-  if (program_.noted) [[unlikely]]
-    program_.runtime->note(program_, step);
-  switch (step.kind) {
-    case StepKind::kAllocate:
-      return allocate(step);
-    case StepKind::kAllocateReuse:
-      return allocate_reuse(step);
-    case StepKind::kRawAllocate:
-      return raw_allocate(step);
-    case StepKind::kLaunch:
-      return launch(step);
-    case StepKind::kCallAten:
-      return program_.resolved[static_cast<size_t>(step.a)]->run(
-          {&program_, slots_, ints_, floats_});
-    case StepKind::kView:
-      return view(step);
-    case StepKind::kRawView:
-      return raw_view(step);
-    case StepKind::kCopy:
-      return copy_into(tensor(step.a), tensor(step.b));
-    case StepKind::kConstant:
-      return slots_[step.a].borrow(constants_[static_cast<size_t>(step.b)].get());
-    case StepKind::kHostRead:
-      return host_read(step);
-    case StepKind::kCheckRelation:
-      return check_relation(step);
-    case StepKind::kCheckTensor:
-      return check_tensor(step);
-    case StepKind::kRandomSeed:
-      return random_seed(step);
-    case StepKind::kFree:
-      return free(step);
-    case StepKind::kBranch:
-      return branch(step);
-  }
-}
-
-// a = allocate b
-void Run::allocate(const Step& step) {
-  const Layout& planned = layout(step.b);
-  slots_[step.a].set_tensor(
+void Run::run(const AllocateStep& step) {
+  const Layout& planned = layout(step.layout);
+  if (step.reuse != kNone && reuse(step, planned)) return;
+  slots_[step.out].set_tensor(
       planned.device_type == kCpu || !program_.runtime
           ? empty_strided(planned, ints_)
           : empty_from(device(planned.device_index).allocator(), planned, ints_));
 }
 
-// a = allocate b in the memory of c
-void Run::allocate_reuse(const Step& step) {
-  const Layout& planned = layout(step.b);
-  bool is_input = step.c < static_cast<Slot>(program_.inputs.size());
-  Value old = std::move(slots_[step.c]);
+// Ends the slot whose memory is to be reused; false where that memory does not do.
+bool Run::reuse(const AllocateStep& step, const Layout& planned) {
+  bool is_input = step.reuse < static_cast<Slot>(program_.inputs.size());
+  Value old = std::move(slots_[step.reuse]);
   bool enough = old.is_tensor() && (!is_input || donate_) && old.is_only_owner() &&
                 static_cast<int64_t>(old.tensor()->storage().nbytes()) >= ints_[planned.bytes] &&
                 (!program_.aligned || is_aligned(old.tensor()->storage().data()));
-  if (!enough) return allocate(step);
-  slots_[step.a].set_tensor(over_storage(*old.tensor(), planned, ints_, ints_[planned.offset]));
+  if (!enough) return false;
+  slots_[step.out].set_tensor(over_storage(*old.tensor(), planned, ints_, ints_[planned.offset]));
+  return true;
 }
 
-// a = buffer d of the arena; tensor c ends here
-void Run::raw_allocate(const Step& step) {
-  if (step.c != kNone) slots_[step.c].clear();
-  const Layout& planned = layout(step.b);
+void Run::run(const RawAllocateStep& step) {
+  if (step.ended != kNone) slots_[step.ended].clear();
+  const Layout& planned = layout(step.layout);
   if (program_.segments.size() > 1) {
-    // Sizes that come from data: the arena cannot be placed ahead, so the slot gets a tensor.
-    return slots_[step.a].set_tensor(empty_cpu(planned, ints_));
+    // Sizes that are read from data: the arena cannot be laid out ahead, so the slot gets a tensor.
+    return slots_[step.out].set_tensor(empty_cpu(planned, ints_));
   }
   char* start =
-      static_cast<char*>(arena_.get()) + frame_.placement.offsets[static_cast<size_t>(step.d)];
-  slots_[step.a].set_raw(start + ints_[planned.offset] * planned.itemsize);
+      static_cast<char*>(arena_.get()) + frame_.placement.offsets[static_cast<size_t>(step.buffer)];
+  slots_[step.out].set_raw(start + ints_[planned.offset] * planned.itemsize);
 }
 
-// a = view of b as c; d is the offset from b's own
-void Run::view(const Step& step) {
-  const c10::TensorImpl& base = tensor(step.b);
-  const Layout& planned = layout(step.c);
+// `shift`: the register of the offset from the base's own.
+void Run::run(const ViewStep& step) {
+  const Layout& planned = layout(step.layout);
+  int64_t shift = ints_[step.shift];
+  if (slots_[step.base].tag() == Value::Tag::kRaw) {
+    char* start = static_cast<char*>(slots_[step.base].raw());
+    return slots_[step.out].set_raw(start + shift * planned.itemsize);
+  }
+  const c10::TensorImpl& base = tensor(step.base);
   int64_t start = base.storage_offset();
   auto itemsize = static_cast<int64_t>(base.itemsize());
   if (itemsize != planned.itemsize) start = start * itemsize / planned.itemsize;
-  slots_[step.a].set_tensor(over_storage(base, planned, ints_, start + ints_[step.d]));
+  slots_[step.out].set_tensor(over_storage(base, planned, ints_, start + shift));
 }
 
-void Run::raw_view(const Step& step) {
-  const Value& base = slots_[step.b];
-  if (base.is_tensor()) return view(step);
-  slots_[step.a].set_raw(static_cast<char*>(base.raw()) + ints_[step.d] * layout(step.c).itemsize);
-}
-
-void Run::launch(const Step& step) {
-  const Launch& one = program_.launches[static_cast<size_t>(step.a)];
-  const KernelEntry& kernel = program_.kernels[static_cast<size_t>(one.kernel)];
+void Run::run(const LaunchStep& step) {
+  const KernelEntry& kernel = program_.kernels[static_cast<size_t>(step.kernel)];
   void** tensors = frame_.pointers.data();
-  for (size_t n = 0; n < one.tensors.size(); n++) {
-    const Value& value = slots_[one.tensors[n]];
+  for (size_t n = 0; n < step.tensors.size(); n++) {
+    const Value& value = slots_[step.tensors[n]];
     if (value.tag() == Value::Tag::kRaw) {
       tensors[n] = value.raw();
     } else {
-      c10::TensorImpl& given = tensor(one.tensors[n]);
+      c10::TensorImpl& given = tensor(step.tensors[n]);
       tensors[n] = kernel.written[n] ? given.mutable_data() : const_cast<void*>(given.data());
     }
   }
-  if (one.loaded) {
-    return device(one.device)
-        .launch({one.loaded.get(), tensors, static_cast<int32_t>(one.tensors.size()),
-                 ints_ + one.ints, one.num_ints, floats_ + one.floats, ints_ + one.grid,
-                 one.grid_rank});
+  if (step.loaded) {
+    return device(step.device)
+        .launch({step.loaded.get(), tensors, static_cast<int32_t>(step.tensors.size()),
+                 ints_ + step.ints, step.num_ints, floats_ + step.floats, ints_ + step.grid,
+                 step.grid_rank});
   }
-  int64_t units = ints_[one.units];
+  int64_t units = ints_[step.units];
   if (units <= 0) return;
   LaunchArguments launch{kernel.function,
                          tensors,
-                         ints_ + one.ints,
-                         floats_ + one.floats,
-                         static_cast<size_t>(ints_[one.scratch]),
+                         ints_ + step.ints,
+                         floats_ + step.floats,
+                         static_cast<size_t>(ints_[step.scratch]),
                          &status_};
-  if (units <= ints_[one.grain]) {
+  if (units <= ints_[step.grain]) {
     run_range(&launch, 0, units);
   } else {
-    parallel_range(units, ints_[one.grain], run_range, &launch);
+    parallel_range(units, ints_[step.grain], run_range, &launch);
   }
   if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
 }
 
-// a = (seed, offset) for d numbers, from the generator of device b:c, on that device. A recorded
-// graph draws in each replay: the generator's state on the host is that of the recording.
-void Run::random_seed(const Step& step) {
+// While a CUDA graph is captured the seed is drawn on the device, anew in each replay: the
+// generator's state on the host is that of the capture.
+void Run::run(const RandomSeedStep& step) {
   static const auto dtype = caffe2::TypeMeta::Make<int64_t>();
   static constexpr int64_t kSizes[] = {2}, kStrides[] = {1};
-  bool on_device = step.b != kCpu && program_.runtime;
+  bool on_device = step.device.type != kCpu && program_.runtime;
   c10::Allocator& allocator =
-      on_device ? device(static_cast<int8_t>(step.c)).allocator() : *c10::GetCPUAllocator();
+      on_device ? device(step.device.index).allocator() : *c10::GetCPUAllocator();
   TensorPtr made = empty_from(allocator, dtype, 16, kSizes, kStrides, 0);
   if (on_device && !device_->is_capturing()) {
-    auto [seed, offset] = draw_seed(step.c, ints_[step.d]);
+    auto [seed, offset] = draw_seed(step.device.index, ints_[step.increment]);
     device_->store_pair(made->mutable_data(), seed, offset);
   } else {
     draw_seed_into(made);
   }
-  slots_[step.a].set_tensor(std::move(made));
+  slots_[step.out].set_tensor(std::move(made));
 }
 
-// number c of kind b = element of a; then segment d is computed
-void Run::host_read(const Step& step) {
-  const c10::TensorImpl& source = tensor(step.a);
-  switch (static_cast<ScalarKind>(step.b)) {
+void Run::run(const HostReadStep& step) {
+  const c10::TensorImpl& source = tensor(step.source);
+  switch (step.kind) {
     case ScalarKind::kFloat:
-      floats_[step.c] = read_float(source);
+      floats_[step.target] = read_float(source);
       break;
     case ScalarKind::kBool:
-      ints_[step.c] = read_bool(source);
+      ints_[step.target] = read_bool(source);
       break;
     default:
-      ints_[step.c] = read_int(source);
+      ints_[step.target] = read_int(source);
   }
   check_status();
-  compute(program_.segments[static_cast<size_t>(step.d)], ints_, floats_);
+  compute(program_.segments[static_cast<size_t>(step.segment)], ints_, floats_);
 }
 
-// register b stands in relation a to 0, else message c
-void Run::check_relation(const Step& step) const {
-  int64_t difference = ints_[step.b];
-  auto kind = static_cast<RelationKind>(step.a);
-  bool holds = kind == RelationKind::kEq   ? difference == 0
-               : kind == RelationKind::kNe ? difference != 0
-                                           : difference <= 0;
-  if (!holds) throw PlanError(ErrorKind::kCheck, 0, text(step.c));
+void Run::run(const CheckRelationStep& step) const {
+  int64_t difference = ints_[step.difference];
+  bool holds = step.relation == RelationKind::kEq   ? difference == 0
+               : step.relation == RelationKind::kNe ? difference != 0
+                                                    : difference <= 0;
+  if (!holds) throw PlanError(ErrorKind::kCheck, 0, step.message);
 }
 
-void Run::check_tensor(const Step& step) {
-  bool holds = read_bool(tensor(step.a));
+void Run::run(const CheckTensorStep& step) {
+  bool holds = read_bool(tensor(step.condition));
   check_status();
-  if (!holds) throw PlanError(ErrorKind::kCheck, 0, text(step.b));
+  if (!holds) throw PlanError(ErrorKind::kCheck, 0, step.message);
 }
 
-void Run::free(const Step& step) {
-  for (Slot slot : program_.frees[static_cast<size_t>(step.a)]) slots_[slot].clear();
+void Run::run(const FreeStep& step) {
+  for (Slot slot : step.slots) slots_[slot].clear();
 }
 
-// A nested plan's arguments, which its frame keeps no longer than its run, whatever ends it.
+// Clears a nested plan's arguments at the end of its run, also after an error.
 struct HeldInputs {
   ~HeldInputs() { frame.clear_inputs(count); }
 
@@ -462,18 +424,16 @@ struct HeldInputs {
   size_t count;
 };
 
-void Run::branch(const Step& step) {
-  const Branch& one = program_.branches[static_cast<size_t>(step.a)];
-  bool taken = read_bool(tensor(step.b));
+void Run::run(const BranchStep& step) {
+  bool taken = read_bool(tensor(step.condition));
   check_status();
-  const Program& inner = taken ? *one.if_true : *one.if_false;
-  auto place = static_cast<size_t>(step.a) * 2 + (taken ? 0 : 1);
-  if (frame_.branches.size() <= place) frame_.branches.resize(program_.branches.size() * 2);
-  if (!frame_.branches[place]) frame_.branches[place] = std::make_unique<Frame>(inner);
-  Frame& frame = *frame_.branches[place];
-  std::vector<Value> inputs(one.args.size());
-  std::vector<Value> outputs(one.outs.size());
-  for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[one.args[n]].share());
+  const Program& inner = taken ? *step.if_true : *step.if_false;
+  std::unique_ptr<Frame>& kept = frame_.branches[&inner];
+  if (!kept) kept = std::make_unique<Frame>(inner);
+  Frame& frame = *kept;
+  std::vector<Value> inputs(step.args.size());
+  std::vector<Value> outputs(step.outs.size());
+  for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[step.args[n]].share());
   HeldInputs held{frame, inputs.size()};
   Run nested(inner, constants_, frame, false);
   nested.take(inputs.data());
@@ -481,34 +441,35 @@ void Run::branch(const Step& step) {
   nested.steps();
   nested.results(outputs.data());
   for (size_t n = 0; n < outputs.size(); n++) {
-    if (one.outs[n] != kNone) slots_[one.outs[n]] = std::move(outputs[n]);
+    if (step.outs[n] != kNone) slots_[step.outs[n]] = std::move(outputs[n]);
   }
 }
 
-TensorPtr Run::alias(const Output& one, const Value& base) {
+TensorPtr Run::alias(const Output& output, const Value& base) {
   KILN_CHECK(base.is_tensor(), "an output of the plan is a view of something that is no tensor");
-  const Layout& planned = layout(one.layout);
+  const Layout& planned = layout(output.layout);
   return over_storage(*base.tensor(), planned, ints_,
-                      base.tensor()->storage_offset() + ints_[one.shift]);
+                      base.tensor()->storage_offset() + ints_[output.shift]);
 }
 
-void Run::output(const Output& one, Value* outputs, Value& result) {
-  switch (one.kind) {
+void Run::make_output(const Output& output, Value* outputs, Value& result) {
+  switch (output.kind) {
     case OutputKind::kNone:
       return;
     case OutputKind::kInt:
-      return result.set_int(ints_[one.operand]);
+      return result.set_int(ints_[output.operand]);
     case OutputKind::kBool:
-      return result.set_bool(ints_[one.operand] != 0);
+      return result.set_bool(ints_[output.operand] != 0);
     case OutputKind::kFloat:
-      return result.set_float(floats_[one.operand]);
+      return result.set_float(floats_[output.operand]);
     case OutputKind::kSlot:
     case OutputKind::kInput:
     case OutputKind::kOutput:
       break;
   }
-  const Value& base = one.kind == OutputKind::kOutput ? outputs[one.operand] : slots_[one.operand];
-  if (one.layout != kNone) return result.set_tensor(alias(one, base));
+  const Value& base =
+      output.kind == OutputKind::kOutput ? outputs[output.operand] : slots_[output.operand];
+  if (output.layout != kNone) return result.set_tensor(alias(output, base));
   switch (base.tag()) {
     case Value::Tag::kTensor:
       return result.set_tensor(base.share());
@@ -526,7 +487,7 @@ void Run::output(const Output& one, Value* outputs, Value& result) {
 void Run::results(Value* outputs) {
   for (size_t n = 0; n < program_.outputs.size(); n++) {
     outputs[n].clear();
-    output(program_.outputs[n], outputs, outputs[n]);
+    make_output(program_.outputs[n], outputs, outputs[n]);
   }
 }
 
@@ -535,7 +496,10 @@ void Run::results(Value* outputs) {
 Frame::Frame(const Program& program)
     : slots(static_cast<size_t>(program.num_slots)), ints(program.ints), floats(program.floats) {
   size_t widest = 0;
-  for (const Launch& launch : program.launches) widest = std::max(widest, launch.tensors.size());
+  for (const Step& step : program.steps) {
+    const auto* launch = std::get_if<LaunchStep>(&step.data);
+    if (launch) widest = std::max(widest, launch->tensors.size());
+  }
   pointers.resize(widest);
   results.resize(program.outputs.size());
   known_keys.resize(program.inputs.size());
@@ -589,10 +553,10 @@ void Executor::Call::run() {
 
 void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {
   for (size_t n = 0; n < program.outputs.size(); n++) {
-    const Output& one = program.outputs[n];
-    if (one.layout == kNone) continue;
+    const Output& output = program.outputs[n];
+    if (output.layout == kNone) continue;
     const Value& base =
-        one.kind == OutputKind::kOutput ? outputs[one.operand] : inputs[one.operand];
+        output.kind == OutputKind::kOutput ? outputs[output.operand] : inputs[output.operand];
     const c10::TensorImpl& plain = *outputs[n].tensor();
     outputs[n].set_tensor(
         view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));

@@ -26,9 +26,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
-from kiln.runtime.cache.store import Store, content_key
 from kiln.build.cubins import Cubin, CubinCompilation, start_cubins
 from kiln.plan.plan import Kernel
+from kiln.runtime.cache.store import Store, content_key
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.target import cpu_flags
@@ -43,15 +43,9 @@ LINKED = ("-lgcc",)
 """After the source: conversions that the CPU has no instruction for."""
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(
-    None,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.POINTER(ctypes.c_int64),
-    ctypes.POINTER(ctypes.c_double),
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_int64),
-)
+    None, *map(ctypes.POINTER, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)),
+    ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64),
+)  # fmt: skip
 INSTRUCTION_SETS = (
     "abm", "adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "pclmulqdq", "popcnt", "sha", "sse",
     "ssse", "vaes", "vpclmulqdq",
@@ -254,22 +248,12 @@ def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
             shutil.rmtree(unit.folder, ignore_errors=True)
 
 
-def compile_kernels(
-    kernels: Sequence[Kernel],
-    store: Store,
-    events: EventSink,
-    workers: int = 0,
-) -> Libraries:
+def compile_kernels(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> Libraries:
     """All kernels of a plan as loaded functions and cubins; compiles those that the store does not have."""
     return start_compile(kernels, store, events, workers).wait()
 
 
-def start_compile(
-    kernels: Sequence[Kernel],
-    store: Store,
-    events: EventSink,
-    workers: int = 0,
-) -> Compilation:
+def start_compile(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> Compilation:
     """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
 
     Raises NoCompiler.

@@ -26,11 +26,11 @@ from typing import Any, final
 
 import torch
 
-from kiln.runtime.cache.store import Store, content_key
-from kiln.build.triton_queue import shared_queue
-from kiln.plan.plan import Kernel
 from kiln.build.triton_compile import compile_source
+from kiln.build.triton_queue import shared_queue
 from kiln.build.triton_workers import can_start_workers, shared_workers
+from kiln.plan.plan import Kernel
+from kiln.runtime.cache.store import Store, content_key
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
@@ -143,12 +143,7 @@ def drop_all(running: dict[str, Future[Cubin]]) -> None:
         shared_queue().drop(running.popitem()[1])
 
 
-def start_cubins(
-    kernels: Sequence[Kernel],
-    store: Store,
-    events: EventSink,
-    workers: int = 0,
-) -> CubinCompilation:
+def start_cubins(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> CubinCompilation:
     """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
     distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
     keys = {symbol: cubin_key(kernel) for symbol, kernel in distinct.items()}

@@ -3,11 +3,10 @@
     made = compile_source(source, symbol, meta)
     made["cubin"], made["shared_bytes"], made["trailing"]
 
-`meta` is that of `kiln.plan.plan.Kernel` for Triton. The source has no file: it is entered into `linecache`, where
-Triton's front end looks for it, under a name that is the same on every machine, since the name becomes part of the
-cubin. Triton's stages are run one after the other, as `triton.compile` does, but without its cache: hashing all of
-Triton for the keys of that takes as long as ten kernels, writing the stages' texts as long as a fifth of a small one.
-Triton's launcher, which needs a C compiler and Python's headers, is not touched.
+`meta` is that of `kiln.plan.plan.Kernel`. The source is entered into `linecache`, where Triton's front end reads it,
+under a name that is the same on every machine, since it becomes part of the cubin. Triton's stages run as in
+`triton.compile`, but without its cache, whose keys hash all of Triton (as slow as ten kernels), and without its
+launcher, which needs a C compiler and Python's headers.
 """
 
 from __future__ import annotations

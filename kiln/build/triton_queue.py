@@ -1,11 +1,11 @@
-"""Calls that threads work off in the order in which they came, one queue for the whole process.
+"""A first-in, first-out queue of compilations, one per process.
 
-    future = shared_queue().submit("k_ab12", call, threads=16)     # at most so many threads at work after that
+    future = shared_queue().submit("k_ab12", call, threads=16)     # starts a thread while fewer are running
     future.result()
-    shared_queue().drop(future)                                    # a call that nobody wants is not made
+    shared_queue().drop(future)                                    # cancels the call if nobody else waits for it
 
-The kernels of a forward pass come before those of the backward that may follow it, and a kernel of both is compiled
-once. Threads are daemons that end with the work: a program that ends does not wait for kernels that nobody waits for.
+Calls with equal keys run once: forward and backward share kernels. Unlike a `ThreadPoolExecutor`'s, the threads are
+daemons: a program that ends does not wait for kernels nobody needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, final
 @final
 @dataclass(eq=False)
 class Job:
-    """A call under way, and how many wait for it."""
+    """A call and the number of those who wait for it."""
 
     key: str
     call: Callable[[], Any]
@@ -34,16 +34,16 @@ class Job:
 @final
 @dataclass
 class CompileQueue:
-    """See above. A fork of the process has none of its threads, and starts with an empty queue."""
+    """See above. A fork of the process starts with an empty queue: it has none of the threads."""
 
     owner: int = field(default_factory=os.getpid)
     jobs: deque[Job] = field(default_factory=deque)
     known: dict[str, Job] = field(default_factory=dict)
     threads: int = 0
-    lock: threading.RLock = field(default_factory=threading.RLock)  # what is collected meanwhile may drop a future
+    lock: threading.RLock = field(default_factory=threading.RLock)  # reentrant: garbage collection may call `drop`
 
     def submit(self, key: str, call: Callable[[], Any], threads: int) -> Future[Any]:
-        """The result of `call`, or of an equal one that is under way: `key` says what it makes."""
+        """The future of `call`, or of the unfinished one with the same key."""
         with self.lock:
             if self.owner != os.getpid():
                 self.owner, self.jobs, self.known, self.threads = os.getpid(), deque(), {}, 0
@@ -59,9 +59,9 @@ class CompileQueue:
             return job.future
 
     def drop(self, future: Future[Any]) -> None:
-        """One waits less for it."""
+        """The caller no longer waits for the future."""
         with self.lock:
-            job = next((one for one in self.known.values() if one.future is future), None)
+            job = next((job for job in self.known.values() if job.future is future), None)
             if job is None:
                 return
             job.waiting -= 1
@@ -69,7 +69,7 @@ class CompileQueue:
                 del self.known[job.key]
 
     def next(self) -> Job | None:
-        """The next call; None, and a thread less, where there is none."""
+        """The next call; None ends the calling thread."""
         with self.lock:
             while self.jobs:
                 job = self.jobs.popleft()
@@ -82,7 +82,7 @@ class CompileQueue:
         while (job := self.next()) is not None:
             try:
                 made, error = job.call(), None
-            except BaseException as problem:  # it belongs to who asks for the result
+            except BaseException as problem:  # raised by `result`
                 made, error = None, problem
             with self.lock:
                 del self.known[job.key]

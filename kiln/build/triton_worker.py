@@ -1,12 +1,12 @@
-"""The processes that compile Triton kernels for another one: a server that is ready to compile, and its forks.
+"""What runs in the processes that compile Triton kernels: a server that has imported Triton, and its forks.
 
-    control:  one byte and one end of a channel per worker that is wanted
+    control:  one byte and one end of a channel for each worker to start
     channel:  one line of JSON per kernel {"source", "symbol", "meta"}
               back: one line of JSON {"size", ...facts}, then `size` bytes of cubin; or {"error", "missing"}
 
-Triton holds the interpreter lock for two fifths of its time, so that threads of one process do not get far. Importing
-it and compiling a first kernel takes 0.6 s of CPU time; the server does that once, forking it takes some milliseconds.
-No process imports torch. Server and workers end when their sockets do, or after some time without work.
+Processes, because Triton holds the interpreter lock for 40% of its time. Importing it and compiling a first kernel
+takes 0.6 s of CPU time, forking a few milliseconds. No `multiprocessing`: its children import the program's main
+module. No process imports torch. All end when their sockets close, or after some time without work.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Processes that compile Triton kernels, kept while there is work for them.
+"""A pool of processes that compile Triton kernels.
 
     workers = shared_workers()
-    workers.start(4)                                     # ahead of the first kernel, if one knows that it will come
-    workers.compile(source, symbol, meta)                # as `compile_source`, from any thread
+    workers.start(4)                                     # early, when Triton kernels are expected
+    workers.compile(source, symbol, meta)                # like `compile_source`, from any thread
 
-Each call takes a worker that is idle, or has one forked from a process that has imported Triton. Measured on kernels
-with a call of libdevice: of 0.25 s, Triton holds the interpreter lock for 0.1 s (reading libdevice, walking the
-source), so threads give 2.5 times at most.
+A call takes an idle worker or a new one, forked from a server that has imported Triton (`triton_worker.py`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from functools import partial
 from typing import final
 
 from kiln.graph.passes.repeated_layers import HEAD, Layers, ShortGraph
-from kiln.plan.plan import Branch, HostRead, Plan, PlanInput, PlanOutput, Slot, Step, SymbolBinding
-from kiln.plan.rename import with_slots
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Slot, Step, SymbolBinding
+from kiln.plan.steps import BranchStep, HostReadStep
 from kiln.support.repetition import longest_run, usual_distance
 
 OwnInput = tuple[int, int]
@@ -85,7 +85,7 @@ class _StepPattern:
         self.defined: dict[Slot, int] = dict.fromkeys(range(len(plan.inputs)), -1)
         for number, step in enumerate(plan.steps):
             slots: list[Slot] = []
-            self.bare.append(with_slots(step, partial(_take, slots)))
+            self.bare.append(step.renamed(partial(_take, slots)))
             self.slots.append(slots)
             for slot in slots:
                 self.defined.setdefault(slot, number)
@@ -120,7 +120,7 @@ class _StepPattern:
     def _equal(self, before: int, after: int) -> bool:
         """Is step `after` step `before`, one period later?"""
         bare = self.bare[before]
-        if bare != self.bare[after] or isinstance(bare, Branch | HostRead):
+        if bare != self.bare[after] or isinstance(bare, BranchStep | HostReadStep):
             return False
         return all(map(partial(self._corresponds, after - before), self.slots[before], self.slots[after]))
 
@@ -215,7 +215,7 @@ class _FullPlanWriter:
         """Steps [start, end) for the layers `shift` further on."""
         rename = self._renamer(shift)
         for step in self.plan.steps[start:end]:
-            self.steps.append(with_slots(step, rename))
+            self.steps.append(step.renamed(rename))
 
     def _renamer(self, shift: int) -> Callable[[Slot], Slot]:
         made: dict[Slot, Slot] = {}

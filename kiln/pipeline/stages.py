@@ -30,7 +30,8 @@ from kiln.loops.program.verify import verify_program
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.repeated_layers import FullPlan, full_plan
 from kiln.pipeline.targets import kernel_gpu, region_target
-from kiln.plan.plan import CallAten, Launch, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 
@@ -130,9 +131,9 @@ def repeated_layers_to_plan(graph: Graph, context: CompileContext) -> Plan | Non
 def _report_repetition(full: FullPlan, short: Plan, scheduled: KernelProgram, context: CompileContext) -> None:
     """Launches, calls and traffic of the layers that no stage saw."""
     before, repeated, events = short.steps[: full.first], short.steps[full.first : full.end], context.events
-    skipped = sum(isinstance(step, Launch) for step in before)
-    count = sum(isinstance(step, Launch) for step in repeated)
-    calls = sum(isinstance(step, CallAten) for step in repeated)
+    skipped = sum(isinstance(step, LaunchStep) for step in before)
+    count = sum(isinstance(step, LaunchStep) for step in repeated)
+    calls = sum(isinstance(step, AtenStep) for step in repeated)
     launches = [step for step in scheduled.steps if isinstance(step, KernelLaunch)][skipped : skipped + count]
     read, written = traffic(launches)
     events.emit("launches", count=full.times * count)

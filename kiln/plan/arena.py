@@ -17,8 +17,8 @@ from typing import final
 
 import torch
 
-from kiln.plan.plan import Allocate, Free, Launch, Plan, Slot, Step, View
-from kiln.plan.verify import slots_read, slots_written
+from kiln.plan.plan import Plan, Slot, Step
+from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep, ViewStep
 from kiln.tensor.spec import TensorSpec
 
 
@@ -42,9 +42,9 @@ class MemoryPlan:
 
 
 def plan_memory(plan: Plan) -> MemoryPlan:
-    allocated = {step.out: place for place, step in enumerate(plan.steps) if isinstance(step, Allocate)}
-    cpu = {step.out for step in plan.steps if isinstance(step, Allocate) and step.spec.device.type == "cpu"}
-    base_of = {step.out: step.base for step in plan.steps if isinstance(step, View)}
+    allocated = {step.out: place for place, step in enumerate(plan.steps) if isinstance(step, AllocateStep)}
+    cpu = {step.out for step in plan.steps if isinstance(step, AllocateStep) and step.spec.device.type == "cpu"}
+    base_of = {step.out: step.base for step in plan.steps if isinstance(step, ViewStep)}
     needs_tensor = _needs_tensor(plan)
     for view, base in reversed(base_of.items()):
         if view in needs_tensor:
@@ -66,10 +66,10 @@ def plan_memory(plan: Plan) -> MemoryPlan:
 def _needs_tensor(plan: Plan) -> set[Slot]:
     """Slots with a use that wants a tensor object, or that leave the plan."""
     found = {output.slot for output in plan.outputs if output.slot is not None}
-    found.update(step.out for step in plan.steps if isinstance(step, Allocate) and step.reuse in plan.donated)
+    found.update(step.out for step in plan.steps if isinstance(step, AllocateStep) and step.reuse in plan.donated)
     for step in plan.steps:
-        if not isinstance(step, Launch | View | Free | Allocate):
-            found.update(slots_read(step))
+        if not isinstance(step, LaunchStep | ViewStep | FreeStep | AllocateStep):
+            found.update(step.reads())
     return found
 
 
@@ -77,10 +77,10 @@ def _last_uses(plan: Plan) -> dict[Slot, int]:
     """The last step that reads or defines each slot; `Free` and `reuse` are no uses of the contents."""
     last: dict[Slot, int] = {}
     for place, step in enumerate(plan.steps):
-        if isinstance(step, Allocate | View):
+        if isinstance(step, AllocateStep | ViewStep):
             last[step.out] = place
-        if not isinstance(step, Free | Allocate):
-            for slot in slots_read(step):
+        if not isinstance(step, FreeStep | AllocateStep):
+            for slot in step.reads():
                 last[slot] = place
     return last
 
@@ -91,18 +91,18 @@ def with_frees(plan: Plan) -> Plan:
     last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
     gone: set[Slot | None] = set()
     for place, step in enumerate(plan.steps):
-        last.update((slot, place) for slot in (*slots_read(step), *slots_written(step)))
-        gone.update(step.slots if isinstance(step, Free) else ())
-        gone.add(step.reuse if isinstance(step, Allocate) else None)
+        last.update((slot, place) for slot in (*step.reads(), *step.writes()))
+        gone.update(step.slots if isinstance(step, FreeStep) else ())
+        gone.add(step.reuse if isinstance(step, AllocateStep) else None)
     ending: defaultdict[int, list[Slot]] = defaultdict(list)
     for slot, place in last.items():
         if slot not in kept and slot not in gone and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
             ending[place].append(slot)
-    steps: list[Step] = [Free(tuple(ending[-1]))] if ending[-1] else []
+    steps: list[Step] = [FreeStep(tuple(ending[-1]))] if ending[-1] else []
     for place, step in enumerate(plan.steps):
         steps.append(step)
         if ending[place]:
-            steps.append(Free(tuple(ending[place])))
+            steps.append(FreeStep(tuple(ending[place])))
     return replace(plan, steps=tuple(steps))
 
 
@@ -123,11 +123,11 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
     waiting = {slot: size for slot in owned if (size := _num_bytes(plan.inputs[slot].spec)) >= SMALLEST_DONATED}
     kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
     waiting = {slot: size for slot, size in waiting.items() if not kept.intersection((slot, *views[slot]))}
-    freed = {slot for step in plan.steps if isinstance(step, Free) for slot in step.slots}
+    freed = {slot for step in plan.steps if isinstance(step, FreeStep) for slot in step.slots}
     steps: list[Step] = []
     donated: list[Slot] = []
     for place, step in enumerate(plan.steps):
-        if isinstance(step, Allocate) and step.reuse is None:
+        if isinstance(step, AllocateStep) and step.reuse is None:
             size, device = _num_bytes(step.spec), step.spec.device
             dead = (one for one in waiting if last[one] < place and one not in freed)
             fitting = [one for one in dead if waiting[one] >= size and _device_of(plan, one) == device]
@@ -136,7 +136,7 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
                 del waiting[found]
                 donated.append(found)
                 gone = tuple(view for view in views[found] if view not in freed)
-                steps += [Free(gone)] if gone else []
+                steps += [FreeStep(gone)] if gone else []
                 step = replace(step, reuse=found)
         steps.append(step)
     return replace(plan, steps=tuple(steps), donated=(*plan.donated, *donated)) if donated else plan
@@ -148,10 +148,10 @@ def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
     last: dict[Slot, int] = dict.fromkeys(owner, -1)
     views: defaultdict[Slot, list[Slot]] = defaultdict(list)
     for place, step in enumerate(plan.steps):
-        if isinstance(step, View) and step.base in owner:
+        if isinstance(step, ViewStep) and step.base in owner:
             owner[step.out] = owner[step.base]
             views[owner[step.base]].append(step.out)
-        for slot in (*slots_read(step), *slots_written(step)):
+        for slot in (*step.reads(), *step.writes()):
             if slot in owner:
                 last[owner[slot]] = place
     return last, views

@@ -10,11 +10,13 @@ A scalar tensor on the CPU may stand where torch wants one on the GPU, and reach
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 
-from kiln.plan.plan import CallAten, Free, Launch, Plan, Ref, Slot, Step
+from kiln.plan.plan import Plan, Ref, Slot, Step
+from kiln.plan.steps import AtenStep, FreeStep, LaunchStep
 from kiln.plan.verify import InvalidPlan, slot_specs
 from kiln.tensor.spec import TensorSpec
 
@@ -31,32 +33,32 @@ def with_device_copies(plan: Plan) -> Plan:
     steps: list[Step] = []
     slots = plan.num_slots
     for step in plan.steps:
-        away = cpu_slots(step, specs) if isinstance(step, Launch) and step.kernel in triton else ()
-        if not isinstance(step, Launch) or not away:
+        away = cpu_slots(step, specs) if isinstance(step, LaunchStep) and step.kernel in triton else ()
+        if not isinstance(step, LaunchStep) or not away:
             steps.append(step)
             continue
         access = dict(zip(step.tensors, (param.access for param in triton[step.kernel].params), strict=True))
         for slot in away:
             if access[slot] != "read":
                 raise InvalidPlan(plan=plan.name, problem=f"{step.kernel} writes %{slot}, which is in CPU memory")
-        device = launch_device(step, specs) or torch.device("cuda")
+        device = device_of(step.tensors, specs) or torch.device("cuda")
         copies = {slot: slots + 2 * n for n, slot in enumerate(away)}
         for slot, copy in copies.items():
             steps += copy_steps(slot, copy + 1, copy, specs[slot], device)
         steps.append(replace(step, tensors=tuple(copies.get(slot, slot) for slot in step.tensors)))
-        steps.append(Free(tuple(range(slots, slots + 2 * len(copies)))))
+        steps.append(FreeStep(tuple(range(slots, slots + 2 * len(copies)))))
         slots += 2 * len(copies)
     return plan if slots == plan.num_slots else replace(plan, steps=tuple(steps), num_slots=slots)
 
 
-def cpu_slots(step: Launch, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ...]:
+def cpu_slots(step: LaunchStep, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ...]:
     """Tensors of the launch in CPU memory, each once."""
     return tuple(dict.fromkeys(slot for slot in step.tensors if slot in specs and specs[slot].device.type == "cpu"))
 
 
-def launch_device(step: Launch, specs: dict[Slot, TensorSpec]) -> torch.device | None:
-    """Where the launch goes: the device of its tensors, those on the CPU left out."""
-    devices = (specs[slot].device for slot in step.tensors if slot in specs)
+def device_of(tensors: Iterable[Slot], specs: dict[Slot, TensorSpec]) -> torch.device | None:
+    """Where a launch on the tensors goes: the device of the first that is not on the CPU."""
+    devices = (specs[slot].device for slot in tensors if slot in specs)
     return next((device for device in devices if device.type != "cpu"), None)
 
 
@@ -68,6 +70,6 @@ def copy_steps(source: Slot, host: Slot, target: Slot, spec: TensorSpec, device:
     layout = replace(spec, offset=0)
     kwargs = (("device", device), ("non_blocking", True))
     return [
-        CallAten("aten.clone.default", (Ref(source),), (), (host,), (layout,)),
-        CallAten("aten._to_copy.default", (Ref(host),), kwargs, (target,), (replace(layout, device=device),)),
+        AtenStep("aten.clone.default", (Ref(source),), (), (host,), (layout,)),
+        AtenStep("aten._to_copy.default", (Ref(host),), kwargs, (target,), (replace(layout, device=device),)),
     ]

@@ -7,19 +7,23 @@
         free %2
         return %3
 
-One plan runs in the native executor, in the Python executor (tests compare the two), inside a CUDA graph and in
-both halves of an autograd function; it is what the cache stores and what a package ships. Values live in numbered
-slots; slots 0 .. len(inputs)-1 are the arguments. Sizes are expressions over the symbols that `symbols` binds.
+The same plan runs in the native executor, in the Python executor (tests compare the two), in CUDA graphs and as the
+forward or backward of an autograd function; the cache stores it and packages ship it. Values live in numbered slots;
+slots 0 .. len(inputs)-1 hold the arguments. Sizes are expressions over the symbols bound in `symbols`.
+The kinds of steps are in `kiln/plan/steps`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import torch
 
-from kiln.symbolic import Int, Relation
+from kiln.plan.native import Record, ScalarKind
+from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
 Slot = int
@@ -40,8 +44,8 @@ class PlanInput:
 class SymbolBinding:
     """Symbol `name` is a size, stride or the offset of input `slot`, or the value of a scalar input.
 
-    A binding of kind "unbacked" has no input: a `HostRead` step defines it. Its value also lands in `slot`, for a
-    `Ref` to it (-1: in none); a "float" read lands only there.
+    An "unbacked" symbol has no input: a `HostReadStep` defines it and also stores its value in `slot`, where a `Ref`
+    finds it (-1: nowhere). A value of kind "float" is stored in the slot only.
     """
 
     name: str
@@ -53,7 +57,7 @@ class SymbolBinding:
 @final
 @dataclass(frozen=True, slots=True)
 class KernelParam:
-    """A tensor parameter of a kernel. `access`: read, write, or both (in place)."""
+    """A tensor parameter of a kernel; `access` "both" means in place."""
 
     dtype: torch.dtype
     access: Literal["read", "write", "both"]
@@ -69,18 +73,17 @@ class Kernel:
         extern "C" void symbol(void* const* tensors, const int64_t* ints, const double* floats,
                                int64_t begin, int64_t end, void* scratch, int64_t* status)
 
-    `tensors[i]` points at the first element of the tensor (its offset applied). `source` is self-contained; sources
-    are concatenated into one translation unit, so a shared prelude carries an include guard and every other name
-    derives from `symbol`. It handles units [begin, end) of the range that `Launch` gives; the executor splits the
-    range over torch's intra-op pool in chunks of at least `grain` units. `scratch` is private to the call and
-    64-byte aligned.
-    `status[0]` is set to a nonzero code by a kernel that found an index out of range (1) or a division by zero (2).
+    `tensors[i]` points at the first element of the tensor, its offset applied. Sources are concatenated into one
+    translation unit: a shared prelude has an include guard, all other names derive from `symbol`. A call handles units
+    [begin, end) of the range given by the `LaunchStep`; the executor splits the range over torch's intra-op pool in
+    chunks of at least `grain` units. `scratch` is private to the call and 64-byte aligned. The kernel sets `status[0]`
+    to 1 for an index out of range and to 2 for a division by zero.
 
     A Triton kernel's `source` is Python text that defines `symbol` with `@triton.jit`. Its parameters: a pointer per
     tensor (offset applied), the ints, the floats, with `status` a pointer to the status slot, then the constants.
-    `meta`, sorted by name: "capability" of the GPUs that it is compiled for (90: 9.0); "constants", pairs (name,
-    value); "divisible", places of parameters that are multiples of 16; "num_stages" and "num_warps"; "signature",
-    Triton's type of each parameter that is no constant; "status".
+    `meta`, sorted by name: "capability" of the GPUs it is compiled for (90: 9.0); "constants", pairs (name, value);
+    "divisible", positions of parameters that are multiples of 16; "num_stages" and "num_warps"; "signature", Triton's
+    type of each parameter that is not a constant; "status".
     """
 
     symbol: str  # derived from the source: equal kernels have equal symbols
@@ -89,7 +92,7 @@ class Kernel:
     params: tuple[KernelParam, ...]
     num_ints: int
     num_floats: int = 0
-    scratch_bytes: int = 0  # static part; a Launch may ask for more
+    scratch_bytes: int = 0  # static part; a LaunchStep may ask for more
     meta: tuple[tuple[str, Any], ...] = ()
 
 
@@ -101,130 +104,140 @@ class Ref:
     slot: Slot
 
 
-# ---------------------------------------------------------------------------------------------- steps
+class KernelArguments(NamedTuple):
+    """What one launch of a kernel gets; the grid is a GPU's."""
+
+    tensors: Sequence[torch.Tensor]
+    ints: Sequence[int]
+    floats: Sequence[float]
+    grid: Sequence[int]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    """A fresh buffer; with `reuse`, the memory of that slot (dead from here on, at least as many bytes)."""
-
-    out: Slot
-    spec: TensorSpec
-    reuse: Slot | None = None
+Rename = Callable[[Slot], Slot]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Run a kernel over `units` indices. `ints` and `floats` are evaluated at run time (floats: Int, float or Ref)."""
-
-    kernel: str
-    tensors: tuple[Slot, ...]
-    ints: tuple[Int, ...]
-    floats: tuple[float | Ref, ...]
-    units: Int
-    grain: Int = 1
-    scratch_bytes: Int = 0
-    grid: tuple[Int, ...] = ()  # Triton only
-    origin: str = ""
+def slots_in(value: object, found: list[Slot], *, refs_only: bool = False) -> list[Slot]:
+    """Adds the slots that a field names, nested in tuples: all numbers (but None), or only those in a `Ref`."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            slots_in(item, found, refs_only=refs_only)
+    elif isinstance(value, Ref):
+        found.append(value.slot)
+    elif not refs_only and value is not None:
+        found.append(value)  # type: ignore[arg-type]
+    return found
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CallAten:
-    """Call the overload `target` ("aten.mm.default"); arguments hold `Ref`, Int, float, bool, str, dtype, device,
-    None and tuples of these. Each result is compared with its spec (None: no tensor there) and copied into the
-    planned layout on a difference.
+def rename_in(value: Any, rename: Rename, *, refs_only: bool = False) -> Any:
+    """The same field with `rename` applied to the slots that `slots_in` finds."""
+    if isinstance(value, tuple):
+        return tuple([rename_in(item, rename, refs_only=refs_only) for item in value])
+    if isinstance(value, Ref):
+        return Ref(rename(value.slot))
+    return value if refs_only or value is None else rename(value)
+
+
+class Step(ABC):
+    """One step of a plan: frozen data, and what each stage needs to know of its kind.
+
+    A new kind is a subclass listed in `kiln.plan.steps.STEPS`, its records in `kiln/plan/native.py`, and a `Run::run`
+    for each record in csrc/executor/run.cpp.
     """
 
-    target: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    outs: tuple[Slot | None, ...]
-    specs: tuple[TensorSpec | None, ...]
+    __slots__: tuple[str, ...] = ()
     origin: str = ""
+    """The user's source line, where one is known."""
+
+    uses: ClassVar[tuple[str, ...]] = ()  # fields that hold slots which must be live before the step
+    refers: ClassVar[tuple[str, ...]] = ()  # fields with `Ref`s to such slots
+    defines: ClassVar[tuple[str, ...]] = ()  # fields that hold the slots which it defines
+
+    def reads(self) -> list[Slot]:
+        found: list[Slot] = []
+        for name in self.uses:
+            slots_in(getattr(self, name), found)
+        for name in self.refers:
+            slots_in(getattr(self, name), found, refs_only=True)
+        return found
+
+    def writes(self) -> list[Slot]:
+        found: list[Slot] = []
+        for name in self.defines:
+            slots_in(getattr(self, name), found)
+        return found
+
+    def renamed(self, rename: Rename) -> Self:
+        """The same step on other slots. `rename` is called once per mention of a slot, in an order that depends only on
+        the kind of step, so that the mentions of two similar steps can be compared pairwise."""
+        changed = {name: rename_in(getattr(self, name), rename) for name in (*self.uses, *self.defines)}
+        refs = {name: rename_in(getattr(self, name), rename, refs_only=True) for name in self.refers}
+        return replace(self, **changed, **refs)  # type: ignore[type-var]
+
+    def reads_host(self) -> bool:
+        """Does the host wait for a value in device memory?"""
+        return False
+
+    @abstractmethod
+    def text(self) -> str:
+        """Its line in the text of the plan; nested plans take several."""
+
+    @abstractmethod
+    def python(self, printer: PlanPrinter) -> str:
+        """A Python statement with the same meaning."""
+
+    @abstractmethod
+    def native(self, encoder: PlanEncoder) -> Record:
+        """Its record in the native program."""
+
+    @abstractmethod
+    def run(self, run: PlanRun) -> None:
+        """Do the step, in the reference executor."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class View:
-    """`out` is `base`'s storage under other sizes, strides and offset (offset counts from the storage's start)."""
+class PlanPrinter(Protocol):
+    """What a step can ask of the printer of the Python view."""
 
-    out: Slot
-    base: Slot
-    spec: TensorSpec
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Write the contents of `source` into `target` (an input that the region mutates); bumps its version."""
-
-    target: Slot
-    source: Slot
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def names(self) -> Sequence[str]: ...  # of the slots
+    def slots(self, slots: Iterable[Slot]) -> str: ...
+    def argument(self, value: object) -> str: ...
+    def nested(self, plan: Plan) -> str: ...  # defines a function; its name
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Slot `out` is the plan's constant number `index`."""
+class PlanEncoder(Protocol):
+    """What a step can ask of the encoder of the native program."""
 
-    out: Slot
-    index: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class HostRead:
-    """Read the one element of `source` on the host and bind it to symbol or scalar slot `symbol`."""
-
-    symbol: str
-    source: Slot
-    kind: Literal["int", "float", "bool"]
+    def is_raw(self, slot: Slot) -> bool: ...
+    def raw_buffer(self, slot: Slot) -> int: ...
+    def offset_in(self, slot: Slot, dtype: torch.dtype) -> Int: ...
+    def kernel(self, symbol: str) -> Kernel: ...
+    def launch_device(self, tensors: Iterable[Slot]) -> torch.device | None: ...
+    def host_scalar(self, symbol: str, kind: ScalarKind) -> tuple[int, int]: ...
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Stop with `message` unless `relation` holds (or the bool tensor in slot `condition` is true)."""
+class PlanRun(Protocol):
+    """What a step can ask of a call in the reference executor."""
 
-    relation: Relation | None
-    condition: Slot | None
-    message: str
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RandomSeed:
-    """`out` is an int64[2] tensor (seed, offset) on `device`, drawn from torch's default generator of it."""
-
-    out: Slot
-    device: torch.device
-    increment: Int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Free:
-    """The slots are not used any more."""
-
-    slots: tuple[Slot, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Run one of two nested plans, by the bool tensor in `condition`, on `args`."""
-
-    condition: Slot
-    if_true: Plan
-    if_false: Plan
-    args: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
-
-
-Step = Allocate | Launch | CallAten | View | Copy | Constant | HostRead | Check | RandomSeed | Free | Branch
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def values(self) -> list[Any]: ...  # tensors and numbers, by slot
+    @property
+    def symbols(self) -> dict[str, int]: ...
+    @property
+    def constants(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def specs(self) -> Mapping[Slot, TensorSpec]: ...
+    def number(self, value: Int) -> int: ...
+    def numbers(self, values: Sequence[Int]) -> tuple[int, ...]: ...
+    def argument(self, value: object) -> Any: ...
+    def empty(self, spec: TensorSpec) -> torch.Tensor: ...
+    def as_planned(self, result: torch.Tensor, spec: TensorSpec, shared: bool) -> torch.Tensor: ...
+    def over_storage(self, of: torch.Tensor, spec: TensorSpec, offset: int) -> torch.Tensor: ...
+    def launch(self, symbol: str, arguments: KernelArguments, units: int, scratch_bytes: int) -> int: ...  # status
+    def nested(self, plan: Plan, args: Sequence[object]) -> tuple[Any, ...]: ...
 
 
 @final
@@ -242,8 +255,7 @@ class PlanOutput:
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A compiled region. `num_slots` counts arguments and temporaries; `mutated` names inputs whose version is bumped.
-
+    """A compiled region. `num_slots` counts arguments and temporaries; `mutated`: inputs whose version is bumped;
     `donated`: inputs whose memory the plan may reuse (saved tensors of a backward plan without retain_graph).
     """
 
@@ -257,3 +269,8 @@ class Plan:
     constants: tuple[str, ...] = ()  # content keys of constant tensors
     mutated: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+
+    def landing_slot(self, symbol: str) -> Slot | None:
+        """Where a `HostReadStep` stores the value of `symbol`, if anywhere."""
+        slots = (binding.slot for binding in self.symbols if binding.name == symbol and binding.slot >= 0)
+        return next(slots, None)

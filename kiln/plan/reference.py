@@ -17,28 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kiln.plan.errors import CheckFailed, InputMismatch, status_error
-from kiln.plan.overloads import find_overload
-from kiln.plan.plan import (
-    Allocate,
-    Branch,
-    CallAten,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostRead,
-    Kernel,
-    Launch,
-    Plan,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    Step,
-    View,
-)
-from kiln.plan.random import draw_seed
-from kiln.plan.text import step_text
+from kiln.plan.errors import InputMismatch
+from kiln.plan.plan import Kernel, KernelArguments, Plan, PlanOutput, Ref, Step
+from kiln.plan.steps.control import NUMBER_TYPES
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, evaluate
 from kiln.tensor.spec import TensorSpec
@@ -59,7 +40,7 @@ class KernelFunctions(Protocol):
 class PythonExecutor:
     """Callable that runs `plan` step by step; `constants` are the plan's constant tensors, in order.
 
-    `launch` runs kernels of a GPU: `launch_kernel` of the native executor, or an interpreter of them.
+    `launch` runs GPU kernels: on the GPU, or by interpreting them.
     """
 
     def __init__(
@@ -80,8 +61,8 @@ class PythonExecutor:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.run(inputs)
 
-    def start(self, inputs: Sequence[Any]) -> PlanRun:
-        return PlanRun(self, inputs)
+    def start(self, inputs: Sequence[Any]) -> ReferenceRun:
+        return ReferenceRun(self, inputs)
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         run = self.start(inputs)
@@ -90,16 +71,16 @@ class PythonExecutor:
         return run.results()
 
 
-class PlanRun:
-    """One call: the values of all slots and symbols, and the number of the next step."""
+class ReferenceRun:
+    """One call: the values of all slots and symbols, and the number of the next step. Implements `PlanRun`."""
 
     def __init__(self, executor: PythonExecutor, inputs: Sequence[Any]) -> None:
         self.executor = executor
-        self.plan = executor.plan
+        self.plan, self.specs, self.constants = executor.plan, executor.specs, executor.constants
         self.inputs = tuple(inputs)
         self.values: list[Any] = [*inputs, *[None] * (self.plan.num_slots - len(inputs))]
         self.symbols: dict[str, int] = {}
-        self.place = 0
+        self.position = 0
         self.bind_inputs()
 
     def number(self, value: Int) -> int:
@@ -114,7 +95,7 @@ class PlanRun:
             problem = f"the plan takes {len(self.plan.inputs)} arguments, not {len(self.inputs)}"
             raise InputMismatch(name="list", plan=self.plan.name, problem=problem)
         for slot, declared in enumerate(self.plan.inputs):
-            wanted = torch.Tensor if declared.spec is not None else SCALAR_TYPES[str(declared.scalar)]
+            wanted = torch.Tensor if declared.spec is not None else NUMBER_TYPES[str(declared.scalar)]
             if not isinstance(self.values[slot], wanted):
                 problem = f"expected {wanted.__name__}, got {type(self.values[slot]).__name__}"
                 raise InputMismatch(name=declared.name, plan=self.plan.name, problem=problem)
@@ -140,12 +121,12 @@ class PlanRun:
 
     def step(self) -> Step | None:
         """Do the next step and return it; None when all are done."""
-        if self.place == len(self.plan.steps):
+        if self.position == len(self.plan.steps):
             return None
-        step = self.plan.steps[self.place]
+        step = self.plan.steps[self.position]
         with below_autograd():
-            STEP_ACTIONS[type(step)](self, step)
-        self.place += 1
+            step.run(self)
+        self.position += 1
         return step
 
     def results(self) -> tuple[Any, ...]:
@@ -163,7 +144,7 @@ class PlanRun:
             return self.rebuild(self.inputs[output.alias_input], output.view, self.plan.inputs[output.alias_input].spec)
         if output.alias_output is not None:
             slot = self.plan.outputs[output.alias_output].slot
-            base_spec = None if slot is None else self.executor.specs.get(slot)
+            base_spec = None if slot is None else self.specs.get(slot)
             return self.rebuild(done[output.alias_output], output.view, base_spec)
         if output.slot is not None:
             return self.values[output.slot]
@@ -186,8 +167,40 @@ class PlanRun:
         made = torch.empty(0, dtype=spec.dtype, device=of.device)
         return made.set_(of.untyped_storage(), offset, self.numbers(spec.sizes), self.numbers(spec.strides))
 
-    def argument(self, value: Any) -> Any:
-        """The value of an argument template of an ATen step."""
+    def as_planned(self, result: torch.Tensor, spec: TensorSpec, shared: bool) -> torch.Tensor:
+        """The result of a call; a copy if it is not as planned, or `shared` with an argument or another result."""
+        if self.fits(result, spec) and not shared:
+            return result
+        return self.empty(spec).copy_(result)
+
+    def launch(self, symbol: str, arguments: KernelArguments, units: int, scratch_bytes: int) -> int:
+        """Run a kernel over its whole range; its status."""
+        kernel, libraries = self.executor.kernels[symbol], self.executor.libraries
+        if kernel.language == "triton":
+            if 0 not in arguments.grid:
+                assert self.executor.launch is not None, "a plan with GPU kernels needs a function that launches them"
+                self.executor.launch(kernel, *arguments)
+            return 0
+        status = ctypes.c_int64(0)
+        memory = ctypes.create_string_buffer(scratch_bytes + libraries.scratch_bytes(symbol) + SCRATCH_ALIGNMENT)
+        scratch = -(-ctypes.addressof(memory) // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        libraries.function(symbol)(
+            (ctypes.c_void_p * len(arguments.tensors))(*[tensor.data_ptr() for tensor in arguments.tensors]),
+            (ctypes.c_int64 * len(arguments.ints))(*arguments.ints),
+            (ctypes.c_double * len(arguments.floats))(*arguments.floats),
+            0,
+            units,
+            scratch,
+            ctypes.byref(status),
+        )
+        return status.value
+
+    def nested(self, plan: Plan, args: Sequence[object]) -> tuple[Any, ...]:
+        executor = self.executor
+        return PythonExecutor(plan, executor.libraries, executor.constants, executor.launch).run(args)
+
+    def argument(self, value: object) -> Any:
+        """An argument of an ATen step with `Ref`s and size expressions replaced by their values."""
         if isinstance(value, Ref):
             return self.values[value.slot]
         if isinstance(value, Expr):
@@ -206,7 +219,6 @@ _EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 for _name in ("AutogradFunctionality", "AutocastCPU", "AutocastCUDA"):
     _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
 
-SCALAR_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
 BINDING_VALUE: Mapping[str, Callable[[Any, int], int]] = {
     "size": lambda tensor, dim: tensor.size(dim),
     "stride": lambda tensor, dim: tensor.stride(dim),
@@ -217,133 +229,3 @@ BINDING_VALUE: Mapping[str, Callable[[Any, int], int]] = {
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.device)
-
-
-def _allocate(run: PlanRun, step: Allocate) -> None:
-    is_input = step.reuse is not None and step.reuse < len(run.inputs)
-    reused = run.values[step.reuse] if step.reuse is not None and not is_input else None  # the caller holds inputs
-    if step.reuse is not None:
-        run.values[step.reuse] = None
-    needed = run.number(step.spec.storage_elements()) * step.spec.dtype.itemsize
-    if reused is not None and reused.untyped_storage().nbytes() >= needed:
-        run.values[step.out] = run.over_storage(reused, step.spec, run.number(step.spec.offset))
-    else:
-        run.values[step.out] = run.empty(step.spec)
-
-
-def _launch(run: PlanRun, step: Launch) -> None:
-    floats = [float(run.argument(value)) for value in step.floats]
-    kernel = run.executor.kernels[step.kernel]
-    if kernel.language == "triton":
-        grid = run.numbers(step.grid)
-        if 0 not in grid:
-            assert run.executor.launch is not None, "a plan with kernels of a GPU needs something that launches them"
-            given = [run.values[slot] for slot in step.tensors]
-            run.executor.launch(kernel, given, run.numbers(step.ints), floats, grid)
-        return
-    tensors = [run.values[slot].data_ptr() for slot in step.tensors]
-    status = ctypes.c_int64(0)
-    scratch_bytes = run.number(step.scratch_bytes) + run.executor.libraries.scratch_bytes(step.kernel)
-    memory = ctypes.create_string_buffer(scratch_bytes + SCRATCH_ALIGNMENT)
-    scratch = -(-ctypes.addressof(memory) // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    run.executor.libraries.function(step.kernel)(
-        (ctypes.c_void_p * len(tensors))(*tensors),
-        (ctypes.c_int64 * len(step.ints))(*run.numbers(step.ints)),
-        (ctypes.c_double * len(floats))(*floats),
-        0,
-        run.number(step.units),
-        scratch,
-        ctypes.byref(status),
-    )
-    if status.value:
-        raise status_error(status.value, step.origin or step_text(step))
-
-
-def _call(run: PlanRun, step: CallAten) -> None:
-    args = [run.argument(arg) for arg in step.args]
-    kwargs = {name: run.argument(value) for name, value in step.kwargs}
-    overload = find_overload(step.target)
-    made = overload(*args, **kwargs)
-    results = made if isinstance(made, tuple | list) else (made,)
-    fresh = all(one.alias_info is None for one in overload._schema.returns)
-    storages = [_storage(one) for one in (*args, *kwargs.values(), *results) if isinstance(one, torch.Tensor)]
-    for slot, spec, result in zip(step.outs, step.specs, results, strict=False):
-        if slot is not None:
-            shared = fresh and isinstance(result, torch.Tensor) and storages.count(_storage(result)) > 1
-            run.values[slot] = result if spec is None else _as_planned(run, result, spec, shared)
-
-
-def _storage(x: torch.Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
-
-
-def _as_planned(run: PlanRun, result: Any, spec: TensorSpec, shared: bool) -> Any:
-    """The result of a call; a copy where it is not as planned, or `shared` with an argument or another result."""
-    if run.fits(result, spec) and not shared:
-        return result
-    planned = run.empty(spec)
-    planned.copy_(result)
-    return planned
-
-
-def _view(run: PlanRun, step: View) -> None:
-    base, base_spec = run.values[step.base], run.executor.specs.get(step.base)
-    planned = 0 if base_spec is None else base_spec.offset * base_spec.dtype.itemsize // step.spec.dtype.itemsize
-    shift = run.number(step.spec.offset - planned)
-    start = base.storage_offset() * base.element_size() // step.spec.dtype.itemsize
-    run.values[step.out] = run.over_storage(base, step.spec, start + shift)
-
-
-def _copy(run: PlanRun, step: Copy) -> None:
-    run.values[step.target].copy_(run.values[step.source])
-
-
-def _constant(run: PlanRun, step: Constant) -> None:
-    run.values[step.out] = run.executor.constants[step.index]
-
-
-def _host_read(run: PlanRun, step: HostRead) -> None:
-    value = SCALAR_TYPES[step.kind](run.values[step.source].item())
-    if step.kind != "float":
-        run.symbols[step.symbol] = int(value)
-    for binding in run.plan.symbols:
-        if binding.name == step.symbol and binding.slot >= 0:
-            run.values[binding.slot] = value
-
-
-def _check(run: PlanRun, step: Check) -> None:
-    if step.relation is not None and not step.relation.evaluate(run.symbols):
-        raise CheckFailed(where=step.message)
-    if step.condition is not None and not run.values[step.condition].item():
-        raise CheckFailed(where=step.message)
-
-
-def _random_seed(run: PlanRun, step: RandomSeed) -> None:
-    run.values[step.out] = draw_seed(step.device, run.number(step.increment))
-
-
-def _free(run: PlanRun, step: Free) -> None:
-    for slot in step.slots:
-        run.values[slot] = None
-
-
-def _branch(run: PlanRun, step: Branch) -> None:
-    plan = step.if_true if run.values[step.condition].item() else step.if_false
-    inner = PythonExecutor(plan, run.executor.libraries, run.executor.constants, run.executor.launch)
-    for slot, value in zip(step.outs, inner.run([run.values[slot] for slot in step.args]), strict=True):
-        run.values[slot] = value
-
-
-STEP_ACTIONS: Mapping[type, Callable[[PlanRun, Any], None]] = {
-    Allocate: _allocate,
-    Launch: _launch,
-    CallAten: _call,
-    View: _view,
-    Copy: _copy,
-    Constant: _constant,
-    HostRead: _host_read,
-    Check: _check,
-    RandomSeed: _random_seed,
-    Free: _free,
-    Branch: _branch,
-}

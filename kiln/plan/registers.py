@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from kiln.plan.native import OperationKind
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
 
-ADD, MUL, FLOORDIV, MOD, MIN, MAX, MOV, INT_TO_FLOAT, FLOAT_MOV = range(9)
-OPERATION_OF = {FloorDiv: FLOORDIV, Mod: MOD, Min: MIN, Max: MAX}
+OPERATIONS = {FloorDiv: OperationKind.FLOOR_DIV, Mod: OperationKind.MOD, Min: OperationKind.MIN, Max: OperationKind.MAX}
 
 
 @final
@@ -71,7 +71,7 @@ class RegisterFile:
         for value, source in zip(key, sources, strict=True):
             register = self.new_int(value if isinstance(value, int) else 0)
             if source is not None:
-                self.segments[source[1]].operations.append((MOV, register, source[0], 0))
+                self.segments[source[1]].operations.append((OperationKind.MOV, register, source[0], 0))
         self._vectors[key] = start
         return start
 
@@ -84,7 +84,7 @@ class RegisterFile:
         for kind, value in values:
             register = self.new_float(float(value) if kind == "constant" else 0.0)
             if kind != "constant":
-                operation = FLOAT_MOV if kind == "float" else INT_TO_FLOAT
+                operation = OperationKind.FLOAT_MOV if kind == "float" else OperationKind.INT_TO_FLOAT
                 self.segments[-1].operations.append((operation, register, int(value), 0))
         self._float_vectors[key] = start
         return start
@@ -101,16 +101,16 @@ class RegisterFile:
 
     def _compute(self, value: Expr) -> tuple[int, int]:
         if isinstance(value, FloorDiv | Mod):
-            return self._apply(OPERATION_OF[type(value)], [value.dividend, value.divisor])
+            return self._apply(OPERATIONS[type(value)], [value.dividend, value.divisor])
         if isinstance(value, Min | Max):
-            return self._apply(OPERATION_OF[type(value)], value.args)
+            return self._apply(OPERATIONS[type(value)], value.args)
         if isinstance(value, Symbol):
             raise KeyError(value.name)
         products = []
         for monomial, coefficient in value.terms:
             factors: list[Int] = [*monomial] if coefficient == 1 else [*monomial, coefficient]
-            products.append(self._apply(MUL, factors) if factors else self._place(1))
-        return self._fold(ADD, products)
+            products.append(self._apply(OperationKind.MUL, factors) if factors else self._place(1))
+        return self._fold(OperationKind.ADD, products)
 
     def _apply(self, operation: int, operands: Sequence[Int]) -> tuple[int, int]:
         return self._fold(operation, [self._place(operand) for operand in operands])

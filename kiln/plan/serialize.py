@@ -17,43 +17,24 @@ from typing import Any
 
 import torch
 
-from kiln.plan.plan import (
-    Allocate,
-    Branch,
-    CallAten,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostRead,
-    Kernel,
-    KernelParam,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    SymbolBinding,
-    View,
-)
+from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.plan.steps import STEPS
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation, parse_int, parse_relation
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 from kiln.tensor.spec import TensorSpec
 
 CLASSES: Mapping[str, type] = {
-    one.__name__: one
-    for one in (
-        Allocate, Branch, TensorSpec, CallAten, Check, Constant, Copy, Free, HostRead, Kernel, KernelParam, Launch,
-        Plan, PlanInput, PlanOutput, RandomSeed, Ref, RegionSpec, Saved, SymbolBinding, View,
+    kind.__name__: kind
+    for kind in (
+        *STEPS, TensorSpec, Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding, RegionSpec, Saved,
         Carried, SavedTensor, Signature, Tangent,
     )
 }  # fmt: skip
-FORMATS = {str(one): one for one in (torch.contiguous_format, torch.preserve_format, torch.channels_last)}
-LAYOUTS = {str(one): one for one in (torch.strided, torch.sparse_coo)}
+FORMATS = {str(kind): kind for kind in (torch.contiguous_format, torch.preserve_format, torch.channels_last)}
+LAYOUTS = {str(kind): kind for kind in (torch.strided, torch.sparse_coo)}
 
 
 class UnreadablePlan(KilnError, ValueError):
@@ -68,7 +49,7 @@ SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], Any]], ...
     # key     type                 to text                      from text
     ("expr",  Expr,                str,                         parse_int),
     ("rel",   Relation,            str,                         parse_relation),
-    ("dtype", torch.dtype,         DTYPE_NAMES.__getitem__,         DTYPES_BY_NAME.__getitem__),
+    ("dtype", torch.dtype,         DTYPE_NAMES.__getitem__,     DTYPES_BY_NAME.__getitem__),
     ("dev",   torch.device,        str,                         torch.device),
     ("mf",    torch.memory_format, str,                         FORMATS.__getitem__),
     ("lay",   torch.layout,        str,                         LAYOUTS.__getitem__),

@@ -5,26 +5,11 @@ verify_plan(plan)      raises InvalidPlan("P1: %7 is used before it is defined, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import final
 
-from kiln.plan.plan import (
-    Allocate,
-    Branch,
-    CallAten,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostRead,
-    Launch,
-    Plan,
-    RandomSeed,
-    Ref,
-    Slot,
-    Step,
-    View,
-)
+from kiln.plan.plan import Plan, Slot, Step
+from kiln.plan.steps import AllocateStep, AtenStep, BranchStep, CopyStep, FreeStep, HostReadStep, LaunchStep, ViewStep
 from kiln.plan.text import step_text
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation
@@ -42,7 +27,7 @@ def verify_plan(plan: Plan) -> None:
     """Raise InvalidPlan unless
 
     P1  a slot is used only after its definition and before its `Free`; it is defined once;
-    P2  every symbol is bound by an input, or by a HostRead above its use;
+    P2  every symbol is bound by an input, or by a HostReadStep above its use;
     P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
     P5  memory is reused only when no other slot that is a view of it is live;
@@ -54,46 +39,17 @@ def verify_plan(plan: Plan) -> None:
 
 def slot_specs(plan: Plan) -> dict[Slot, TensorSpec]:
     """The planned layout of each tensor slot that has one."""
-    found = {slot: one.spec for slot, one in enumerate(plan.inputs) if one.spec is not None}
+    found = {slot: declared.spec for slot, declared in enumerate(plan.inputs) if declared.spec is not None}
     for step in plan.steps:
-        if isinstance(step, Allocate | View):
+        if isinstance(step, AllocateStep | ViewStep):
             found[step.out] = step.spec
-        elif isinstance(step, CallAten):
+        elif isinstance(step, AtenStep):
             found.update(
                 (out, spec)
                 for out, spec in zip(step.outs, step.specs, strict=False)
                 if out is not None and spec is not None
             )
     return found
-
-
-def slots_read(step: Step) -> Iterable[Slot]:
-    """Slots that must be live before the step."""
-    reads = READS.get(type(step))
-    return reads(step) if reads is not None else ()
-
-
-def slots_written(step: Step) -> tuple[Slot, ...]:
-    """Slots that the step defines."""
-    if isinstance(step, CallAten | Branch):
-        return tuple(out for out in step.outs if out is not None)
-    return (step.out,) if isinstance(step, Allocate | View | Constant | RandomSeed) else ()
-
-
-def refs_in(value: Any) -> list[Slot]:
-    """Slots that an argument refers to."""
-    found: list[Slot] = []
-    _find_refs(value, found)
-    return found
-
-
-def _find_refs(value: Any, found: list[Slot]) -> None:
-    kind = type(value)
-    if kind is Ref:
-        found.append(value.slot)
-    elif kind is tuple or kind is list:
-        for item in value:
-            _find_refs(item, found)
 
 
 def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
@@ -114,19 +70,7 @@ def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
     return found
 
 
-READS: Mapping[type, Callable[[Any], Iterable[Slot]]] = {
-    Allocate: lambda step: () if step.reuse is None else (step.reuse,),
-    Launch: lambda step: (*step.tensors, *refs_in(step.floats)),
-    CallAten: lambda step: refs_in((step.args, tuple(value for _, value in step.kwargs))),
-    View: lambda step: (step.base,),
-    Copy: lambda step: (step.target, step.source),
-    HostRead: lambda step: (step.source,),
-    Check: lambda step: () if step.condition is None else (step.condition,),
-    Free: lambda step: step.slots,
-    Branch: lambda step: (step.condition, *step.args),
-}
-
-
+@final
 class _Verifier:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -147,14 +91,14 @@ class _Verifier:
         for step in self.plan.steps:
             self.check_reads(step)
             self.check_symbols(step)
-            if isinstance(step, Launch):
+            if isinstance(step, LaunchStep):
                 self.check_launch(step)
             self.check_writes(step)
             self.define(step)
         self.check_outputs()
 
     def check_reads(self, step: Step) -> None:
-        for slot in slots_read(step):
+        for slot in step.reads():
             if slot not in self.live:
                 state = "after it is freed" if slot in self.defined else "before it is defined"
                 self.fail(f"P1: %{slot} is used {state}", step)
@@ -165,7 +109,7 @@ class _Verifier:
                 if symbol.name not in self.symbols:
                     self.fail(f"P2: symbol {symbol} is not bound", step)
 
-    def check_launch(self, step: Launch) -> None:
+    def check_launch(self, step: LaunchStep) -> None:
         kernel = self.kernels.get(step.kernel)
         if kernel is None:
             self.fail(f"P3: there is no kernel {step.kernel}", step)
@@ -181,9 +125,9 @@ class _Verifier:
                 self.fail(f"P7: %{slot} is not in CPU memory", step)
 
     def check_writes(self, step: Step) -> None:
-        if isinstance(step, Copy):
+        if isinstance(step, CopyStep):
             self.check_input_writes([step.target], step)
-        reused = step.reuse if isinstance(step, Allocate) else None
+        reused = step.reuse if isinstance(step, AllocateStep) else None
         if reused is not None and reused < len(self.plan.inputs) and reused not in self.plan.donated:
             self.fail(f"P4: input %{reused} is not donated", step)
         if reused is not None:
@@ -198,20 +142,20 @@ class _Verifier:
                 self.fail(f"P4: input %{slot} is not among the mutated ones", step)
 
     def define(self, step: Step) -> None:
-        if isinstance(step, HostRead):
+        if isinstance(step, HostReadStep):
             if step.kind != "float":
                 self.symbols.add(step.symbol)
             if self.landing.get(step.symbol, -1) >= 0:
                 self.define_slot(self.landing[step.symbol], step)
-        for slot in slots_written(step):
+        for slot in step.writes():
             self.define_slot(slot, step)
-        if isinstance(step, Free):
+        if isinstance(step, FreeStep):
             self.live.difference_update(step.slots)
-        if isinstance(step, Allocate) and step.reuse is not None:
+        if isinstance(step, AllocateStep) and step.reuse is not None:
             self.live.discard(step.reuse)
-        if isinstance(step, View):
+        if isinstance(step, ViewStep):
             self.owner[step.out] = self.owner.get(step.base, step.base)
-        if isinstance(step, Branch):
+        if isinstance(step, BranchStep):
             for plan in (step.if_true, step.if_false):
                 verify_plan(plan)
                 if (len(plan.inputs), len(plan.outputs)) != (len(step.args), len(step.outs)):

@@ -27,8 +27,9 @@ from typing import Any, final
 import torch
 
 from kiln.native._executor import Region
-from kiln.plan.plan import Plan, Slot, View
+from kiln.plan.plan import Plan, Slot
 from kiln.plan.region import RegionSpec, Saved, result_row
+from kiln.plan.steps import ViewStep
 from kiln.support.errors import KilnError
 
 Function = Callable[..., Sequence[Any]]
@@ -91,7 +92,7 @@ def make_region(
 
 def saved_extra(plan: Plan, place: int) -> Saved:
     """The entry for output number `place` of the forward plan: names the input or earlier output it is a view of."""
-    base_of = {step.out: step.base for step in plan.steps if isinstance(step, View)}
+    base_of = {step.out: step.base for step in plan.steps if isinstance(step, ViewStep)}
 
     def owner(slot: Slot | None) -> Slot | None:
         while slot in base_of:

@@ -26,9 +26,8 @@ from kiln.plan.errors import (
     UnknownOperator,
     status_error,
 )
-from kiln.plan.plan import Kernel, Launch, Plan, PlanInput
+from kiln.plan.plan import Plan
 from kiln.support.errors import KilnError
-from kiln.tensor.spec import TensorSpec
 
 # ErrorKind of csrc/executor/program.h
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
@@ -101,28 +100,3 @@ class Explain:
             kernel, _, reason = detail.partition(": ")
             return DEVICE_ERRORS[value](kernel=kernel, reason=reason)
         return InvalidProgram(plan=self.plan, problem=detail)
-
-
-def launch_kernel(
-    libraries: Libraries,
-    kernel: Kernel,
-    tensors: Sequence[torch.Tensor],
-    ints: Sequence[int],
-    floats: Sequence[float],
-    grid: Sequence[int],
-) -> None:
-    """One launch of a GPU kernel as a plan of its own, on the current stream of the device of `tensors`."""
-    layouts = [TensorSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
-    slots = tuple(range(len(tensors)))
-    plan = Plan(
-        name=kernel.symbol,
-        inputs=tuple(PlanInput(f"tensor {n}", spec) for n, spec in enumerate(layouts)),
-        symbols=(),
-        steps=(Launch(kernel.symbol, slots, tuple(ints), tuple(floats), 1, grid=tuple(grid)),),
-        outputs=(),
-        kernels=(kernel,),
-        num_slots=len(tensors),
-        mutated=tuple(n for n, param in enumerate(kernel.params) if param.access != "read"),
-    )
-    names = [one.name for one in plan.inputs]
-    load_executor(encode_program(plan), libraries, (), Explain(plan.name, names, libraries))(*tensors)

@@ -9,18 +9,8 @@ import torch
 
 from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
-from kiln.plan.plan import (
-    CallAten,
-    Check,
-    HostRead,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    Step,
-    SymbolBinding,
-)
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Step, SymbolBinding
+from kiln.plan.steps import AtenStep, CheckStep, HostReadStep, RandomSeedStep
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
@@ -35,13 +25,13 @@ def on_cuda(planned: TensorSpec) -> TensorSpec:
 
 
 def plan(*steps: Step, symbols: tuple[SymbolBinding, ...] = ()) -> Plan:
-    call = CallAten("aten.tanh.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
+    call = AtenStep("aten.tanh.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
     inputs = (PlanInput("x", on_cuda(spec(4))),)
     return Plan("net", inputs, symbols, (call, *steps), (PlanOutput(slot=1),), (), num_slots=8)
 
 
-def call(target: str, *args: object, out: TensorSpec | None = None) -> CallAten:
-    return CallAten(target, args, (), (2,), (out or on_cuda(spec(4)),))
+def call(target: str, *args: object, out: TensorSpec | None = None) -> AtenStep:
+    return AtenStep(target, args, (), (2,), (out or on_cuda(spec(4)),))
 
 
 def test_a_plan_of_kernels_and_library_calls_can_be_recorded() -> None:
@@ -49,14 +39,14 @@ def test_a_plan_of_kernels_and_library_calls_can_be_recorded() -> None:
     assert (facts.refusal, facts.device, facts.seeds) == ("", "cuda:0", 0)
 
 
-MASK = CallAten("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=torch.bool)),))
+MASK = AtenStep("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=torch.bool)),))
 
 
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        ((HostRead("u0", 1, "int"),), "on the host"),
-        ((Check(None, 1, "no"),), "on the host"),
+        ((HostReadStep("u0", 1, "int"),), "on the host"),
+        ((CheckStep(None, 1, "no"),), "on the host"),
         ((call("aten._to_copy.default", Ref(1), out=spec(4)),), "a tensor is on cpu"),
         ((call("aten._to_copy.default", Ref(1), out=replace(spec(4), device=torch.device("cuda", 1))),), "on cuda:1"),
         ((call("aten.nonzero.default", Ref(1)),), "waits for the device"),
@@ -71,7 +61,7 @@ def test_what_cannot_be_recorded(steps: tuple[Step, ...], reason: str) -> None:
 def test_a_plan_of_another_gpu_that_uses_the_first_cannot_be_recorded() -> None:
     """A recording is one device's: launches on another one would not be in it."""
     second = replace(spec(4), device=torch.device("cuda", 1))
-    move = CallAten("aten._to_copy.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
+    move = AtenStep("aten._to_copy.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
     moved = Plan("net", (PlanInput("x", second),), (), (move,), (PlanOutput(slot=1),), (), 2)
     assert graph_facts(moved).refusal == "a tensor is on cuda:0, others are on cuda:1"
 
@@ -102,9 +92,9 @@ def test_seeds_become_constants_and_returned_ones_are_kept() -> None:
         (PlanInput("x", spec(4)),),
         (),
         (
-            RandomSeed(1, torch.device("cpu"), 4),
-            RandomSeed(2, torch.device("cpu"), 8),
-            CallAten("aten.clone.default", (Ref(1),), (), (3,), (spec(2, dtype=torch.int64),)),
+            RandomSeedStep(1, torch.device("cpu"), 4),
+            RandomSeedStep(2, torch.device("cpu"), 8),
+            AtenStep("aten.clone.default", (Ref(1),), (), (3,), (spec(2, dtype=torch.int64),)),
         ),
         (PlanOutput(slot=2), PlanOutput(slot=3)),
         (),

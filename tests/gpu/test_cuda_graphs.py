@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from kiln.build.cpp_compile import Libraries
-from kiln.plan.plan import CallAten, Plan, PlanOutput, RandomSeed, Ref
+from kiln.plan.plan import Plan, PlanOutput, Ref
 from kiln.plan.reference import PythonExecutor
+from kiln.plan.steps import AtenStep, RandomSeedStep
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.graphed import GraphedPlan
 from kiln.runtime.cuda_graphs.graphs import gpu
@@ -189,8 +190,8 @@ def test_dropout_in_the_users_own_capture() -> None:
 
 
 def test_both_executors_draw_seeds_while_recording() -> None:
-    clone = CallAten("aten.clone.default", (Ref(0),), (), (1,), (TensorSpec(torch.int64, (2,), (1,), 0, CUDA),))
-    plan = Plan("seed", (), (), (RandomSeed(0, CUDA, 4), clone), (PlanOutput(slot=1),), (), 2)
+    clone = AtenStep("aten.clone.default", (Ref(0),), (), (1,), (TensorSpec(torch.int64, (2,), (1,), 0, CUDA),))
+    plan = Plan("seed", (), (), (RandomSeedStep(0, CUDA, 4), clone), (PlanOutput(slot=1),), (), 2)
     for run in (PythonExecutor(plan, Libraries({}, ())), make_executor(plan, Libraries({}, ()))):
         run()
         graph, pairs = torch.cuda.CUDAGraph(), []

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,17 @@ import torch
 
 from kiln.build.cpp_compile import Libraries, compile_kernels
 from kiln.native import _executor
+from kiln.plan.encode import encode_program
 from kiln.plan.errors import IndexOutOfRange
-from kiln.plan.plan import Allocate, Free, Launch, Plan, PlanInput, Step
+from kiln.plan.plan import Kernel, Plan, PlanInput, Step
 from kiln.plan.reference import PythonExecutor
+from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.runtime.cache.store import Store
-from kiln.runtime.executor import launch_kernel, make_executor
+from kiln.runtime.executor import Explain, load_executor, make_executor
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 from kiln.support.optional import load
+from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (
     COPY_PAIR,
@@ -60,6 +63,31 @@ def settled() -> Iterator[None]:
 
 def wanted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x * 0.5) @ w * 0.5
+
+
+def launch_kernel(
+    libraries: Libraries,
+    kernel: Kernel,
+    tensors: Sequence[torch.Tensor],
+    ints: Sequence[int],
+    floats: Sequence[float],
+    grid: Sequence[int],
+) -> None:
+    """One launch of a GPU kernel as a plan of its own, on the current stream of the device of `tensors`."""
+    layouts = [TensorSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
+    slots = tuple(range(len(tensors)))
+    plan = Plan(
+        name=kernel.symbol,
+        inputs=tuple(PlanInput(f"tensor {n}", spec) for n, spec in enumerate(layouts)),
+        symbols=(),
+        steps=(LaunchStep(kernel.symbol, slots, tuple(ints), tuple(floats), 1, grid=tuple(grid)),),
+        outputs=(),
+        kernels=(kernel,),
+        num_slots=len(tensors),
+        mutated=tuple(n for n, param in enumerate(kernel.params) if param.access != "read"),
+    )
+    names = [one.name for one in plan.inputs]
+    load_executor(encode_program(plan), libraries, (), Explain(plan.name, names, libraries))(*tensors)
 
 
 def test_the_driver_opens() -> None:
@@ -270,7 +298,7 @@ def launches(count: int, status: bool) -> tuple[Plan, Any]:
     extra = ", status" if status else ""
     body = f"def {name}(x, out, n, factor{extra}, BLOCK: tl.constexpr):\n    pass\n"
     kernel = triton_kernel(name, body, "rw", signature, status=status)
-    one = Launch(name, (0, 1), (7,), (0.5,), 1, grid=(1,))
+    one = LaunchStep(name, (0, 1), (7,), (0.5,), 1, grid=(1,))
     tensor = on_cuda(spec(16))
     plan = Plan(
         "launches", (PlanInput("x", tensor), PlanInput("y", tensor)), (), (one,) * count, (), (kernel,), 2, mutated=(1,)
@@ -302,8 +330,11 @@ def test_cost_of_allocations(tmp_path: Path) -> None:
     plan, _ = launches(1, False)
     steps: list[Step] = []
     for n in range(LAUNCHES):
-        steps += [Allocate(n + 2, on_cuda(spec(256, 256))), replace(plan.steps[0], tensors=(n + 1 if n else 0, n + 2))]
-        steps += [Free((n + 1,))] if n else []
+        steps += [
+            AllocateStep(n + 2, on_cuda(spec(256, 256))),
+            replace(plan.steps[0], tensors=(n + 1 if n else 0, n + 2)),
+        ]
+        steps += [FreeStep((n + 1,))] if n else []
     plan = replace(plan, steps=tuple(steps), num_slots=LAUNCHES + 2, mutated=())
     made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
     run = make_executor(plan, made)

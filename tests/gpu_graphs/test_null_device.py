@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kiln.native import _executor
-from kiln.plan.plan import Launch, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import LaunchStep
 from kiln.runtime.executor import make_executor
 from kiln.symbolic import evaluate
 from tests.gpu_graphs.test_recorded import NAMES, plan_of
@@ -58,7 +59,7 @@ def test_runs(name: str, tmp_path: Path, null_device: Iterator[None], cpu_attent
     executor = make_executor(plan, fake_libraries(plan))
     with torch.backends.mkldnn.flags(enabled=False):  # some machines have no bf16 in it
         executor(*inputs_of(plan))
-    launches = sum(isinstance(step, Launch) for step in plan.steps)
+    launches = sum(isinstance(step, LaunchStep) for step in plan.steps)
     lines = _executor.take_null_log().splitlines()
     assert sum(line.startswith("launch ") for line in lines) == launches
     assert not any("another pointer" in line for line in lines)

@@ -24,7 +24,8 @@ from kiln.loops.lowering import lower
 from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
-from kiln.plan.plan import Launch, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import LaunchStep
 from kiln.plan.verify import verify_plan
 from kiln.runtime.cache.store import Store
 from kiln.support.dump import Dump
@@ -65,7 +66,7 @@ def test_a_plan_of_triton_kernels(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, tmp_path)
     verify_plan(plan)
     assert {kernel.language for kernel in plan.kernels} == {"triton"}
-    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    launches = [step for step in plan.steps if isinstance(step, LaunchStep)]
     assert launches
     assert all(1 <= len(step.grid) <= 3 for step in launches)
 

@@ -17,7 +17,8 @@ from kiln.native import _executor
 from kiln.pipeline import targets
 from kiln.pipeline.context import CompileContext, Dump
 from kiln.pipeline.stages import graph_to_plan
-from kiln.plan.plan import CallAten, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import AtenStep
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import make_executor
 from kiln.support.events import EventSink
@@ -147,5 +148,5 @@ def test_sums_in_memory_have_one_order_if_asked_to(deterministic: bool, tmp_path
     """As eager's under `torch.use_deterministic_algorithms`: atomic additions of floats have none."""
     plan = plan_of(ADDED_AT, tmp_path, Target(deterministic=deterministic))
     assert any("tl.atomic_add" in kernel.source for kernel in plan.kernels) != deterministic
-    called = [step.target for step in plan.steps if isinstance(step, CallAten)]
+    called = [step.target for step in plan.steps if isinstance(step, AtenStep)]
     assert called == (["aten.index_put.default", "aten.scatter_add.default"] if deterministic else [])

@@ -13,7 +13,8 @@ from kiln.graph.passes.repeated_layers import find_layers, short_graph
 from kiln.pipeline import differentiable, region
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_stages
-from kiln.plan.plan import CallAten, Launch, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 
 Compiled = tuple[Graph, CompileContext]
@@ -127,7 +128,7 @@ def test_report_counts_all_layers(graphs: list[Compiled]) -> None:
     said = report.launches, report.library_calls
     ((graph, context),) = graphs
     steps = run_stages(graph, context)[-1].steps
-    assert said == tuple(sum(isinstance(step, kind) for step in steps) for kind in (Launch, CallAten))
+    assert said == tuple(sum(isinstance(step, kind) for step in steps) for kind in (LaunchStep, AtenStep))
 
 
 class Odd(nn.Module):

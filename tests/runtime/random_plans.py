@@ -8,19 +8,8 @@ from typing import Any
 
 import torch
 
-from kiln.plan.plan import (
-    Allocate,
-    CallAten,
-    Free,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    Ref,
-    Step,
-    SymbolBinding,
-    View,
-)
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Step, SymbolBinding
+from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep, ViewStep
 from kiln.symbolic import symbol
 from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import KERNELS, spec
@@ -55,7 +44,7 @@ class PlanBuilder:
         free = [slot for slot in self.specs if self.can_die(slot)]
         reuse = self.random.choice(free) if free and self.random.random() < 0.5 else None
         out = self.fresh(ROWS)
-        self.steps.append(Allocate(out, ROWS, reuse))
+        self.steps.append(AllocateStep(out, ROWS, reuse))
         if reuse is not None:
             self.dead.append(reuse)
         return out
@@ -68,14 +57,14 @@ class PlanBuilder:
     def add(self) -> None:
         left, right = self.pick(), self.pick()
         self.steps.append(
-            Launch("k_add", (left, right, self.allocate_after(left, right)), (), (), s0 * COLUMNS, grain=4)
+            LaunchStep("k_add", (left, right, self.allocate_after(left, right)), (), (), s0 * COLUMNS, grain=4)
         )
 
     def scale(self) -> None:
         source = self.pick()
         factor: Any = self.random.choice([0.5, Ref(2)])
         tensors = (source, self.allocate_after(source))
-        self.steps.append(Launch("k_scale", tensors, (self.random.choice([1, s0]),), (factor,), s0 * COLUMNS))
+        self.steps.append(LaunchStep("k_scale", tensors, (self.random.choice([1, s0]),), (factor,), s0 * COLUMNS))
 
     def allocate_after(self, *used: int) -> int:
         """Allocate, but not in the memory of `used`."""
@@ -88,7 +77,7 @@ class PlanBuilder:
         base = self.pick()
         out = self.fresh(TURNED)
         self.base[out] = base
-        self.steps.append(View(out, base, TURNED))
+        self.steps.append(ViewStep(out, base, TURNED))
 
     def aten(self) -> None:
         if TURNED in self.specs.values() and self.random.random() < 0.5:
@@ -98,15 +87,15 @@ class PlanBuilder:
                 target, args = "aten.t.default", (Ref(source),)
                 out = self.fresh(ROWS)
                 self.base[out] = self.base[source]
-                self.steps.append(CallAten(target, args, (), (out,), (ROWS,)))
+                self.steps.append(AtenStep(target, args, (), (out,), (ROWS,)))
                 return
         args = (Ref(self.pick()), Ref(self.pick()))
-        self.steps.append(CallAten("aten.sub.Tensor", args, (("alpha", 2),), (self.fresh(ROWS),), (ROWS,)))
+        self.steps.append(AtenStep("aten.sub.Tensor", args, (("alpha", 2),), (self.fresh(ROWS),), (ROWS,)))
 
     def free(self) -> None:
         slots = [slot for slot in self.specs if self.can_die(slot)][:2]
         if slots:
-            self.steps.append(Free(tuple(slots)))
+            self.steps.append(FreeStep(tuple(slots)))
             self.dead += slots
 
     def build(self, steps: int) -> Plan:

@@ -6,19 +6,8 @@ from typing import Any
 
 import torch
 
-from kiln.plan.plan import (
-    Allocate,
-    CallAten,
-    Free,
-    Kernel,
-    KernelParam,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    Ref,
-    SymbolBinding,
-)
+from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
+from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep
 from kiln.symbolic import Int, symbol
 from kiln.tensor.spec import TensorSpec
 
@@ -95,10 +84,10 @@ def add_norm() -> Plan:
         inputs=(PlanInput("x", rows), PlanInput("y", rows), PlanInput("self.weight", spec(8, 4))),
         symbols=(SymbolBinding("s0", "size", 0, 0),),
         steps=(
-            Allocate(3, rows),
-            Launch("k_add", (0, 1, 3), (), (), s0 * 8, origin="model.py:3"),
-            CallAten("aten.mm.default", (Ref(3), Ref(2)), (), (4,), (spec(s0, 4),)),
-            Free((3,)),
+            AllocateStep(3, rows),
+            LaunchStep("k_add", (0, 1, 3), (), (), s0 * 8, origin="model.py:3"),
+            AtenStep("aten.mm.default", (Ref(3), Ref(2)), (), (4,), (spec(s0, 4),)),
+            FreeStep((3,)),
         ),
         outputs=(PlanOutput(slot=4),),
         kernels=(ADD,),
@@ -111,7 +100,7 @@ def gather(rows: int = 5) -> Plan:
         name="gather",
         inputs=(PlanInput("table", spec(rows)), PlanInput("index", spec(3, dtype=torch.int64))),
         symbols=(),
-        steps=(Allocate(2, spec(3)), Launch("k_gather", (0, 1, 2), (rows,), (), 3, origin="user.py:7")),
+        steps=(AllocateStep(2, spec(3)), LaunchStep("k_gather", (0, 1, 2), (rows,), (), 3, origin="user.py:7")),
         outputs=(PlanOutput(slot=2),),
         kernels=(GATHER,),
         num_slots=3,

@@ -15,8 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Region
-from kiln.plan.plan import Allocate, CallAten, Free, Launch, Plan, PlanInput, PlanOutput, Ref, View
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref
 from kiln.plan.region import RegionSpec, Saved
+from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep, ViewStep
 from kiln.runtime.autograd import Mask, make_region, saved_extra
 from kiln.runtime.executor import make_executor
 from tests.runtime.samples import SCALE, spec
@@ -29,10 +30,10 @@ def forward_plan() -> Plan:
         (PlanInput("x", spec(3, 4)), PlanInput("w", spec(4, 2))),
         (),
         (
-            CallAten("aten.mm.default", (Ref(0), Ref(1)), (), (2,), (spec(3, 2),)),
-            CallAten("aten.tanh.default", (Ref(2),), (), (3,), (spec(3, 2),)),
-            Free((2,)),
-            CallAten("aten.to.dtype", (Ref(3), torch.int64), (), (4,), (spec(3, 2, dtype=torch.int64),)),
+            AtenStep("aten.mm.default", (Ref(0), Ref(1)), (), (2,), (spec(3, 2),)),
+            AtenStep("aten.tanh.default", (Ref(2),), (), (3,), (spec(3, 2),)),
+            FreeStep((2,)),
+            AtenStep("aten.to.dtype", (Ref(3), torch.int64), (), (4,), (spec(3, 2, dtype=torch.int64),)),
         ),
         (PlanOutput(slot=3), PlanOutput(slot=4)),
         (),
@@ -43,15 +44,15 @@ def forward_plan() -> Plan:
 def backward_plan(mask: Mask) -> Plan:
     """Inputs: x, w, tanh, tangent."""
     steps: list[Any] = [
-        CallAten("aten.tanh_backward.default", (Ref(3), Ref(2)), (), (4,), (spec(3, 2),)),
-        Free((2, 3)),
+        AtenStep("aten.tanh_backward.default", (Ref(3), Ref(2)), (), (4,), (spec(3, 2),)),
+        FreeStep((2, 3)),
     ]
     if mask[0]:
         transposed = spec(2, 4, strides=(1, 2))
-        steps += [View(5, 1, transposed), CallAten("aten.mm.default", (Ref(4), Ref(5)), (), (6,), (spec(3, 4),))]
+        steps += [ViewStep(5, 1, transposed), AtenStep("aten.mm.default", (Ref(4), Ref(5)), (), (6,), (spec(3, 4),))]
     if mask[1]:
         transposed = spec(4, 3, strides=(1, 4))
-        steps += [View(7, 0, transposed), CallAten("aten.mm.default", (Ref(7), Ref(4)), (), (8,), (spec(4, 2),))]
+        steps += [ViewStep(7, 0, transposed), AtenStep("aten.mm.default", (Ref(7), Ref(4)), (), (8,), (spec(4, 2),))]
     return Plan(
         "backward",
         (
@@ -257,7 +258,7 @@ def test_views_and_inputs_as_results(libraries: Libraries) -> None:
         "views",
         (PlanInput("x", spec(4)),),
         (),
-        (Allocate(1, spec(4)), Launch("k_scale", (0, 1), (0,), (2.0,), 4)),
+        (AllocateStep(1, spec(4)), LaunchStep("k_scale", (0, 1), (0,), (2.0,), 4)),
         (
             PlanOutput(slot=1), PlanOutput(alias_output=0, view=spec(2, 2)),
             PlanOutput(alias_input=0, view=spec(2, offset=2)), PlanOutput(alias_input=0),
@@ -303,8 +304,8 @@ def test_extras_that_are_views_share_the_version(libraries: Libraries) -> None:
         (PlanInput("x", spec(2, 3)),),
         (),
         (
-            View(1, 0, spec(3, 2, strides=(1, 3))),
-            CallAten("aten.mul.Tensor", (Ref(0), Ref(0)), (), (2,), (spec(2, 3),)),
+            ViewStep(1, 0, spec(3, 2, strides=(1, 3))),
+            AtenStep("aten.mul.Tensor", (Ref(0), Ref(0)), (), (2,), (spec(2, 3),)),
         ),
         (PlanOutput(slot=2), PlanOutput(slot=1)),
         (),
@@ -390,10 +391,10 @@ def test_saved_memory_is_freed_at_its_last_use(libraries: Libraries) -> None:
             (PlanInput("x", spec(4)), PlanInput("tangent", spec(4))),
             (),
             (
-                View(2, 0, spec(2, 2)),
-                CallAten("kiln_test.look.default", (Ref(2),), (), (3,), (spec(2, 2),)),
-                CallAten("kiln_test.look.default", (Ref(3),), (), (4,), (spec(2, 2),)),
-                CallAten("aten.add.Tensor", (Ref(1), 0), (), (5,), (spec(4),)),
+                ViewStep(2, 0, spec(2, 2)),
+                AtenStep("kiln_test.look.default", (Ref(2),), (), (3,), (spec(2, 2),)),
+                AtenStep("kiln_test.look.default", (Ref(3),), (), (4,), (spec(2, 2),)),
+                AtenStep("aten.add.Tensor", (Ref(1), 0), (), (5,), (spec(4),)),
             ),
             (PlanOutput(), PlanOutput(slot=5)),
             (),
@@ -415,13 +416,13 @@ def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Librarie
         "reuses",
         (PlanInput("extra", spec(8)), PlanInput("tangent", spec(4))),
         (),
-        (Allocate(2, spec(4), reuse=0), Launch("k_scale", (1, 2), (0,), (3.0,), 4)),
+        (AllocateStep(2, spec(4), reuse=0), LaunchStep("k_scale", (1, 2), (0,), (3.0,), 4)),
         (PlanOutput(slot=2),),
         (SCALE,),
         num_slots=3,
         donated=(0,),
     )
-    steps = (Allocate(1, spec(4)), Launch("k_scale", (0, 1), (0,), (3.0,), 4), Allocate(2, spec(8)))
+    steps = (AllocateStep(1, spec(4)), LaunchStep("k_scale", (0, 1), (0,), (3.0,), 4), AllocateStep(2, spec(8)))
     outputs = (PlanOutput(slot=1), PlanOutput(slot=2))
     forward = Plan("forward", (PlanInput("x", spec(4)),), (), steps, outputs, (SCALE,), num_slots=3)
     rows = RegionSpec(1, outputs[:1], (True,), (Saved("extra", 1),))

@@ -13,23 +13,19 @@ from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
-from kiln.plan.plan import (
-    Allocate,
-    Branch,
-    CallAten,
-    Check,
-    Constant,
-    HostRead,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    SymbolBinding,
-    View,
-)
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.reference import PythonExecutor
+from kiln.plan.steps import (
+    AllocateStep,
+    AtenStep,
+    BranchStep,
+    CheckStep,
+    ConstantStep,
+    HostReadStep,
+    LaunchStep,
+    RandomSeedStep,
+    ViewStep,
+)
 from kiln.runtime.executor import Explain, make_executor
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.symbolic import symbol
@@ -69,7 +65,7 @@ def test_steps_one_at_a_time(libraries: Libraries) -> None:
         seen.append(type(step).__name__)
         if len(seen) == 2:
             assert torch.equal(run.values[3], x + y)
-    assert seen == ["Allocate", "Launch", "CallAten", "Free"]
+    assert seen == ["AllocateStep", "LaunchStep", "AtenStep", "FreeStep"]
     assert run.values[3] is None
 
 
@@ -118,8 +114,8 @@ def test_wrong_prediction_is_copied_into_the_planned_layout(make: Make, librarie
         (PlanInput("x", spec(2, 3)),),
         (),
         (
-            CallAten("aten.t.default", (Ref(0),), (), (1,), (spec(3, 2),)),
-            View(2, 1, spec(6)),
+            AtenStep("aten.t.default", (Ref(0),), (), (1,), (spec(3, 2),)),
+            ViewStep(2, 1, spec(6)),
         ),
         (PlanOutput(slot=2),),
         (),
@@ -147,24 +143,24 @@ def test_results_of_other_kinds(make: Make, libraries: Libraries) -> None:
         (PlanInput("x", spec(s, 6)), PlanInput("k", None, "int"), PlanInput("eps", None, "float")),
         (SymbolBinding("s0", "size", 0, 0), SymbolBinding("k0", "scalar", 1)),
         (
-            CallAten("aten.split.Tensor", (Ref(0), 3, 1), (), (3, 4), (left, right)),
-            CallAten("aten.cat.default", ((Ref(4), Ref(3)), 1), (), (5,), (spec(s, 6),)),
-            CallAten("aten.native_layer_norm.default", (Ref(5), (6,), None, None, Ref(2)), (), (6, None, 7), norm),
-            CallAten("aten.add.Tensor", (Ref(6), symbol("k0") * 2), (("alpha", 0.5),), (8,), (spec(s, 6),)),
-            CallAten("aten.index.Tensor", (Ref(8), (None, Ref(9))), (), (10,), (spec(s, 2, strides=(1, s)),)),
-            CallAten("aten.reshape.default", (Ref(10), (s * 2,)), (), (11,), (spec(s * 2),)),
+            AtenStep("aten.split.Tensor", (Ref(0), 3, 1), (), (3, 4), (left, right)),
+            AtenStep("aten.cat.default", ((Ref(4), Ref(3)), 1), (), (5,), (spec(s, 6),)),
+            AtenStep("aten.native_layer_norm.default", (Ref(5), (6,), None, None, Ref(2)), (), (6, None, 7), norm),
+            AtenStep("aten.add.Tensor", (Ref(6), symbol("k0") * 2), (("alpha", 0.5),), (8,), (spec(s, 6),)),
+            AtenStep("aten.index.Tensor", (Ref(8), (None, Ref(9))), (), (10,), (spec(s, 2, strides=(1, s)),)),
+            AtenStep("aten.reshape.default", (Ref(10), (s * 2,)), (), (11,), (spec(s * 2),)),
         ),
         (PlanOutput(slot=7), PlanOutput(slot=11), PlanOutput(slot=12)),
         (),
         num_slots=13,
     )  # fmt: skip
-    index = Constant(9, 0)
-    maximum = CallAten("aten.item.default", (Ref(13),), (), (12,), (None,))
+    index = ConstantStep(9, 0)
+    maximum = AtenStep("aten.item.default", (Ref(13),), (), (12,), (None,))
     steps = (
         *plan.steps[:4],
         index,
         *plan.steps[4:],
-        CallAten("aten.max.default", (Ref(11),), (), (13,), (spec(),)),
+        AtenStep("aten.max.default", (Ref(11),), (), (13,), (spec(),)),
         maximum,
     )
     plan = replace(plan, steps=steps, num_slots=14, constants=("c",))
@@ -179,7 +175,7 @@ def test_results_of_other_kinds(make: Make, libraries: Libraries) -> None:
 @pytest.mark.parametrize("target", ["aten.nothing.default", "aten.mm.none", "aten", "aten.mm.default"])
 def test_unknown_operators_are_refused(libraries: Libraries, target: str) -> None:
     plan = Plan(
-        "unknown", (PlanInput("x", spec(2)),), (), (CallAten(target, (Ref(0),), (), (1,), (spec(2),)),), (), (), 2
+        "unknown", (PlanInput("x", spec(2)),), (), (AtenStep(target, (Ref(0),), (), (1,), (spec(2),)),), (), (), 2
     )
     with pytest.raises(UnknownOperator, match="KILN4006"):
         make_executor(plan, libraries)
@@ -190,7 +186,7 @@ def test_errors_of_ops_are_torchs(make: Make, libraries: Libraries) -> None:
         "bad",
         (PlanInput("x", spec(2)),),
         (),
-        (CallAten("aten.mm.default", (Ref(0), Ref(0)), (), (1,), (spec(2),)),),
+        (AtenStep("aten.mm.default", (Ref(0), Ref(0)), (), (1,), (spec(2),)),),
         (),
         (),
         2,
@@ -202,7 +198,7 @@ def test_errors_of_ops_are_torchs(make: Make, libraries: Libraries) -> None:
 
 
 def test_random_seed_follows_the_generator(libraries: Libraries) -> None:
-    plan = Plan("seed", (), (), (RandomSeed(0, torch.device("cpu"), 4),), (PlanOutput(slot=0),), (), 1)
+    plan = Plan("seed", (), (), (RandomSeedStep(0, torch.device("cpu"), 4),), (PlanOutput(slot=0),), (), 1)
     drawn = []
     for make in (PythonExecutor, make_executor):
         torch.manual_seed(5)
@@ -218,13 +214,13 @@ def test_memory_is_reused(make: Make, libraries: Libraries) -> None:
         (PlanInput("x", spec(4)), PlanInput("saved", spec(4))),
         (),
         (
-            CallAten("aten.neg.default", (Ref(0),), (), (2,), (spec(4),)),
-            HostRead("u0", 1, "float"),
-            Allocate(3, spec(2, 2), reuse=2),
-            Launch("k_scale", (0, 3), (1,), (Ref(7),), 4),
-            CallAten("aten.neg.default", (Ref(0),), (), (4,), (spec(4),)),
-            Allocate(5, spec(8), reuse=4),  # too small: fresh memory
-            Allocate(6, spec(4), reuse=1),  # the caller holds the input: fresh memory
+            AtenStep("aten.neg.default", (Ref(0),), (), (2,), (spec(4),)),
+            HostReadStep("u0", 1, "float"),
+            AllocateStep(3, spec(2, 2), reuse=2),
+            LaunchStep("k_scale", (0, 3), (1,), (Ref(7),), 4),
+            AtenStep("aten.neg.default", (Ref(0),), (), (4,), (spec(4),)),
+            AllocateStep(5, spec(8), reuse=4),  # too small: fresh memory
+            AllocateStep(6, spec(4), reuse=1),  # the caller holds the input: fresh memory
         ),
         (PlanOutput(slot=3), PlanOutput(slot=5), PlanOutput(slot=6)),
         (SCALE,),
@@ -286,12 +282,12 @@ def test_programs_of_another_format_are_refused() -> None:
 def test_a_branch_that_fails_keeps_nothing(libraries: Libraries) -> None:
     def plan(name: str, message: str) -> Plan:
         flag = TensorSpec(torch.bool, (), ())
-        steps = (Check(None, 1, message),) if message else ()
+        steps = (CheckStep(None, 1, message),) if message else ()
         return Plan(name, (PlanInput("x", spec(4)), PlanInput("flag", flag)), (), steps, (), (), num_slots=2)
 
     inner, other = plan("inner", "always wrong"), plan("other", "")
     flag = PlanInput("flag", TensorSpec(torch.bool, (), ()))
-    steps = (Branch(1, other, inner, (0, 1), ()),)
+    steps = (BranchStep(1, other, inner, (0, 1), ()),)
     outer = Plan("outer", (PlanInput("x", spec(4)), flag), (), steps, (), (), num_slots=2)
     run = make_executor(outer, libraries)
     x = torch.ones(4)

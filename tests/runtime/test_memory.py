@@ -9,7 +9,8 @@ from torch import nn
 
 import kiln
 from kiln.plan.arena import plan_memory, with_donations
-from kiln.plan.plan import Allocate, CallAten, Launch, Plan, PlanInput, PlanOutput, Ref, View
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref
+from kiln.plan.steps import AllocateStep, AtenStep, LaunchStep, ViewStep
 from kiln.plan.text import plan_text
 from kiln.plan.verify import verify_plan
 from tests.runtime.samples import SCALE, spec
@@ -23,14 +24,14 @@ def backward() -> Plan:
         (PlanInput("saved", size), PlanInput("other", size), PlanInput("tangent", size)),
         (),
         (
-            View(3, 0, spec(16384)),
-            CallAten("aten.mul.Tensor", (Ref(2), Ref(1)), (), (4,), (size,)),
-            CallAten("aten.neg.default", (Ref(3),), (), (5,), (spec(16384),)),
-            Allocate(6, size),
-            Launch("k_scale", (4, 6), (0,), (2.0,), 4),
-            Allocate(7, size),
-            Launch("k_scale", (6, 7), (0,), (2.0,), 4),
-            CallAten("aten.neg.default", (Ref(1),), (), (8,), (size,)),
+            ViewStep(3, 0, spec(16384)),
+            AtenStep("aten.mul.Tensor", (Ref(2), Ref(1)), (), (4,), (size,)),
+            AtenStep("aten.neg.default", (Ref(3),), (), (5,), (spec(16384),)),
+            AllocateStep(6, size),
+            LaunchStep("k_scale", (4, 6), (0,), (2.0,), 4),
+            AllocateStep(7, size),
+            LaunchStep("k_scale", (6, 7), (0,), (2.0,), 4),
+            AtenStep("aten.neg.default", (Ref(1),), (), (8,), (size,)),
         ),
         (PlanOutput(slot=5), PlanOutput(slot=7), PlanOutput(slot=8)),
         (SCALE,),

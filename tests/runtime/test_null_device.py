@@ -13,20 +13,8 @@ from kiln.build.cpp_compile import Libraries
 from kiln.build.cubins import Cubin, parameter_letters
 from kiln.native import _executor
 from kiln.plan.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
-from kiln.plan.plan import (
-    Allocate,
-    CallAten,
-    Copy,
-    Free,
-    Kernel,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    Ref,
-    SymbolBinding,
-    View,
-)
+from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
+from kiln.plan.steps import AllocateStep, AtenStep, CopyStep, FreeStep, LaunchStep, ViewStep
 from kiln.plan.verify import InvalidPlan
 from kiln.runtime.executor import DEVICE, Explain, make_executor
 from kiln.symbolic import symbol
@@ -99,7 +87,7 @@ def test_parameters_byte_by_byte(null_device: None, trailing: int, scratch: int,
         name="types",
         inputs=(PlanInput("x", on_cuda(spec(4))),),
         symbols=(),
-        steps=(Launch("t_types", (0,), (1, -2, -3, -4, -5), (1.5, 1.5, 1.5, 1.5), 24, grid=(2, 3, 4)),),
+        steps=(LaunchStep("t_types", (0,), (1, -2, -3, -4, -5), (1.5, 1.5, 1.5, 1.5), 24, grid=(2, 3, 4)),),
         outputs=(),
         kernels=(kernel,),
         num_slots=1,
@@ -114,7 +102,7 @@ def one_int(value: Any, kind: str = "i32") -> Plan:
         name="one_int",
         inputs=(PlanInput("x", on_cuda(spec(symbol("s0")))),),
         symbols=(SymbolBinding("s0", "size", 0, 0),),
-        steps=(Launch("t_int", (0,), (value,), (), 1, grid=(1,)),),
+        steps=(LaunchStep("t_int", (0,), (value,), (), 1, grid=(1,)),),
         outputs=(),
         kernels=(kernel,),
         num_slots=1,
@@ -163,11 +151,11 @@ def mutating() -> Plan:
         inputs=(PlanInput("x", rows), PlanInput("y", on_cuda(spec(3, 2)))),
         symbols=(),
         steps=(
-            Allocate(2, rows),
-            Launch(SCALE.symbol, (0, 2), (12,), (0.5,), 1, grid=(1,)),
-            Free((2,)),
-            View(3, 0, half),
-            Copy(3, 1),
+            AllocateStep(2, rows),
+            LaunchStep(SCALE.symbol, (0, 2), (12,), (0.5,), 1, grid=(1,)),
+            FreeStep((2,)),
+            ViewStep(3, 0, half),
+            CopyStep(3, 1),
         ),
         outputs=(PlanOutput(alias_input=0), PlanOutput(alias_input=0, view=half)),
         kernels=(SCALE,),
@@ -205,7 +193,7 @@ def test_scalar_tensors_on_the_cpu(null_device: None) -> None:
         "p %0, p %3, p %2, q 0500000000000000, i 03000000, p status, p null, p null\nfree %3, %4\n"
     )
     with pytest.raises(InvalidPlan, match="writes %2, which is in CPU memory"):
-        run_log(replace(plan, steps=(Allocate(2, spec(3)), plan.steps[1])), [])
+        run_log(replace(plan, steps=(AllocateStep(2, spec(3)), plan.steps[1])), [])
 
 
 def test_kernels_that_do_not_belong_to_the_plan(null_device: None) -> None:
@@ -244,8 +232,8 @@ def test_what_an_operator_returns_is_aligned_for_kernels(null_device: None) -> N
         inputs=(PlanInput("x", on_cuda(spec(64))),),
         symbols=(),
         steps=(
-            CallAten("kiln_tests.behind_padding.default", (Ref(0),), (), (1,), (on_cuda(spec(64)),)),
-            Launch("t_read", (1,), (), (), 1, grid=(1,)),
+            AtenStep("kiln_tests.behind_padding.default", (Ref(0),), (), (1,), (on_cuda(spec(64)),)),
+            LaunchStep("t_read", (1,), (), (), 1, grid=(1,)),
         ),
         outputs=(PlanOutput(slot=1),),
         kernels=(kernel,),

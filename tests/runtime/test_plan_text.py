@@ -9,23 +9,19 @@ import pytest
 import torch
 
 from kiln.build.cpp_compile import Libraries
-from kiln.plan.plan import (
-    Allocate,
-    Branch,
-    Check,
-    Constant,
-    Copy,
-    HostRead,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    SymbolBinding,
-    View,
-)
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.python_view import plan_python
+from kiln.plan.steps import (
+    AllocateStep,
+    BranchStep,
+    CheckStep,
+    ConstantStep,
+    CopyStep,
+    HostReadStep,
+    LaunchStep,
+    RandomSeedStep,
+    ViewStep,
+)
 from kiln.plan.text import plan_text
 from kiln.plan.verify import InvalidPlan, verify_plan
 from kiln.symbolic import rel_lt, symbol
@@ -38,10 +34,10 @@ u0, s0 = symbol("u0"), symbol("s0")
 def everything() -> Plan:
     """Every kind of step."""
     inner = Plan(
-        "inner", (PlanInput("x", spec(4)),), (), (View(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
+        "inner", (PlanInput("x", spec(4)),), (), (ViewStep(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
     )
     other = Plan(
-        "other", (PlanInput("x", spec(4)),), (), (View(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
+        "other", (PlanInput("x", spec(4)),), (), (ViewStep(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
     )
     relation = rel_lt(u0, s0)
     assert not isinstance(relation, bool)
@@ -56,19 +52,19 @@ def everything() -> Plan:
         ),
         symbols=(SymbolBinding("s0", "scalar", 4), SymbolBinding("u0", "unbacked", 12)),
         steps=(
-            Allocate(5, spec(4)),
-            Launch("k_scale", (0, 5), (s0 + 1,), (Ref(3),), 4, grain=2, scratch_bytes=64),
-            View(6, 5, spec(2, 2, strides=(1, 2))),
-            Constant(7, 0),
-            HostRead("u0", 2, "int"),
-            Check(relation, None, "u0 must be small"),
-            Check(None, 1, "flag must be set"),
-            RandomSeed(8, torch.device("cpu"), 4),
-            Branch(1, inner, other, (5,), (9,)),
-            Copy(0, 5),
-            Allocate(11, spec(4)),
-            Allocate(10, spec(2), reuse=11),
-            Launch("k_scale", (0, 10), (0,), (0.5,), 2),
+            AllocateStep(5, spec(4)),
+            LaunchStep("k_scale", (0, 5), (s0 + 1,), (Ref(3),), 4, grain=2, scratch_bytes=64),
+            ViewStep(6, 5, spec(2, 2, strides=(1, 2))),
+            ConstantStep(7, 0),
+            HostReadStep("u0", 2, "int"),
+            CheckStep(relation, None, "u0 must be small"),
+            CheckStep(None, 1, "flag must be set"),
+            RandomSeedStep(8, torch.device("cpu"), 4),
+            BranchStep(1, inner, other, (5,), (9,)),
+            CopyStep(0, 5),
+            AllocateStep(11, spec(4)),
+            AllocateStep(10, spec(2), reuse=11),
+            LaunchStep("k_scale", (0, 10), (0,), (0.5,), 2),
         ),
         outputs=(
             PlanOutput(slot=6), PlanOutput(slot=7), PlanOutput(slot=9), PlanOutput(alias_input=0),
@@ -126,14 +122,14 @@ def test_spec_text(layout: TensorSpec, text: str) -> None:
 @pytest.mark.parametrize(
     ("steps", "outputs", "rule"),
     [
-        ((Launch("k_scale", (0, 3), (0,), (1.0,), 1),), (), "P1"),
-        ((View(1, 0, spec(4)), View(1, 0, spec(4))), (), "P1"),
-        ((Allocate(1, spec(s0)),), (), "P2"),
-        ((Launch("k_none", (0,), (), (), 1),), (), "P3"),
-        ((Launch("k_scale", (0,), (0,), (1.0,), 1),), (), "P3"),
-        ((Copy(0, 0),), (), "P4"),
-        ((Allocate(1, spec(4), reuse=0),), (), "P4"),
-        ((Allocate(1, spec(4)), View(2, 1, spec(2)), Allocate(3, spec(4), reuse=1)), (), "P5"),
+        ((LaunchStep("k_scale", (0, 3), (0,), (1.0,), 1),), (), "P1"),
+        ((ViewStep(1, 0, spec(4)), ViewStep(1, 0, spec(4))), (), "P1"),
+        ((AllocateStep(1, spec(s0)),), (), "P2"),
+        ((LaunchStep("k_none", (0,), (), (), 1),), (), "P3"),
+        ((LaunchStep("k_scale", (0,), (0,), (1.0,), 1),), (), "P3"),
+        ((CopyStep(0, 0),), (), "P4"),
+        ((AllocateStep(1, spec(4), reuse=0),), (), "P4"),
+        ((AllocateStep(1, spec(4)), ViewStep(2, 1, spec(2)), AllocateStep(3, spec(4), reuse=1)), (), "P5"),
         ((), (PlanOutput(slot=1),), "P6"),
         ((), (PlanOutput(alias_output=0),), "P6"),
     ],

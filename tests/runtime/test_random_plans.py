@@ -12,9 +12,10 @@ import torch
 
 from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
-from kiln.plan.plan import CallAten, Plan, PlanInput, PlanOutput, SymbolBinding
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, SymbolBinding
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.serialize import decode_plan, encode_plan
+from kiln.plan.steps import AtenStep
 from kiln.runtime.executor import make_executor
 from kiln.symbolic import symbol
 from tests.runtime.random_plans import random_inputs, random_plan
@@ -166,7 +167,7 @@ def test_kept_memory_never_overlaps(libraries: Libraries) -> None:
         (PlanInput("rows", None, "int"), PlanInput("value", None, "int")),
         (SymbolBinding("s0", "scalar", 0), SymbolBinding("s1", "scalar", 1)),
         (
-            CallAten(
+            AtenStep(
                 "aten.full.default",
                 ((s0, 1024), s1),
                 (("dtype", torch.int64),),

@@ -7,20 +7,8 @@ from typing import Any
 
 import torch
 
-from kiln.plan.plan import (
-    Allocate,
-    CallAten,
-    Free,
-    Kernel,
-    KernelParam,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    SymbolBinding,
-)
+from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
+from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep, RandomSeedStep
 from kiln.symbolic import Int, symbol
 from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import spec
@@ -110,13 +98,17 @@ def scaled_product(device: torch.device = CUDA, factor: float = 0.5) -> Plan:
         inputs=(PlanInput("x", rows), PlanInput("w", weight)),
         symbols=(SymbolBinding("s0", "size", 0, 0),),
         steps=(
-            Allocate(2, rows),
-            Launch(scale, (0, 2), (s0 * 64,), (factor,), blocks(s0 * 64), grid=(blocks(s0 * 64),), origin="model.py:3"),
-            CallAten("aten.mm.default", (Ref(2), Ref(1)), (), (3,), (out,)),
-            Free((2,)),
-            Allocate(4, out),
-            Launch(scale, (3, 4), (s0 * 32,), (factor,), blocks(s0 * 32), grid=(blocks(s0 * 32),), origin="model.py:4"),
-            Free((3,)),
+            AllocateStep(2, rows),
+            LaunchStep(
+                scale, (0, 2), (s0 * 64,), (factor,), blocks(s0 * 64), grid=(blocks(s0 * 64),), origin="model.py:3"
+            ),
+            AtenStep("aten.mm.default", (Ref(2), Ref(1)), (), (3,), (out,)),
+            FreeStep((2,)),
+            AllocateStep(4, out),
+            LaunchStep(
+                scale, (3, 4), (s0 * 32,), (factor,), blocks(s0 * 32), grid=(blocks(s0 * 32),), origin="model.py:4"
+            ),
+            FreeStep((3,)),
         ),
         outputs=(PlanOutput(slot=4),),
         kernels=(SCALE,),
@@ -134,8 +126,8 @@ def gather(device: torch.device = CUDA) -> Plan:
         ),
         symbols=(),
         steps=(
-            Allocate(2, on_cuda(spec(3), device)),
-            Launch(GATHER.symbol, (0, 1, 2), (5, 3), (), 1, grid=(1,), origin="user.py:7"),
+            AllocateStep(2, on_cuda(spec(3), device)),
+            LaunchStep(GATHER.symbol, (0, 1, 2), (5, 3), (), 1, grid=(1,), origin="user.py:7"),
         ),
         outputs=(PlanOutput(slot=2),),
         kernels=(GATHER,),
@@ -150,10 +142,10 @@ def seed_pair(device: torch.device = CUDA) -> Plan:
         inputs=(),
         symbols=(),
         steps=(
-            RandomSeed(0, device, 10),
-            Allocate(1, on_cuda(spec(2, dtype=torch.int64), device)),
-            Launch(COPY_PAIR.symbol, (0, 1), (), (), 1, grid=(1,)),
-            Free((0,)),
+            RandomSeedStep(0, device, 10),
+            AllocateStep(1, on_cuda(spec(2, dtype=torch.int64), device)),
+            LaunchStep(COPY_PAIR.symbol, (0, 1), (), (), 1, grid=(1,)),
+            FreeStep((0,)),
         ),
         outputs=(PlanOutput(slot=1),),
         kernels=(COPY_PAIR,),

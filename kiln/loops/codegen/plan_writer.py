@@ -21,24 +21,18 @@ from kiln.loops.codegen.units import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
-from kiln.plan.plan import (
-    Allocate,
-    CallAten,
-    Check,
-    Constant,
-    Copy,
-    Free,
-    HostRead,
-    Launch,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    Slot,
-    Step,
-    SymbolBinding,
-    View,
+from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
+from kiln.plan.steps import (
+    AllocateStep,
+    AtenStep,
+    CheckStep,
+    ConstantStep,
+    CopyStep,
+    FreeStep,
+    HostReadStep,
+    LaunchStep,
+    RandomSeedStep,
+    ViewStep,
 )
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Relation, Symbol, is_static, product
@@ -82,7 +76,7 @@ class _PlanWriter:
         program = self.program
         inputs = tuple(self._input(slot, given) for slot, given in enumerate(program.inputs))
         for buffer, key in program.constants:
-            self.steps.append(Constant(self.slot(buffer), len(self.constants)))
+            self.steps.append(ConstantStep(self.slot(buffer), len(self.constants)))
             self.constants.append(key)
         allocations = defaultdict(list)
         for allocation in program.allocations:
@@ -96,7 +90,7 @@ class _PlanWriter:
                 self._extern(step)
             self._free(program.frees[place])
         for target, source in program.writes:
-            self.steps.append(Copy(self.slots[target], self.slots[source]))
+            self.steps.append(CopyStep(self.slots[target], self.slots[source]))
         mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
         outputs = tuple(self._output(output) for output in program.outputs)
         bindings = (*self._bindings(), *self.host_reads)
@@ -134,9 +128,11 @@ class _PlanWriter:
         """Memory of its own, or a view of the memory that the buffer is part of."""
         slot, spec = self.slot(allocation.buffer), allocation.buffer.spec
         if allocation.buffer.base is not None:
-            self.steps.append(View(slot, self.slots[allocation.buffer.base], spec))
+            self.steps.append(ViewStep(slot, self.slots[allocation.buffer.base], spec))
         else:
-            self.steps.append(Allocate(slot, spec, None if allocation.reuse is None else self.slots[allocation.reuse]))
+            self.steps.append(
+                AllocateStep(slot, spec, None if allocation.reuse is None else self.slots[allocation.reuse])
+            )
 
     def _new_slot(self) -> Slot:
         self.num_slots += 1
@@ -149,7 +145,7 @@ class _PlanWriter:
         found = self.views.get((name, spec))
         if found is None:
             found = self.views[name, spec] = self._new_slot()
-            self.steps.append(View(found, self.slots[name], spec))
+            self.steps.append(ViewStep(found, self.slots[name], spec))
         return found
 
     def _free(self, names: Sequence[str]) -> None:
@@ -158,7 +154,7 @@ class _PlanWriter:
         for name, spec in [key for key in self.views if key[0] in names]:
             slots.append(self.views.pop((name, spec)))
         if slots:
-            self.steps.append(Free(tuple(slots)))
+            self.steps.append(FreeStep(tuple(slots)))
 
     # Steps.
 
@@ -172,7 +168,7 @@ class _PlanWriter:
         scratch = _substitute(printed.scratch, own)
         grid = tuple(_substitute(count, own) for count in printed.grid)
         self.steps.append(
-            Launch(
+            LaunchStep(
                 printed.kernel.symbol,
                 tuple(self.slots[name] for name in step.args),
                 step.ints,
@@ -204,7 +200,7 @@ class _PlanWriter:
         kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
         outs = tuple(None if out is None else self.slot(out) for out in step.outs)
         specs = tuple(None if out is None else out.spec for out in step.outs)
-        self.steps.append(CallAten(step.target, args, kwargs, outs, specs, step.origin))
+        self.steps.append(AtenStep(step.target, args, kwargs, outs, specs, step.origin))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BufferArg):
@@ -272,30 +268,30 @@ def _empty(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     if out.name not in writer.slots:
-        writer.steps.append(Allocate(writer.slot(out), out.spec))
+        writer.steps.append(AllocateStep(writer.slot(out), out.spec))
 
 
 def _random_seed(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     device, increment = step.args
-    writer.steps.append(RandomSeed(writer.slot(out), device, increment))
+    writer.steps.append(RandomSeedStep(writer.slot(out), device, increment))
 
 
 def _assert(writer: _PlanWriter, step: Extern) -> None:
     condition, message = step.args
-    writer.steps.append(Check(None, writer.view(condition.name, condition.spec), message))
+    writer.steps.append(CheckStep(None, writer.view(condition.name, condition.spec), message))
 
 
 def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
     source, kind, symbol, checks = step.args
     name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
     writer.host_reads.append(SymbolBinding(name, "unbacked", -1))
-    writer.steps.append(HostRead(name, writer.view(source.name, source.spec), kind))
+    writer.steps.append(HostReadStep(name, writer.view(source.name, source.spec), kind))
     for relation_kind, difference in checks:
         relation = relate(relation_kind, difference)
         if isinstance(relation, Relation):
-            writer.steps.append(Check(relation, None, f"{relation} does not hold in {step.origin}"))
+            writer.steps.append(CheckStep(relation, None, f"{relation} does not hold in {step.origin}"))
 
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {

@@ -66,6 +66,3 @@ def watch_exports() -> None:
     )
     for owner, name, replaced in watched:
         setattr(owner, name, replaced)
-
-
-__all__ = ["move_out", "move_storage", "moved_first", "watch_exports"]

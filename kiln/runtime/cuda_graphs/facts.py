@@ -12,26 +12,15 @@ for the device) ends the recording, see `graphed.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
-from kiln.plan.plan import (
-    Branch,
-    CallAten,
-    Check,
-    Constant,
-    HostRead,
-    Launch,
-    Plan,
-    PlanOutput,
-    RandomSeed,
-    Ref,
-    Step,
-)
-from kiln.plan.verify import refs_in, slot_specs
+from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
+from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
+from kiln.plan.verify import slot_specs
 from kiln.tensor.spec import TensorSpec
 
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
@@ -63,7 +52,7 @@ def graph_facts(plan: Plan) -> GraphFacts:
     """Read off the plan what a recording has to know."""
     device = device_of(plan)
     refusal = next(refusals(plan, device), "")
-    seeds = sum(isinstance(step, RandomSeed) for step in plan.steps)
+    seeds = sum(isinstance(step, RandomSeedStep) for step in plan.steps)
     return GraphFacts(plan.name, str(device), refusal, plan.mutated, seeds)
 
 
@@ -75,7 +64,7 @@ def device_of(plan: Plan) -> torch.device:
 
 def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
     """Why the plan cannot be recorded, one reason after the other."""
-    if not any(isinstance(step, Launch | CallAten) for step in plan.steps):
+    if not any(isinstance(step, LaunchStep | AtenStep) for step in plan.steps):
         yield "it launches nothing"
     for binding in plan.symbols:
         if binding.kind in ("offset", "unbacked"):
@@ -89,26 +78,16 @@ def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
         if kernel.language != language:
             yield f"kernel {kernel.symbol} runs on the host"
     for step in plan.steps:
-        yield from STEP_REFUSALS.get(type(step), no_refusal)(step, specs)
+        if step.reads_host():
+            yield f"{type(step).__name__} reads a value on the host"
+        if isinstance(step, AtenStep):
+            yield from _waits(step, specs)
 
 
 SYMBOL_FROM = {"offset": "the offset of an argument", "unbacked": "known from data only"}
 
 
-def no_refusal(step: Any, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
-    yield from ()
-
-
-def _reads_host(step: Any, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
-    yield f"{type(step).__name__} reads a value on the host"
-
-
-def _check(step: Check, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
-    if step.condition is not None:
-        yield "a check reads its condition on the host"
-
-
-def _call(step: CallAten, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
+def _waits(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     namespace, _, rest = step.target.partition(".")
     name = rest.partition(".")[0]
     if namespace in COLLECTIVES:
@@ -116,18 +95,9 @@ def _call(step: CallAten, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     if namespace == "aten" and name in WAITING:
         yield f"{step.target} waits for the device"
     if namespace == "aten" and name in INDEXING:
-        masks = (specs[slot] for slot in refs_in(step.args) if slot in specs)
+        masks = (specs[slot] for slot in slots_in(step.args, [], refs_only=True) if slot in specs)
         if any(spec.dtype in (torch.bool, torch.uint8) for spec in list(masks)[1:]):
             yield f"{step.target} with a mask waits for the device"
-
-
-STEP_REFUSALS: Mapping[type, Callable[[Any, Mapping[int, TensorSpec]], Iterator[str]]] = {
-    HostRead: _reads_host,
-    Branch: _reads_host,
-    Check: _check,
-    CallAten: _call,
-}
-"""Kind of step -> why it keeps a plan from being recorded."""
 
 
 def seeded_plan(plan: Plan) -> Plan:
@@ -137,18 +107,18 @@ def seeded_plan(plan: Plan) -> Plan:
     increments: list[PlanOutput] = []
     slots = plan.num_slots
     for step in plan.steps:
-        if not isinstance(step, RandomSeed):
+        if not isinstance(step, RandomSeedStep):
             steps.append(step)
             continue
         place = len(plan.constants) + len(increments)
         increments.append(PlanOutput(value=step.increment))
         if step.out not in returned:
-            steps.append(Constant(step.out, place))
+            steps.append(ConstantStep(step.out, place))
             continue
         # A seed that is returned (for the backward) is this call's: the constant changes with the next one.
         own = TensorSpec(torch.int64, (2,), (1,), 0, step.device)
-        steps.append(Constant(slots, place))
-        steps.append(CallAten("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
+        steps.append(ConstantStep(slots, place))
+        steps.append(AtenStep("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
         slots += 1
     keys = tuple(f"seed/{number}" for number in range(len(increments)))
     return replace(
@@ -158,6 +128,3 @@ def seeded_plan(plan: Plan) -> Plan:
         constants=(*plan.constants, *keys),
         num_slots=slots,
     )
-
-
-__all__ = ["GraphFacts", "graph_facts", "seeded_plan"]

@@ -27,7 +27,8 @@ from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.native import _executor
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_stages
-from kiln.plan.plan import Launch, Plan
+from kiln.plan.plan import Plan
+from kiln.plan.steps import LaunchStep
 from kiln.plan.text import plan_text
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import make_executor
@@ -552,7 +553,7 @@ def run(plan: Plan, symbols: Mapping[str, int] = MappingProxyType({})) -> tuple[
     executor = make_executor(plan, fake_libraries(plan))
     with torch.backends.mkldnn.flags(enabled=False):
         found: tuple[object, ...] = executor(*inputs_of(plan, symbols))
-    launches = sum(isinstance(step, Launch) for step in plan.steps)
+    launches = sum(isinstance(step, LaunchStep) for step in plan.steps)
     lines = _executor.take_null_log().splitlines()
     assert sum(line.startswith("launch ") for line in lines) == launches
     assert not any("another pointer" in line for line in lines)

@@ -1,0 +1,16 @@
+"""The kinds of steps. Adding one: a subclass of `Step`, listed in STEPS; its records in `native.py` and their C++."""
+
+from kiln.plan.plan import Step
+from kiln.plan.steps.compute import AtenStep, LaunchStep, RandomSeedStep
+from kiln.plan.steps.control import BranchStep, CheckStep, HostReadStep
+from kiln.plan.steps.memory import AllocateStep, ConstantStep, CopyStep, FreeStep, ViewStep
+
+STEPS: tuple[type[Step], ...] = (
+    AllocateStep, ViewStep, CopyStep, ConstantStep, FreeStep, LaunchStep, AtenStep, RandomSeedStep, HostReadStep,
+    CheckStep, BranchStep,
+)  # fmt: skip
+
+__all__ = [
+    "STEPS", "AllocateStep", "AtenStep", "BranchStep", "CheckStep", "ConstantStep", "CopyStep",
+    "FreeStep", "HostReadStep", "LaunchStep", "RandomSeedStep", "ViewStep",
+]  # fmt: skip
