@@ -81,13 +81,13 @@ def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
         if step.reads_host():
             yield f"{type(step).__name__} reads a value on the host"
         if isinstance(step, AtenStep):
-            yield from _waits(step, specs)
+            yield from _unrecordable(step, specs)
 
 
 SYMBOL_FROM = {"offset": "the offset of an argument", "unbacked": "known from data only"}
 
 
-def _waits(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
+def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     namespace, _, rest = step.target.partition(".")
     name = rest.partition(".")[0]
     if namespace in COLLECTIVES:
