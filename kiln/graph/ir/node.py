@@ -1,4 +1,4 @@
-"""A node of the graph IR: one primitive op applied to the results of other nodes.
+"""A node of the graph IR: a primitive op applied to the results of other nodes.
 
 %4: f32[8, 16] = add(%2, %3)                 # model.py:41, torch.add
 %5: f32[8] = sum(%4, axes=(1,))

@@ -243,7 +243,7 @@ def mish_backward(e: Emit, grad: Node, x: Node) -> Node:
 @decompose("log_sigmoid_forward.default")
 @widened
 def log_sigmoid_forward(e: Emit, x: Node) -> tuple[Node, Node]:
-    """The result, and eager's buffer: exp(-|x|), both contiguous, on the CPU, nothing elsewhere."""
+    """The result, and eager's buffer: on the CPU exp(-|x|), both contiguous; elsewhere empty."""
     p = e.pointwise
     small = p("exp", p("neg", p("abs", x)))
     result = p("sub", p("minimum", x, 0), p("log1p", small))
@@ -260,7 +260,7 @@ def log_sigmoid_backward(e: Emit, grad: Node, x: Node, buffer: Node) -> Node:
     return relaid(e, made, e.preserved_strides(grad.tensor))
 
 
-def halves(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:
+def split_in_two(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:
     axis = axis_of(dim, x.tensor.rank)
     size = x.tensor.sizes[axis]
     middle = size // 2
@@ -271,14 +271,14 @@ def halves(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:
 @decompose("glu.default")
 @widened
 def glu(e: Emit, x: Node, dim: int = -1) -> Node:
-    first, second = halves(e, x, dim)
+    first, second = split_in_two(e, x, dim)
     return e.pointwise("mul", first, e.pointwise("sigmoid", second))
 
 
 @decompose("glu_backward.default")
 @widened
 def glu_backward(e: Emit, grad: Node, x: Node, dim: int) -> Node:
-    p, (first, second) = e.pointwise, halves(e, x, dim)
+    p, (first, second) = e.pointwise, split_in_two(e, x, dim)
     gate = p("sigmoid", second)
     left = p("mul", grad, gate)
     right = p("mul", p("mul", p("mul", one_minus(e, gate), gate), grad), first)

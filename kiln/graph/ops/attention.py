@@ -1,9 +1,9 @@
-"""Fused attention: ATen steps with predicted sizes and layouts. Which of them arrives, eager's own choice decides.
+"""Fused attention: ATen calls with predicted sizes and layouts. Which of them is recorded is eager's choice.
 
     _scaled_dot_product_flash_attention_for_cpu(q: f32[2, 4, 6, 8], ...)     =     (f32[2, 4, 6, 8], f32[2, 4, 6])
 
 q is (batch, heads, length, width). Some kernels lay the result out as q, some as (batch, length, heads, width).
-What is said here of CUDA was read off an H200 with torch 2.11.
+The CUDA rules were observed on an H200 with torch 2.11.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def scalar(dtype: torch.dtype, device: torch.device) -> TensorSpec:
 
 @lru_cache(maxsize=1)
 def _attention_follows_query() -> bool:
-    """Is the result laid out as the query (torch 2.13), or always with the heads inside? Asked of the op itself."""
+    """Whether the result has the layout of the query (torch 2.13), found by running it; before, heads are inside."""
     query = torch.zeros(1, 2, 3, 4)
     output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[0]
     return bool(output.is_contiguous())
 
 
 def heads_inside(x: TensorSpec, sizes: tuple[Int, ...]) -> TensorSpec:
-    """A (batch, heads, length, width) tensor whose heads are inside of the length in memory."""
+    """A (batch, heads, length, width) tensor laid out as (batch, length, heads, width)."""
     _, heads, length, width = sizes
     return x.with_view(sizes, (length * heads * width, width, heads * width, 1), 0)
 
@@ -73,11 +73,11 @@ def cpu_attention(
 def cpu_attention_backward(
     e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: object, **kwargs: object
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
+    specs = [heads_inside(x.tensor, x.tensor.sizes) for x in (query, key, value)]
     return specs[0], specs[1], specs[2]
 
 
-# CUDA. Results that are numbers (lengths) are known here; the step gives them no node.
+# CUDA. Integer results (lengths) are known here and have no node.
 
 
 @decompose("_scaled_dot_product_flash_attention.default")
@@ -113,12 +113,12 @@ def cudnn_attention(
 
 
 SDPA = "aten._scaled_dot_product"
-NUMBERS = 4
-"""Places of the lengths of query and key among the results: this and the next."""
+FIRST_LENGTH = 4
+"""Position of the query's length among the results; the key's follows."""
 
 
 def _with_lengths(made: Results, lengths: tuple[Int, Int]) -> Results:
-    return (*made[:NUMBERS], *lengths, *made[NUMBERS + 2 :])
+    return (*made[:FIRST_LENGTH], *lengths, *made[FIRST_LENGTH + 2 :])
 
 
 @decompose("_scaled_dot_product_efficient_attention.default")
@@ -126,7 +126,7 @@ def efficient_attention(
     e: Emit, query: Node, key: Node, value: Node, attn_bias: Node | None, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
 ) -> Results:  # fmt: skip
-    """The sums are padded to a multiple of 32 rows; seed and offset stay on the host."""
+    """The sums are padded to a multiple of 32 rows; seed and offset are on the CPU."""
     spec = query.tensor
     batch, heads, length, _ = spec.sizes
     rows = ceil_div(length, 32) * 32 if compute_log_sumexp else 0
@@ -142,15 +142,15 @@ def efficient_attention(
 def attention_backward(
     e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: object, **kwargs: object
 ) -> Specs:
-    return tuple([like_query(e, one.tensor) for one in (query, key, value)])
+    return tuple([like_query(e, x.tensor) for x in (query, key, value)])
 
 
 @library("_scaled_dot_product_efficient_attention_backward.default")
 def efficient_attention_backward(
     e: Emit, grad: Node, query: Node, key: Node, value: Node, bias: Node | None, *args: object, **kwargs: object
 ) -> Specs:
-    """Of the arguments, the one before the causal flag says which gradients are wanted."""
+    """`grad_input_mask` selects the gradients."""
     mask = cast(Sequence[bool], kwargs.get("grad_input_mask") or args[5])
-    specs = [heads_inside(one.tensor, one.tensor.sizes) for one in (query, key, value)]
+    specs = [heads_inside(x.tensor, x.tensor.sizes) for x in (query, key, value)]
     to_bias = None if bias is None or not mask[3] else bias.tensor.with_sizes(bias.tensor.sizes)
     return (*specs, to_bias)

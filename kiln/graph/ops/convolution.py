@@ -1,8 +1,8 @@
-"""Convolutions and pooling: ATen steps with predicted sizes and memory formats.
+"""Convolutions and pooling: ATen calls with predicted sizes and memory formats.
 
     convolution(f32[4, 3, 224, 224], f32[64, 3, 7, 7], stride 2, padding 3)    =    f32[4, 64, 112, 112]
 
-The result is channels-last where the input or the weight is.
+The result is channels-last if the input or the weight is.
 """
 
 from __future__ import annotations

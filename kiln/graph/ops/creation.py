@@ -1,4 +1,4 @@
-"""Tensors from nothing, or like others.
+"""Creation of tensors, from attributes or like other tensors.
 
 aten.arange.start(2, 10, dtype=i64)     =>     iota(length=8, start=2, step=1, dtype=i64)
 aten.zeros_like(x)                      =>     %1 = constant(0);  %2 = full(%1, sizes of x), strides of x
@@ -34,14 +34,14 @@ FORMATS = {
 
 
 def strides_for(e: Emit, x: TensorSpec, memory_format: Format) -> tuple[Int, ...]:
-    """Strides of a copy of `x` in a memory format; None and preserve keep that of `x`."""
+    """Strides of a copy of `x` in a memory format; None and preserve_format keep that of `x`."""
     if memory_format is None or memory_format is torch.preserve_format:
         return e.preserved_strides(x)
     return format_strides(x.sizes, FORMATS[memory_format])  # type: ignore[arg-type]
 
 
 def relaid(e: Emit, x: Node, strides: tuple[Int, ...]) -> Node:
-    """`x` with these strides; strides of size-1 dimensions count too."""
+    """`x` with exactly these strides, also in dimensions of size 1."""
     return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
 
 
@@ -64,10 +64,10 @@ def _float(dtype: Dtype) -> torch.dtype:
 
 def refuse_layout(op: str, layout: object) -> None:
     if layout is not None and layout is not torch.strided:
-        raise UnsupportedOp(op=op, reason=f"it makes a tensor of layout {layout}")
+        raise UnsupportedOp(op=op, reason=f"its result has the layout {layout}")
 
 
-# One value.
+# A single value.
 
 
 @decompose("full.default")
@@ -77,8 +77,8 @@ def full(
 ) -> Node:  # fmt: skip
     refuse_layout("full", layout)
     if isinstance(fill_value, Node):
-        one = e.convert(fill_value, dtype or fill_value.tensor.dtype)
-        return e.node("full", one, sizes=tuple(size))
+        number = e.convert(fill_value, dtype or fill_value.tensor.dtype)
+        return e.node("full", number, sizes=tuple(size))
     wanted = dtype or number_dtype(fill_value)
     return e.full(fill_value, tuple(size), wanted, eager_device(device))
 
@@ -132,7 +132,7 @@ def scalar_tensor(
     return e.number(s, _float(dtype), eager_device(device))
 
 
-# Like another tensor: dtype and device are its own unless given.
+# Like another tensor: same dtype and device by default.
 
 
 def _like(value: Number | None) -> Decomposition:
@@ -184,8 +184,8 @@ def new_empty_strided(
 
 @decompose("fill.Scalar", "fill.Tensor")
 def fill(e: Emit, x: Node, value: Number | Node) -> Node:
-    one = value if isinstance(value, Node) else e.number(value, x.tensor.dtype, x.tensor.device)
-    made = e.node("full", e.convert(one, x.tensor.dtype), sizes=x.tensor.sizes)
+    number = value if isinstance(value, Node) else e.number(value, x.tensor.dtype, x.tensor.device)
+    made = e.node("full", e.convert(number, x.tensor.dtype), sizes=x.tensor.sizes)
     return relaid(e, made, e.preserved_strides(x.tensor))
 
 

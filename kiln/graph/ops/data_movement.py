@@ -1,4 +1,4 @@
-"""Copies, joins, indexing, scatters and padding.
+"""Copies, concatenation, indexing, scatters and padding.
 
 aten.stack([x, y], 0)              =>     cat(unsqueeze(x), unsqueeze(y))
 aten.index.Tensor(x, [None, i])    =>     index(x, i, axes=(1,))
@@ -46,7 +46,7 @@ def unsafe_view(e: Emit, x: Node, size: Sizes) -> Node:
 
 
 def reshaped(e: Emit, x: Node, sizes: tuple[Int, ...]) -> Node:
-    """A view where there is one, else a copy."""
+    """A view if possible, else a copy."""
     if x.tensor.sizes == sizes:
         return x
     return e.node("reshape" if view_strides(e.oracle, x.tensor, sizes) is None else "view", x, sizes=sizes)
@@ -73,16 +73,16 @@ def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
     return value if value.tensor.sizes == x.tensor.sizes else e.node("expand", value, sizes=x.tensor.sizes)
 
 
-# Joins and repetitions.
+# Concatenation and repetition.
 
 
 @decompose("cat.default")
 def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
-    """Tensors of sizes (0,) fit beside any other: a legacy of eager."""
-    rank = max(one.tensor.rank for one in tensors)
-    kept = [one for one in tensors if not _is_legacy_empty(e, one, rank)] or list(tensors[:1])
+    """As in eager, tensors of sizes (0,) are ignored."""
+    rank = max(x.tensor.rank for x in tensors)
+    kept = [x for x in tensors if not _is_legacy_empty(e, x, rank)] or list(tensors[:1])
     dtype = result_dtype(list(tensors))
-    parts = [e.convert(one, dtype) for one in kept]
+    parts = [e.convert(x, dtype) for x in kept]
     return e.node("cat", *parts, axis=axis_of(dim, parts[0].tensor.rank))
 
 
@@ -92,19 +92,19 @@ def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
 
 @decompose("stack.default")
 def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
-    """Joined, then split: so the result has the memory format that eager's has."""
-    for one in tensors:
-        if not same_sizes(e, one.tensor.sizes, tensors[0].tensor.sizes):
+    """Concatenated, then split, for eager's memory format."""
+    for x in tensors:
+        if not same_sizes(e, x.tensor.sizes, tensors[0].tensor.sizes):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
-                f"{list(one.tensor.sizes)}"
+                f"{list(x.tensor.sizes)}"
             )
     rank = tensors[0].tensor.rank
     axis = axis_of(dim, rank + 1)
     dtype = result_dtype(list(tensors))
-    parts = [e.convert(one, dtype) for one in tensors]
+    parts = [e.convert(x, dtype) for x in tensors]
     if axis == rank:
-        return e.node("cat", *[e.node("unsqueeze", one, axis=axis) for one in parts], axis=axis)
+        return e.node("cat", *[e.node("unsqueeze", part, axis=axis) for part in parts], axis=axis)
     sizes = tensors[0].tensor.sizes
     joined = e.node("cat", *parts, axis=axis)
     return e.node("view", joined, sizes=(*sizes[:axis], len(parts), *sizes[axis:]))
@@ -124,8 +124,8 @@ def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
     for axis, (times, size) in enumerate(zip(repeats, sizes, strict=True)):
         spread = e.node("unsqueeze", spread, axis=2 * axis)
         pairs += [times, size]
-    whole = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
-    return e.node("reshape", e.node("expand", spread, sizes=tuple(pairs)), sizes=whole)
+    total = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
+    return e.node("reshape", e.node("expand", spread, sizes=tuple(pairs)), sizes=total)
 
 
 @decompose("flip.default")
@@ -150,7 +150,7 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
         y = e.node("cat", back, e.node("slice", y, axis=axis, start=0, stop=start, step=1), axis=axis)
     if y is x:
         return copy(e, x)
-    # One turn is a kernel of its own on a GPU, and two slices that are joined on the CPU.
+    # On a GPU a roll is a kernel of its own; on the CPU, two slices are concatenated.
     return y if x.tensor.device.type == "cpu" else relaid(e, y, contiguous_strides(y.tensor.sizes))
 
 
@@ -226,12 +226,12 @@ def padded(e: Emit, x: Node, low: tuple[Int, ...], high: tuple[Int, ...], value:
 
 
 def with_dims(e: Emit, x: Node) -> Node:
-    """`x`, of rank 1 where it had none: as eager's kernels that take a dimension see it."""
+    """`x`, with rank 1 instead of 0, as eager's kernels with a dimension treat it."""
     return x if x.tensor.rank else e.node("unsqueeze", x, axis=0)
 
 
 def like_rank(e: Emit, x: Node, rank: int) -> Node:
-    """`x` of rank 1 without its dimension, where `rank` is 0."""
+    """`x` of rank 1 without its dimension if `rank` is 0: the inverse of `with_dims`."""
     return x if rank else e.node("squeeze", x, axes=(0,))
 
 
@@ -253,11 +253,11 @@ def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
 
 
 def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
-    """The axes that are indexed, and by what."""
-    axes = tuple([axis for axis, one in enumerate(indices) if one is not None])
-    nodes = [one for one in indices if one is not None]
-    for one in nodes:
-        if one.tensor.dtype in (torch.bool, torch.uint8):
+    """The indexed axes, and their indices."""
+    axes = tuple([axis for axis, index in enumerate(indices) if index is not None])
+    nodes = [index for index in indices if index is not None]
+    for index in nodes:
+        if index.tensor.dtype in (torch.bool, torch.uint8):
             raise DataDependentOp(op=op)
     return axes, nodes
 
@@ -272,9 +272,9 @@ def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
 def index_put(
     e: Emit, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, unsafe: bool = False
 ) -> Node:
-    """A mask puts one value at each true element: a choice, not a scatter."""
+    """A scalar stored under a mask is a `where`, not a scatter."""
     value = e.convert(values, x.tensor.dtype)
-    masks = [one for one in indices if one is not None and one.tensor.dtype is torch.bool]
+    masks = [index for index in indices if index is not None and index.tensor.dtype is torch.bool]
     if len(masks) == 1 and len(indices) == 1 and not value.tensor.rank and not accumulate:
         return masked(e, x, masks[0], value)
     axes, nodes = indices_at("aten.index_put", indices)
@@ -282,7 +282,7 @@ def index_put(
 
 
 def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
-    """`value` where the mask, which covers the first dimensions, is true."""
+    """`value` where the mask of the leading dimensions is true."""
     for _ in range(x.tensor.rank - mask.tensor.rank):
         mask = e.node("unsqueeze", mask, axis=mask.tensor.rank)
     made = e.pointwise("where", mask, value, x)
@@ -292,8 +292,8 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
 @decompose("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     spec = x.tensor
-    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
-    made = e.pointwise("where", mask, one, x)
+    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    made = e.pointwise("where", mask, number, x)
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
@@ -366,16 +366,16 @@ def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
 @decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) -> Node:
     spec = x.tensor
-    one = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
-    return relaid(e, _put_at(e, x, dim, index, one, False), e.preserved_strides(spec))
+    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    return relaid(e, _put_at(e, x, dim, index, number, False), e.preserved_strides(spec))
 
 
 def _put_at(e: Emit, x: Node, dim: int, index: Node, value: Node, accumulate: bool) -> Node:
-    """Through `index_put`, whose indexed dimension stands first among those of `value` from `axis` on."""
+    """Through `index_put` along the leading dimension, to which `axis` is moved."""
     base = with_dims(e, x)
     rank = base.tensor.rank
     axis = axis_of(dim, rank)
-    order = (axis, *[one for one in range(rank) if one != axis])
+    order = (axis, *[other for other in range(rank) if other != axis])
     front = e.node("permute", base, dims=order) if axis else base
     if value.tensor.rank == rank and axis:
         value = e.node("permute", value, dims=order)
@@ -426,7 +426,7 @@ def _zeros(e: Emit, grad: Node, sizes: Sizes) -> Node:
 def select_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, index: Int) -> Node:
     axis = axis_of(dim, len(input_sizes))
     at = wrap_index(e, index, input_sizes[axis])
-    return _widened_by_zeros(e, e.node("unsqueeze", grad, axis=axis), input_sizes, axis, at, at + 1)
+    return _embedded_in_zeros(e, e.node("unsqueeze", grad, axis=axis), input_sizes, axis, at, at + 1)
 
 
 @decompose("slice_backward.default")
@@ -436,13 +436,13 @@ def slice_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, start: Int
     if step != 1:
         zeros = _zeros(e, grad, input_sizes)
         return e.node("slice_scatter", zeros, grad, axis=axis, start=low, stop=high, step=step)
-    return _widened_by_zeros(e, grad, input_sizes, axis, low, high)
+    return _embedded_in_zeros(e, grad, input_sizes, axis, low, high)
 
 
-def _widened_by_zeros(e: Emit, part: Node, sizes: Sizes, axis: int, start: Int, stop: Int) -> Node:
+def _embedded_in_zeros(e: Emit, part: Node, sizes: Sizes, axis: int, start: Int, stop: Int) -> Node:
     rank = len(sizes)
-    low = tuple([start if one == axis else 0 for one in range(rank)])
-    high = tuple([sizes[axis] - stop if one == axis else 0 for one in range(rank)])
+    low = tuple([start if other == axis else 0 for other in range(rank)])
+    high = tuple([sizes[axis] - stop if other == axis else 0 for other in range(rank)])
     made = padded(e, part, low, high)
     return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
 
@@ -454,7 +454,7 @@ def diagonal_backward(e: Emit, grad: Node, input_sizes: Sizes, offset: int, dim1
 
 @decompose("value_selecting_reduction_backward.default")
 def selecting_backward(e: Emit, grad: Node, dim: int, indices: Node, sizes: Sizes, keepdim: bool) -> Node:
-    """The gradient of max, min, median along a dimension: it goes to the element that was taken."""
+    """The gradient of max, min and median along a dimension goes to the selected element."""
     if not sizes:
         return copy(e, grad)
     axis = axis_of(dim, len(sizes))

@@ -1,4 +1,4 @@
-"""Ops that stay ATen steps: sorting, selection, embedding gradients. Rules predict dtype, sizes and strides.
+"""Ops left to ATen: sorting, selection, embedding gradients. Rules predict dtype, sizes and strides.
 
 aten.topk(x: f32[4, 8], 2)     =>     (f32[4, 2], i64[4, 2])
 """
@@ -47,7 +47,7 @@ def topk(e: Emit, x: Node, k: Int, dim: int = -1, largest: bool = True, sorted: 
 
 
 def _along(x: TensorSpec, dim: int, keepdim: bool) -> Pair:
-    """A value and its index along a dimension."""
+    """A value and its index, reduced along a dimension."""
     sizes: tuple[Int, ...] = ()
     if x.rank:
         axis = axis_of(dim, x.rank)

@@ -1,4 +1,7 @@
-"""Matrix products: ATen steps with predicted results."""
+"""Matrix products: ATen calls with predicted results.
+
+aten.mm(x: f32[4, 8], y: f32[8, 2])     =     f32[4, 2]
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from kiln.tensor.spec import TensorSpec
 def _matrix(x: Node, op: str, rank: int) -> TensorSpec:
     spec = x.tensor
     if spec.rank != rank:
-        raise RuntimeError(f"{op}: expected a tensor of rank {rank}, got one of rank {spec.rank}")
+        raise RuntimeError(f"{op}: expected rank {rank}, got {spec.rank}")
     return spec
 
 
 def _same(e: Emit, op: str, left: Int, right: Int) -> None:
     if not equal(e.oracle, left, right):
-        raise RuntimeError(f"{op}: sizes {left} and {right} do not fit")
+        raise RuntimeError(f"{op}: sizes {left} and {right} do not match")
 
 
 def _same_dtype(op: str, *specs: TensorSpec) -> None:
     for spec in specs:
         if spec.dtype is not specs[0].dtype:
-            raise RuntimeError(f"{op}: expected one dtype, got {specs[0].dtype} and {spec.dtype}")
+            raise RuntimeError(f"{op}: expected equal dtypes, got {specs[0].dtype} and {spec.dtype}")
 
 
 @library("mm.default")

@@ -1,6 +1,6 @@
 """Losses and their gradients.
 
-aten.nll_loss_forward(x, t, w, mean, -100)    =>    gather, weigh, sum, divide
+aten.nll_loss_forward(x, t, w, mean, -100)    =>    gather, weight, sum, divide
 aten.nll_loss_backward(...)                   =>    where(column == target, -grad*w, 0): no scatter
 """
 
@@ -34,7 +34,7 @@ def _rounded(e: Emit, loss: Node, reduction: int, dtype: torch.dtype) -> Node:
 
 
 def _pair(e: Emit, x: Node, y: Node) -> tuple[Node, Node, torch.dtype]:
-    """Both in the dtype in which eager computes, and the dtype of the result."""
+    """Both in the dtype of eager's computation, and the dtype of the result."""
     left, right = promoted(e, x, y)
     dtype = left.tensor.dtype
     wide = OPMATH.get(dtype, dtype)
@@ -42,7 +42,7 @@ def _pair(e: Emit, x: Node, y: Node) -> tuple[Node, Node, torch.dtype]:
 
 
 def _share(e: Emit, grad: Node, reduction: int, x: Node) -> Node:
-    """The gradient that each element gets."""
+    """The gradient of each element."""
     if reduction != MEAN:
         return grad
     return e.pointwise("div", grad, e.number(x.tensor.numel(), grad.tensor.dtype, grad.tensor.device))
@@ -117,7 +117,7 @@ def huber_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, d
 # Binary cross entropy.
 
 
-def _weighed(e: Emit, loss: Node, weight: Maybe) -> Node:
+def _weighted(e: Emit, loss: Node, weight: Maybe) -> Node:
     return loss if weight is None else e.pointwise("mul", loss, e.convert(weight, loss.tensor.dtype))
 
 
@@ -127,7 +127,7 @@ def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduct
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     hit = p("maximum", p("log", left), -100)
     miss = p("maximum", p("log1p", p("neg", left)), -100)
-    loss = _weighed(e, p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit)), weight)
+    loss = _weighted(e, p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit)), weight)
     if reduction == NONE:
         return relaid(e, e.convert(loss, dtype), e.preserved_strides(x.tensor))
     return _rounded(e, loss, reduction, dtype)
@@ -141,7 +141,7 @@ def binary_cross_entropy_backward(
     p = e.pointwise
     room = p("maximum", p("mul", one_minus(e, x), x), 1e-12)
     slope = p("div", p("mul", grad, p("sub", x, y)), room)
-    return relaid(e, _share(e, _weighed(e, slope, weight), reduction, x), e.preserved_strides(x.tensor))
+    return relaid(e, _share(e, _weighted(e, slope, weight), reduction, x), e.preserved_strides(x.tensor))
 
 
 @decompose("binary_cross_entropy_with_logits.default")
@@ -154,7 +154,7 @@ def binary_cross_entropy_with_logits(
         factor = e.convert(pos_weight, left.tensor.dtype)
         tail = p("mul", tail, p("add", p("mul", p("sub", factor, 1), right), 1))
     loss = p("add", p("mul", one_minus(e, right), left), tail)
-    return _rounded(e, _weighed(e, loss, weight), reduction, y.tensor.dtype)
+    return _rounded(e, _weighted(e, loss, weight), reduction, y.tensor.dtype)
 
 
 @decompose("soft_margin_loss.default")
@@ -176,7 +176,7 @@ def _margin_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node
     return p("mul", slope, _share(e, grad, reduction, x))
 
 
-# Negative log likelihood: x is (classes) or (n, classes, ...), the target lacks the classes.
+# Negative log likelihood: x is (classes) or (n, classes, ...), the target has no class dimension.
 
 
 def _class_axis(x: Node) -> int:
@@ -184,14 +184,14 @@ def _class_axis(x: Node) -> int:
 
 
 def _target(e: Emit, target: Node, ignore_index: int, axis: int) -> tuple[Node, Node]:
-    """The target with a dimension for the class, 0 where it is to be ignored; and where it counts."""
+    """The target with a class dimension, 0 where it is ignored; and where it is not."""
     spread = e.node("unsqueeze", target, axis=axis)
     counts = e.pointwise("ne", spread, ignore_index)
     return e.pointwise("where", counts, spread, number_like(e, 0, spread)), counts
 
 
 def _class_weights(e: Emit, safe: Node, counts: Node, weight: Maybe, like: Node) -> Node:
-    """The weight of each target's class, 0 where it is to be ignored."""
+    """The weight of each target's class, 0 where it is ignored."""
     if weight is None:
         return e.convert(counts, like.tensor.dtype)
     taken = e.node("index", e.convert(weight, like.tensor.dtype), safe, axes=(0,))

@@ -3,8 +3,8 @@
     aten.native_layer_norm(x, [n], w, b, eps)
         =>   m = mean(x);  d = x - m;  r = rsqrt(mean(d*d) + eps);  (d*r*w + b, m, r)
 
-Variances are computed in two passes. Statistics stay in float32 for reduced precision.
-Batch norm in training updates the running statistics, which its schema does not say (`MUTATIONS`).
+Variances take two passes. For reduced precision, statistics are in float32.
+Batch norm in training updates the running statistics, which its schema does not tell (`MUTATIONS`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask = Sequence[bool]
 
 
 def wide(e: Emit, x: Node) -> Node:
-    """In the dtype in which statistics are kept."""
+    """`x` in the dtype of statistics."""
     return e.convert(x, OPMATH.get(x.tensor.dtype, x.tensor.dtype))
 
 
@@ -38,7 +38,7 @@ def wide_or_none(e: Emit, x: Maybe) -> Maybe:
 
 
 def standardised(e: Emit, x: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node, Node]:
-    """`x` with mean 0 and variance 1 along `axes`, its mean, and 1 over its standard deviation."""
+    """`x` with mean 0 and variance 1 along `axes`, its mean, and its inverse standard deviation."""
     spread, middle, away = variance(e, x, axes, 0)
     scale = e.pointwise("rsqrt", e.pointwise("add", spread, eps))
     return e.pointwise("mul", away, scale), middle, scale
@@ -76,14 +76,14 @@ def layer_norm(
 
 
 def statistics_dtype(x: TensorSpec, weight: Maybe) -> torch.dtype:
-    """Of the saved mean: on the CPU the parameters' own, elsewhere always wide."""
+    """The dtype of the saved mean: on the CPU that of `x`, unless the weight differs; elsewhere the wide one."""
     if x.device.type == "cpu" and (weight is None or weight.tensor.dtype is x.dtype):
         return x.dtype
     return OPMATH.get(x.dtype, x.dtype)
 
 
 def _project(e: Emit, grad: Node, y: Node, scale: Node, axes: tuple[int, ...]) -> Node:
-    """The gradient before standardising: without its mean, and without what goes along `y`."""
+    """The gradient of `standardised`: `grad` without its mean and its projection on `y`, times the scale."""
     p = e.pointwise
     along = mean_over(e, p("mul", grad, y), axes, True)
     centred = p("sub", grad, mean_over(e, grad, axes, True))
@@ -142,7 +142,7 @@ def rms_norm_backward(
     return contiguous(e, to_x, spec.dtype) if output_mask[0] else None, like(e, to_weight, weight)
 
 
-# Group norm: x is (n, channels, ...), a group is a run of channels.
+# Group norm: x is (n, channels, ...); a group is a run of channels.
 
 
 def _grouped(e: Emit, x: Node, n: Int, group: int, rest: Int) -> Node:
@@ -174,7 +174,7 @@ def group_norm(
         format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides)),
     )
     kept = statistics_dtype(spec, weight)
-    flat = [e.convert(e.node("squeeze", one, axes=(2,)), kept) for one in (middle, scale)]
+    flat = [e.convert(e.node("squeeze", x, axes=(2,)), kept) for x in (middle, scale)]
     return made, flat[0], flat[1]
 
 
@@ -184,7 +184,7 @@ def group_norm_backward(
     output_mask: Mask,
 ) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
     p, spec, rest = e.pointwise, x.tensor, C // group * HxW
-    middle, scale = (e.node("unsqueeze", wide(e, one), axis=2) for one in (mean, rstd))
+    middle, scale = (e.node("unsqueeze", wide(e, x), axis=2) for x in (mean, rstd))
     y = p("mul", p("sub", _grouped(e, x, N, group, rest), middle), scale)
     given = wide(e, grad)
     factor = _per_channel(e, weight, spec.rank)
@@ -200,7 +200,7 @@ def group_norm_backward(
     return to_x, like(e, to_weight, weight), like(e, to_bias, weight)
 
 
-# Batch norm: statistics over all dimensions but the channels.
+# Batch norm: statistics over all dimensions except channels.
 
 
 def _channel_axes(x: TensorSpec) -> tuple[int, ...]:
@@ -214,9 +214,9 @@ def _batch_format(e: Emit, x: Node, y: Node) -> Node:
 
 
 def _saved_dtype(x: Node, *parameters: Maybe) -> torch.dtype:
-    """Of the statistics that are returned: on the CPU the input's, unless a parameter has another."""
+    """The dtype of returned statistics: on the CPU the input's, unless a parameter differs."""
     dtype = x.tensor.dtype
-    alike = all(one is None or one.tensor.dtype is dtype for one in parameters)
+    alike = all(parameter is None or parameter.tensor.dtype is dtype for parameter in parameters)
     return dtype if alike and x.tensor.device.type == "cpu" else OPMATH.get(dtype, dtype)
 
 
@@ -228,9 +228,9 @@ def _saved_empty(e: Emit, x: Node, *parameters: Maybe) -> Node:
 def _normalise(e: Emit, x: Node, middle: Node, scale: Node, weight: Maybe, bias: Maybe) -> Node:
     """(x - mean) * (scale * weight) + bias, over channels.
 
-    On the CPU as eager's kernel does it, bit for bit: x*a + c with a = scale*weight and c = bias - mean*a, each product
-    and sum rounded once. What follows may turn on the last bit (relu decides which gradients are zero), so that a more
-    exact result would be further from float64 than eager's as often as nearer.
+    On the CPU bit for bit as eager's kernel: x*a + c with a = scale*weight and c = bias - mean*a, each product-sum
+    rounded once. Later ops may depend on the last bit (relu decides which gradients are zero), so a more exact result
+    would be further from float64 than eager's as often as nearer.
     """
     p, rank, kind = e.pointwise, x.tensor.rank, middle.tensor.dtype
     factor = scale if weight is None else p("mul", scale, e.convert(weight, kind))
@@ -256,15 +256,12 @@ def batch_norm_inference(
 
 
 def _exact_dtype(x: TensorSpec) -> torch.dtype:
-    """Eager's kernels on the CPU add up batch statistics and their gradient in float64; what follows cancels."""
+    """On the CPU eager sums batch statistics and their gradient in float64, as later differences cancel."""
     return torch.float64 if x.device.type == "cpu" else OPMATH.get(x.dtype, x.dtype)
 
 
 def _batch_statistics(e: Emit, x: Node, eps: float) -> tuple[Node, Node, Node]:
-    """The mean, the sum of squared distances from it, and 1 over the standard deviation.
-
-    All are rounded where eager rounds them: sums are in the exact dtype, results in the kept one.
-    """
+    """The mean, the sum of squared deviations, and the inverse standard deviation, rounded where eager rounds them."""
     p, axes, exact = e.pointwise, _channel_axes(x.tensor), _exact_dtype(x.tensor)
     source = wide(e, x)
     kept = source.tensor.dtype
@@ -276,7 +273,7 @@ def _batch_statistics(e: Emit, x: Node, eps: float) -> tuple[Node, Node, Node]:
 
 
 def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float) -> tuple[Node, Node, Node, Node]:
-    """The result, the mean, 1 over the standard deviation, and the unbiased variance."""
+    """The result, the mean, the inverse standard deviation, and the unbiased variance."""
     middle, total, scale = _batch_statistics(e, x, eps)
     number = count(x.tensor, _channel_axes(x.tensor))
     less: Int = number - 1 if isinstance(number, Expr) else max(number - 1, 1)
@@ -284,7 +281,7 @@ def batch_norm_training(e: Emit, x: Node, weight: Maybe, bias: Maybe, eps: float
 
 
 def _moved(e: Emit, running: Node, new: Node, momentum: float) -> Node:
-    """The running statistic after one batch, in its own dtype."""
+    """The running statistic after the batch, in its own dtype."""
     p, old = e.pointwise, wide(e, running)
     fresh = p("mul", e.convert(new, old.tensor.dtype), momentum)
     return e.convert(p("add", fresh, p("mul", old, 1 - momentum)), running.tensor.dtype)

@@ -1,9 +1,9 @@
-"""Pointwise ATen ops as primitives: arithmetic, comparison, rounding, choice.
+"""Pointwise ATen ops as primitives: arithmetic, comparison, rounding, selection.
 
     aten.add.Tensor(x, y, alpha=2)     =>     %1 = mul(y, 2)
                                               %2 = add(x, %1)
 
-Reduced precision: an op of several primitives computes in float32 and rounds once, as eager's kernels do.
+In reduced precision, an op of several primitives computes in float32 and rounds once, as eager's kernels.
 Activations and their gradients are in `activations.py`.
 """
 
@@ -30,7 +30,7 @@ FLOAT_UNARY = (  # integers become floating point
     "lgamma", "digamma",
 )
 SAME_UNARY = ("neg",)
-ROUNDING = ("floor", "ceil", "trunc", "round")  # integers stay as they are
+ROUNDING = ("floor", "ceil", "trunc", "round")  # integers are unchanged
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SAME_BINARY = {  # ATen name: primitive
     "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum.default": "maximum", "minimum.default": "minimum",
@@ -100,11 +100,11 @@ for _name, _prim in LOGICAL.items():
     DECOMPOSITIONS[_name] = _logical(_prim)
 
 
-# Pieces that other rules use.
+# Parts of other rules.
 
 
 def copy(e: Emit, x: Node) -> Node:
-    """A fresh tensor with the values and the format of `x`."""
+    """A copy of `x` in its memory format."""
     return e.node("clone", x, strides=e.preserved_strides(x.tensor))
 
 
@@ -113,7 +113,7 @@ def times(e: Emit, y: Node, factor: Number) -> Node:
 
 
 def floated(e: Emit, x: Node) -> Node:
-    """`x` as a function with real results takes it: integers become floating point."""
+    """`x`, with integers converted to floating point."""
     return e.convert(x, float_dtype(x.tensor.dtype))
 
 
@@ -123,7 +123,7 @@ def truth(e: Emit, x: Node) -> Node:
 
 
 def clamped(e: Emit, x: Node, low: Operand | None, high: Operand | None) -> Node:
-    """Between `low` and `high`; the upper bound wins, NaN stays."""
+    """Clamped; the upper bound wins, NaN propagates."""
     if low is not None:
         x = e.pointwise("maximum", x, low)
     return x if high is None else e.pointwise("minimum", x, high)
@@ -221,7 +221,7 @@ _POWERS: dict[Number, Callable[[Emit, Node], Node]] = {
     -1: lambda e, x: e.pointwise("reciprocal", x),
     -2: lambda e, x: e.pointwise("reciprocal", _square(e, x)),
 }
-"""Exponents for which eager's kernel takes a cheaper function."""
+"""Exponents for which eager's kernel uses a cheaper function."""
 
 
 @decompose("square.default")
@@ -249,7 +249,7 @@ def _addc(e: Emit, name: str, x: Node, y: Node, z: Node, value: Number) -> Node:
 @decompose("lerp.Scalar", "lerp.Tensor")
 @elementwise
 def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
-    """From the nearer end, as eager, so that weight 1 gives `end`."""
+    """From the nearer end, as in eager, so that weight 1 gives `end`."""
     p, way = e.pointwise, e.pointwise("sub", end, start)
     if isinstance(weight, Node):
         from_start = p("add", start, p("mul", way, weight))
@@ -273,9 +273,9 @@ def abs_(e: Emit, x: Node) -> Node:
 
 @decompose("_conj.default")
 def conj(e: Emit, x: Node) -> Node:
-    """In a backward, where nobody writes to it or asks whether it is lazy, the conjugate is a tensor of its own."""
+    """In a backward, where it is neither written nor seen by the user, the conjugate is materialised."""
     if e.origin is None or not e.origin.backward:
-        raise UnsupportedOp(op="aten._conj.default", reason="its result is lazy and shares memory with its argument")
+        raise UnsupportedOp(op="aten._conj.default", reason="its result is a lazy view of its argument")
     spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
     return e.library("aten._conj_physical.default", (x,), {}, spec)
 
@@ -316,7 +316,7 @@ def rad2deg(e: Emit, x: Node) -> Node:
     return e.pointwise("mul", floated(e, x), 180 / math.pi)
 
 
-# Choice, logic, classes of numbers.
+# Selection, logic, classification.
 
 
 @decompose("where.self")
@@ -328,8 +328,8 @@ def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
 def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    dtype = result_dtype([one for one in (x, min, max) if one is not None])
-    low, high = (e.convert(one, dtype) if isinstance(one, Node) else one for one in (min, max))
+    dtype = result_dtype([operand for operand in (x, min, max) if operand is not None])
+    low, high = (e.convert(bound, dtype) if isinstance(bound, Node) else bound for bound in (min, max))
     return clamped(e, e.convert(x, dtype), low, high)
 
 
@@ -490,9 +490,9 @@ def sinc(e: Emit, x: Node) -> Node:
 
 @elementwise
 def _sinc(e: Emit, x: Node) -> Node:
-    p, one = e.pointwise, e.number(1, x.tensor.dtype, x.tensor.device)
+    p, unit = e.pointwise, e.number(1, x.tensor.dtype, x.tensor.device)
     angle = p("mul", x, math.pi)
-    return p("where", p("eq", x, 0), one, p("div", p("sin", angle), angle))
+    return p("where", p("eq", x, 0), unit, p("div", p("sin", angle), angle))
 
 
 @decompose("logit.default")

@@ -1,8 +1,8 @@
-"""The dtype in which an op computes: PyTorch's type promotion over nodes and numbers.
+"""Type promotion: the dtype in which an op computes, for nodes and numbers.
 
-    add(f32[4], 2)          f32: a number gives way to a tensor of its category
+    add(f32[4], 2)          f32: a tensor wins over a number of its category
     add(i64[4], 2.5)        f32: a higher category wins, in the default dtype
-    add(f32[4], f64[])      f32: so does a tensor with dimensions over one without
+    add(f32[4], f64[])      f32: a tensor with dimensions wins over one of rank 0
     sqrt(i64[4])            f32
 
 Source: the documentation of `torch.result_type`, and experiment.
@@ -24,11 +24,11 @@ from kiln.tensor.spec import TensorSpec
 
 R = TypeVar("R", bound=Callable[..., object])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtype in which eager's kernels compute on reduced precision."""
+"""The dtype in which eager's kernels compute for reduced precision."""
 
 
 def number_dtype(value: object) -> torch.dtype:
-    """The dtype that stands for the category of a Python number."""
+    """The dtype that represents the category of a Python number."""
     if isinstance(value, bool):
         return torch.bool
     if isinstance(value, float | Real):
@@ -43,28 +43,28 @@ def result_dtype(operands: Sequence[Operand]) -> torch.dtype:
     first = operands[0]
     if type(first) is Node:
         dtype = first.tensor.dtype
-        if dtype.is_floating_point and all(_agrees(one, dtype) for one in operands[1:]):
+        if dtype.is_floating_point and all(_agrees(operand, dtype) for operand in operands[1:]):
             return dtype
     ranked: list[torch.dtype | None] = [None, None, None]  # with dimensions, without, numbers
-    for one in operands:
-        place = 2 if not isinstance(one, Node) else 0 if one.tensor.rank else 1
-        dtype = one.tensor.dtype if isinstance(one, Node) else number_dtype(one)
-        known = ranked[place]
-        ranked[place] = dtype if known is None else torch.promote_types(known, dtype)
+    for operand in operands:
+        rank = 2 if not isinstance(operand, Node) else 0 if operand.tensor.rank else 1
+        dtype = operand.tensor.dtype if isinstance(operand, Node) else number_dtype(operand)
+        other = ranked[rank]
+        ranked[rank] = dtype if other is None else torch.promote_types(other, dtype)
     result = _combine(ranked[0], _combine(ranked[1], ranked[2]))
     assert result is not None
     return result
 
 
 def _agrees(operand: Operand, dtype: torch.dtype) -> bool:
-    """Does this operand leave a floating `dtype` of the first tensor as it is, whatever their ranks?"""
+    """Whether this operand keeps a floating `dtype` of the first tensor, for all ranks."""
     if type(operand) is Node:
         return operand.tensor.dtype is dtype
     return not isinstance(operand, complex)
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """The dtype of two priorities: the lower one counts only where it is of a higher category."""
+    """The dtype of two priorities: the lower one matters only if it is of a higher category."""
     if higher is None or lower is None:
         return lower if higher is None else higher
     if higher.is_complex:
@@ -77,17 +77,17 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a function with real results makes of `dtype`."""
+    """The floating dtype for `dtype`."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node, ...]:
-    """All operands in their common dtype (made floating), numbers as constants."""
+    """All operands in their common dtype (with `floating`, a floating one), numbers as constants."""
     dtype = result_dtype(operands)
     if floating:
         dtype = float_dtype(dtype)
-    device = next(one.tensor.device for one in operands if isinstance(one, Node))
-    return tuple([e.convert(one, dtype) if isinstance(one, Node) else e.number(one, dtype, device) for one in operands])
+    device = next(operand.tensor.device for operand in operands if isinstance(operand, Node))
+    return tuple([e.convert(x, dtype) if isinstance(x, Node) else e.number(x, dtype, device) for x in operands])
 
 
 def widened(rule: R) -> R:
@@ -95,26 +95,26 @@ def widened(rule: R) -> R:
 
     @wraps(rule)
     def run(e: Emit, *args: object, **kwargs: object) -> object:
-        narrow = next(one.tensor.dtype for one in args if type(one) is Node)
+        narrow = next(arg.tensor.dtype for arg in args if type(arg) is Node)
         if narrow not in OPMATH:
             return rule(e, *args, **kwargs)
-        result = rule(e, *[_widen(e, one, narrow) for one in args], **kwargs)
+        result = rule(e, *[_widen(e, arg, narrow) for arg in args], **kwargs)
         if isinstance(result, tuple):
-            return tuple([_narrow(e, one, narrow) for one in result])
+            return tuple([_narrow(e, part, narrow) for part in result])
         return _narrow(e, result, narrow)
 
     return cast(R, run)
 
 
 def elementwise(rule: R) -> R:
-    """Decorator of a rule of several primitives for what is one loop in eager: `widened`, and laid out as that loop."""
+    """Decorator for what is a single loop in eager: `widened`, and laid out as the result of that loop."""
     wide = widened(rule)
 
     @wraps(rule)
     def run(e: Emit, *args: object, **kwargs: object) -> object:
         result = wide(e, *args, **kwargs)
-        specs = [one.tensor for one in args if type(one) is Node]
-        if len(specs) < 2 or all(one.strides == specs[0].strides for one in specs):
+        specs = [arg.tensor for arg in args if type(arg) is Node]
+        if len(specs) < 2 or all(spec.strides == specs[0].strides for spec in specs):
             return result
         if isinstance(result, tuple):
             return tuple([_as_iterated(e, part, specs) for part in result])

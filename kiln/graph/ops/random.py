@@ -1,9 +1,9 @@
-"""Randomness: one `random` node per draw, which forward and backward share.
+"""Randomness: a `random` node for each draw, which forward and backward share.
 
     aten.bernoulli_.float(x, 0.9)     =>     random(distribution="bernoulli", params=(0.9,)), written to x
     aten.native_dropout(x, 0.1, True) =>     m = random(...) as bool;  (x * m / 0.9, m)
 
-A generator of the user's own is not in a graph: that breaks.
+A generator object breaks the graph.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def draw(
 
 def refuse_generator(op: str, generator: object) -> None:
     if generator is not None:
-        raise UnsupportedOp(op=op, reason="it draws from a generator of its own")
+        raise UnsupportedOp(op=op, reason="it draws from a generator object")
 
 
 def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Attr, dtype: torch.dtype | None = None) -> Node:
     return draw(e, distribution, params, x.sizes, dtype or x.dtype, x.device)
 
 
-# In place: what was in the tensor does not matter.
+# In place: the old contents do not matter.
 
 
 def _filling(distribution: str, *defaults: Attr) -> Decomposition:
@@ -69,7 +69,7 @@ for _name, _distribution, _defaults in (
 
 @decompose("random.default")
 def random_any(e: Emit, x: Node, *, generator: object = None) -> Node:
-    """All integers that the dtype holds exactly, from 0."""
+    """All non-negative integers that the dtype represents exactly."""
     refuse_generator("random_", generator)
     dtype = x.tensor.dtype
     if dtype is torch.bool:
@@ -169,7 +169,7 @@ def normal(
     return draw(e, "normal", (mean, std), tuple(size), dtype or torch.get_default_dtype(), eager_device(device))
 
 
-# Dropout as one op (on CUDA; on the CPU it arrives in pieces).
+# Dropout as a single op, on CUDA; on the CPU it is recorded in parts.
 
 
 @decompose("native_dropout.default")

@@ -1,7 +1,7 @@
 """Reductions and scans.
 
 aten.mean.dim(x, [1], keepdim=True)     =>     %1 = sum(x, axes=(1,));  %2 = div(%1, n);  %3 = unsqueeze(%2, axis=1)
-aten.var.correction(x, [1])             =>     two passes: the mean, then the mean square of the distance from it
+aten.var.correction(x, [1])             =>     two passes: the mean, then the mean squared deviation
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Dims = Sequence[int] | int | None
 
 
 def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
-    """Reduced dimensions put back with size 1."""
+    """With `keepdim`, the reduced dimensions with size 1."""
     if keepdim:
         for axis in axes:
             y = e.node("unsqueeze", y, axis=axis)
@@ -34,7 +34,7 @@ def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
 
 
 def reduce(e: Emit, name: str, x: Node, axes: tuple[int, ...], keepdim: bool = False) -> Node:
-    """A reduction; along no axes it is a copy. An extreme is looked for among numbers: bool has no order."""
+    """A reduction; along no axes it is a copy. argmax and argmin take bool as uint8."""
     if name in ("amax", "amin"):
         refuse_complex(name, x)
     if not axes:
@@ -45,7 +45,7 @@ def reduce(e: Emit, name: str, x: Node, axes: tuple[int, ...], keepdim: bool = F
 
 
 def count(x: TensorSpec, axes: tuple[int, ...]) -> Int:
-    """How many elements a reduction combines."""
+    """The number of elements that a reduction combines."""
     return product([x.sizes[axis] for axis in axes])
 
 
@@ -93,7 +93,7 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
 
 
 def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
-    """Variance and mean along `axes`, with the reduced dimensions kept, and the distance from the mean; two passes."""
+    """Variance and mean along `axes` (dimensions kept), and the deviation from the mean; in two passes."""
     refuse_complex("var", x)
     middle = mean_over(e, x, axes, True)
     away = e.pointwise("sub", x, middle)
@@ -102,7 +102,7 @@ def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> 
 
 
 def _freedom(e: Emit, like: Node, number: Int, correction: float) -> Operand:
-    """By what the squares are divided: never less than zero, so that the variance of nothing is no number."""
+    """The divisor of the squares, at least zero, so that the variance of no elements is NaN."""
     if not isinstance(number, Expr):
         return max(number - correction, 0)
     dtype, device = like.tensor.dtype, like.tensor.device
@@ -162,11 +162,11 @@ def std_mean(
     return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
 
 
-# Largest and smallest.
+# Maximum and minimum.
 
 
 def extreme_axes(e: Emit, op: str, x: Node, dim: Dims) -> tuple[int, ...]:
-    """The dimensions that `dim` names, which must have elements: nothing is the largest of none."""
+    """The dimensions of `dim`, which must not be empty."""
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
     for axis in axes:
         if equal(e.oracle, x.tensor.sizes[axis], 0):
@@ -214,7 +214,7 @@ def aminmax(e: Emit, x: Node, *, dim: int | None = None, keepdim: bool = False) 
     return reduce(e, "amin", x, axes, keepdim), reduce(e, "amax", x, axes, keepdim)
 
 
-# Truth.
+# Any and all.
 
 
 def _quantifier(name: str) -> Callable[..., Node]:
@@ -235,7 +235,7 @@ def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
     return reduce(e, "sum", e.convert(truth(e, x), torch.int64), axes_of(dim, x.tensor.rank, empty_is_all=True))
 
 
-# Norms and logarithms of sums.
+# Norms and log-sum-exp.
 
 
 @decompose("logsumexp.default")
@@ -329,7 +329,7 @@ def is_any_true(e: Emit, x: Node) -> Node:
 
 @decompose("isin.Tensor_Tensor")
 def isin(e: Emit, x: Node, among: Node, *, assume_unique: bool = False, invert: bool = False) -> Node:
-    """Each with each: right for a few test elements, for which it is called."""
+    """Compares all pairs: eager calls it for few test elements."""
     spread = e.node("unsqueeze", x, axis=x.tensor.rank)
     flat = e.node("reshape", among, sizes=(among.tensor.numel(),))
     found = e.node("any", e.pointwise("eq", *promoted(e, spread, flat)), axes=(x.tensor.rank,))

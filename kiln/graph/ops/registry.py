@@ -1,4 +1,4 @@
-"""What Kiln knows of each ATen overload: one rule per name, in tables by the kind of rule.
+"""The rules of ATen overloads, in tables by the kind of rule.
 
     @decompose("silu.default")
     def silu(e: Emit, x: Node) -> Node:
@@ -10,8 +10,8 @@
 * MUTATIONS: like a decomposition, but returns `Effects`: the results, and new contents of arguments.
 * INPLACE: the functional overload behind an in-place one whose name does not tell it.
 
-Keys are the names from `str(overload)`: resolving an overload costs 30 us, and not every torch has every one.
-In-place and `out=` overloads need no rule: `graph/trace` derives them from the functional one.
+Keys are the names from `str(overload)`: resolving an overload costs 30 us, and not every torch has all.
+In-place and `out=` overloads need no rule: `graph/trace` derives them from the functional overload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resampling and padding of images, windows as columns: ATen steps with predicted sizes, and a few as moves.
+"""Resampling and padding of images, windows as columns: mostly ATen calls with predicted sizes.
 
 upsample_bilinear2d(f32[1, 3, 4, 5], [8, 10])      =     f32[1, 3, 8, 10]
 reflection_pad2d(f32[1, 3, 4, 5], [1, 2, 0, 0])    =     f32[1, 3, 4, 8]

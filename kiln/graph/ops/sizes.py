@@ -1,4 +1,4 @@
-"""Arguments that name dimensions and sizes, in eager's many forms, made plain.
+"""Dimension and size arguments, normalised from eager's many forms.
 
 axis_of(-1, 3)  =  2        axes_of(None, 3)  =  (0, 1, 2)
 filled(f32[4, s0], (2, -1))  =  (2, 2*s0)
@@ -15,11 +15,11 @@ from kiln.symbolic import Int, product
 from kiln.tensor.spec import TensorSpec
 
 FAR = 2**62
-"""Slices that end beyond every size end at the size."""
+"""Slices that end at or beyond this end at the size."""
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """A dimension counted from the front; a tensor of rank 0 takes 0 and -1."""
+    """A dimension as a non-negative axis; rank 0 accepts 0 and -1."""
     limit = rank or 1
     if not -limit <= dim < limit:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
@@ -27,7 +27,7 @@ def axis_of(dim: int, rank: int) -> int:
 
 
 def axes_of(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool = False) -> tuple[int, ...]:
-    """Sorted dimensions; None is all of them, and so is `()` for most reductions. Rank 0 has none."""
+    """Sorted axes; None means all, as does `()` with `empty_is_all`. Rank 0 has none."""
     if dims is None or (empty_is_all and not isinstance(dims, int) and not len(dims)):
         return tuple(range(rank))
     axes = [axis_of(dim, rank) for dim in ((dims,) if isinstance(dims, int) else dims)]
@@ -37,26 +37,26 @@ def axes_of(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool =
 
 
 def same_sizes(e: Emit, left: Sequence[Int], right: Sequence[Int]) -> bool:
-    """Are these the same sizes?"""
+    """Whether sizes are equal."""
     return len(left) == len(right) and all(map(partial(equal, e.oracle), left, right))
 
 
 def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
-    """`sizes` with the one -1 in it worked out."""
-    for place, size in enumerate(sizes):
+    """`sizes` with a -1 replaced by the size that it stands for."""
+    for axis, size in enumerate(sizes):
         if isinstance(size, int) and size == -1:
-            rest = product([*sizes[:place], *sizes[place + 1 :]])
+            rest = product([*sizes[:axis], *sizes[axis + 1 :]])
             if isinstance(rest, int) and rest == 0:
                 raise RuntimeError(
                     f"cannot reshape tensor of 0 elements into shape {list(sizes)} because the unspecified dimension"
                     " size -1 can be any value and is ambiguous"
                 )
-            return (*sizes[:place], x.numel() // rest, *sizes[place + 1 :])
+            return (*sizes[:axis], x.numel() // rest, *sizes[axis + 1 :])
     return tuple(sizes)
 
 
 def wrap_index(e: Emit, index: Int, size: Int, *, strict: bool = False) -> Int:
-    """An index counted from the front; `strict` refuses one outside, as `select` does."""
+    """A non-negative index; with `strict`, out-of-range indices raise, as in `select`."""
     inside = index
     if less(e.oracle, index, 0):
         inside = index + size
@@ -66,7 +66,7 @@ def wrap_index(e: Emit, index: Int, size: Int, *, strict: bool = False) -> Int:
 
 
 def clamp_slice(e: Emit, size: Int, start: Int | None, stop: Int | None) -> tuple[Int, Int]:
-    """Start and stop of a slice, with 0 <= start <= stop <= size."""
+    """Start and stop of a slice with 0 <= start <= stop <= size."""
     low = 0 if start is None else _clamped(e, start, size)
     high = size if stop is None else _clamped(e, stop, size)
     return low, low if less(e.oracle, high, low) else high

@@ -19,7 +19,7 @@ from kiln.graph.ops.sizes import axes_of
 
 
 def _fresh(e: Emit, y: Node, x: Node) -> Node:
-    """Eager's kernels give a contiguous result."""
+    """Contiguous, as from eager's kernels."""
     return relaid(e, y, x.tensor.with_sizes(x.tensor.sizes).strides)
 
 
@@ -28,9 +28,9 @@ def _wide(e: Emit, x: Node) -> Node:
 
 
 def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
-    """`x` minus its largest element, and the sum of the exponentials of that."""
+    """`x` minus its largest element, and the sum of its exponentials."""
     if 0 in x.tensor.sizes:
-        return x, x  # an empty row has no largest element
+        return x, x  # an empty row has no maximum
     below = e.pointwise("sub", x, reduce(e, "amax", x, axes, True))
     return below, reduce(e, "sum", e.pointwise("exp", below), axes, True)
 
@@ -45,13 +45,13 @@ def softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
 
 @decompose("_safe_softmax.default")
 def safe_softmax(e: Emit, x: Node, dim: int, dtype: torch.dtype | None = None) -> Node:
-    """Zero where every element of a row is minus infinity."""
+    """Zero for rows of minus infinity."""
     axes = axes_of(dim, x.tensor.rank)
     source = e.convert(x, dtype or x.tensor.dtype)
-    hidden = reduce(e, "all", e.pointwise("eq", source, -math.inf), axes, True)
+    masked = reduce(e, "all", e.pointwise("eq", source, -math.inf), axes, True)
     made = softmax(e, source, dim, False)
     zero = e.number(0, made.tensor.dtype, made.tensor.device)
-    return _fresh(e, e.pointwise("where", hidden, zero, made), x)
+    return _fresh(e, e.pointwise("where", masked, zero, made), x)
 
 
 @decompose("_log_softmax.default")

@@ -3,7 +3,7 @@
     aten.transpose.int(x: f32[2, 3, 4], -1, 0)   =>   permute(dims=(2, 1, 0))
     aten.split.Tensor(x: f32[5], 2)              =>   [slice(0:2)], [slice(2:4)], [slice(4:5)]
 
-A rule gives the steps from the first argument to its view, or a list of such for an op with several results.
+A rule returns the steps from the first argument to its view, or a list of such for several results.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = Fals
     missing = len(size) - x.rank
     sizes = tuple(
         [
-            x.sizes[i - missing] if i >= missing and isinstance(one, int) and one == -1 else one
-            for i, one in enumerate(size)
+            x.sizes[i - missing] if i >= missing and isinstance(wanted, int) and wanted == -1 else wanted
+            for i, wanted in enumerate(size)
         ]
     )
     return (("expand", {"sizes": sizes}),)
@@ -81,8 +81,8 @@ def unsqueeze(e: Emit, x: TensorSpec, dim: int) -> ViewSteps:
 
 
 def _squeezed(e: Emit, x: TensorSpec, axes: Sequence[int]) -> ViewSteps:
-    ones = tuple([axis for axis in axes if equal(e.oracle, x.sizes[axis], 1)])
-    return (("squeeze", {"axes": ones}),) if ones else ()
+    removed = tuple([axis for axis in axes if equal(e.oracle, x.sizes[axis], 1)])
+    return (("squeeze", {"axes": removed}),) if removed else ()
 
 
 @view("squeeze.default")
