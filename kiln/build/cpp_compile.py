@@ -1,34 +1,32 @@
-"""Kernels: C++ from source to functions in this process; Triton's, see `cubins.py`, are compiled meanwhile.
+"""Compiles the kernels of a plan: C++ with g++, Triton's through `cubins.py` at the same time.
 
-    started = start_compile(kernels, store, events)      # g++ runs meanwhile
+    started = start_compile(kernels, store, events)      # g++ runs in the background
     libraries = started.wait()
     libraries.function("k_ab12")                         # a ctypes function
 
-Kernels that the store does not have are spread over as many translation units as there are workers, balanced by the
-length of their sources, and compiled by parallel g++ processes, one per unit: starting g++ costs more than compiling
-a small kernel. The store maps each kernel to the library that contains it, so programs share kernels. The options
-below and the compiler's version are part of every key.
+Kernels that are not in the store are divided into as many translation units as there are workers, balanced by source
+length, one g++ process each: starting g++ costs more than compiling a small kernel. The store maps each kernel to the
+library that contains it, so programs share kernels. Keys include the options below and the compiler's version.
 """
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from kiln.build.cubins import Cubin, CubinCompilation, start_cubins
+from kiln.build.cubins import CubinCompilation, start_cubins
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.target import cpu_flags
@@ -42,15 +40,6 @@ libc and libm, which every process has: not naming them to the linker saves most
 LINKED = ("-lgcc",)
 """After the source: conversions that the CPU has no instruction for."""
 
-KERNEL_FUNCTION = ctypes.CFUNCTYPE(
-    None, *map(ctypes.POINTER, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)),
-    ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64),
-)  # fmt: skip
-INSTRUCTION_SETS = (
-    "abm", "adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "pclmulqdq", "popcnt", "sha", "sse",
-    "ssse", "vaes", "vpclmulqdq",
-)  # fmt: skip
-"""Beginnings of the CPU flags that name instructions which a compiler may use."""
 SMALL_UNIT = 2000
 """Characters of source below which a further unit is not worth its start."""
 
@@ -69,13 +58,6 @@ class KernelsDoNotCompile(KilnError):
     try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
 
 
-class MissingKernel(KilnError):
-    code = "KILN4103"
-    what = "no library has kernel {symbol}"
-    why = "the plan and its libraries do not belong together"
-    try_ = ("compile the plan again, or load the bundle that it was saved in",)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Toolchain:
@@ -87,68 +69,6 @@ class Toolchain:
 
     def key(self) -> str:
         return content_key(self.version, *self.options, machine_name())
-
-
-@final
-class Library:
-    """A shared library; unloaded when nothing refers to it (a `ctypes.CDLL` never is)."""
-
-    def __init__(self, path: Path) -> None:
-        self._handle = _ctypes.dlopen(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
-        weakref.finalize(self, _ctypes.dlclose, self._handle).atexit = False
-
-    def address(self, symbol: str) -> int:
-        """Raises OSError where the library has no such symbol."""
-        address: int = _ctypes.dlsym(self._handle, symbol)
-        return address
-
-
-class Libraries:
-    """Loaded libraries: kernel symbol to function; and the kernels of a GPU, which executors load.
-
-    Libraries stay loaded while this object or a function of it lives, GPU kernels while the process runs.
-    """
-
-    def __init__(
-        self, paths: dict[str, Path], kernels: Iterable[Kernel], cubins: Mapping[str, Cubin] | None = None
-    ) -> None:
-        self.paths = paths
-        self.cubins: Mapping[str, Cubin] = cubins or {}
-        self._scratch = {kernel.symbol: kernel.scratch_bytes for kernel in kernels}
-        opened = {path: Library(path) for path in dict.fromkeys(paths.values())}
-        self._libraries = {symbol: opened[path] for symbol, path in paths.items()}
-        self._addresses: dict[str, int] = {}
-        for symbol, library in self._libraries.items():
-            try:
-                self._addresses[symbol] = library.address(symbol)
-            except OSError as error:
-                raise MissingKernel(symbol=symbol) from error
-
-    def function(self, symbol: str) -> Any:
-        """A ctypes function. Raises MissingKernel."""
-        function = KERNEL_FUNCTION(self.address(symbol))
-        function.library = self._libraries[symbol]  # type: ignore[attr-defined]
-        return function
-
-    def address(self, symbol: str) -> int:
-        """Where the function is, for the native executor. Raises MissingKernel."""
-        if symbol not in self._addresses:
-            raise MissingKernel(symbol=symbol)
-        return self._addresses[symbol]
-
-    def addresses(self) -> dict[str, int]:
-        return dict(self._addresses)
-
-    def images(self) -> dict[str, tuple[str, str, bool, int, int, int, int, int, bytes]]:
-        """Kernels of a GPU, for the native executor."""
-        return {symbol: cubin.image() for symbol, cubin in self.cubins.items()}
-
-    def scratch_bytes(self, symbol: str) -> int:
-        """Static part of the scratch memory of a call."""
-        return self._scratch.get(symbol, 0)
-
-    def files(self) -> list[Path]:
-        return list(dict.fromkeys(self.paths.values()))
 
 
 @final
@@ -319,9 +239,3 @@ def toolchain() -> Toolchain | None:
 def machine_name() -> str:
     """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
     return content_key(os.uname().machine, *sorted(cpu_flags()))
-
-
-@lru_cache(maxsize=1)
-def instruction_sets() -> frozenset[str]:
-    """The instructions that code compiled here may contain."""
-    return frozenset(flag for flag in cpu_flags() if flag.startswith(INSTRUCTION_SETS))

@@ -1,12 +1,11 @@
-"""Triton kernels: from source to cubins that the native executor loads.
+"""Compiles Triton kernels to cubins, which the native executor loads.
 
-    started = start_cubins(kernels, store, events)     # processes compile meanwhile
+    started = start_cubins(kernels, store, events)     # other processes compile
     cubins = started.wait()                            # symbol -> Cubin
-    cubins["k_ab12"].image()                           # what the executor is given
 
-The store keeps each cubin with what a launch needs to know of it, so a warm start imports no Triton. The key is made
-of the code, `meta` (which names the compute capability of the devices) and Triton's version. Kernels of one code share
-a cubin, in which the function has the name of the first.
+The store keeps cubins with all that a launch needs, so a warm start does not import Triton. The key consists of the
+code, `meta` (with the compute capability) and Triton's version. Kernels with equal code share a cubin, whose function
+has the symbol of the first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import metadata
 from typing import Any, final
@@ -31,10 +30,10 @@ from kiln.build.triton_queue import shared_queue
 from kiln.build.triton_workers import can_start_workers, shared_workers
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.kernels import Cubin
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
-from kiln.support.target import WARP
 
 Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
 """`compile_source`, here or elsewhere."""
@@ -60,40 +59,6 @@ class TritonRefused(KilnError):
     what = "Triton did not compile kernel {symbol}"
     why = "{message}"
     try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cubin:
-    """A compiled kernel. `letters`: types of its parameters; `trailing`: pointers that Triton appends to them;
-    `capability`: 10 * major + minor of the devices that it was compiled for.
-    """
-
-    entry: str
-    letters: str
-    status: bool
-    trailing: int
-    num_warps: int
-    shared_bytes: int
-    scratch_bytes: int
-    capability: int
-    code: bytes
-
-    def image(self) -> tuple[str, str, bool, int, int, int, int, int, bytes]:
-        """As `kiln.native._executor.Executor` takes it."""
-        threads = self.num_warps * WARP
-        sizes = (self.shared_bytes, self.scratch_bytes)
-        return (self.entry, self.letters, self.status, self.trailing, threads, *sizes, self.capability, self.code)
-
-    def encode(self) -> bytes:
-        head = {name: value for name, value in asdict(self).items() if name != "code"}
-        text = json.dumps(head, sort_keys=True).encode()
-        return len(text).to_bytes(4, "little") + text + self.code
-
-    @staticmethod
-    def decode(data: bytes) -> Cubin:
-        length = int.from_bytes(data[:4], "little")
-        return Cubin(**json.loads(data[4 : 4 + length]), code=data[4 + length :])
 
 
 @dataclass

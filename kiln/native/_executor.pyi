@@ -10,7 +10,7 @@ class Executor:
     """A decoded plan, ready to be called with the plan's arguments.
 
     `addresses` maps kernel symbols to functions; `explain(kind, value, origin, detail)` makes the exception.
-    `images` holds the kernels of a device: `kiln.build.cubins.Cubin.image()` by symbol.
+    `images` holds the kernels of a device: `kiln.runtime.kernels.Cubin.image()` by symbol.
     """
 
     def __init__(

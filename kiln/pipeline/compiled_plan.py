@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from kiln.build.cpp_compile import Compilation, Libraries, start_compile
+from kiln.build.cpp_compile import Compilation, start_compile
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
 from kiln.plan.encode import encode_program
@@ -21,6 +21,7 @@ from kiln.plan.plan import Plan
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 

@@ -14,7 +14,6 @@ from typing import Any, final
 
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
 from kiln.plan.errors import (
@@ -27,6 +26,7 @@ from kiln.plan.errors import (
     status_error,
 )
 from kiln.plan.plan import Plan
+from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 
 # ErrorKind of csrc/executor/program.h

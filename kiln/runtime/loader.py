@@ -22,8 +22,6 @@ from typing import Any, final
 
 import torch
 
-from kiln.build.cpp_compile import Libraries, instruction_sets
-from kiln.build.cubins import Cubin
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Kernel, Plan
@@ -34,6 +32,7 @@ from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import Explain, load_executor
+from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 

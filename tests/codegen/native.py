@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kiln.build.cpp_compile import Libraries, compile_kernels
+from kiln.build.cpp_compile import compile_kernels
 from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.units import launch_units
@@ -19,6 +19,7 @@ from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.verify import verify_kernel
 from kiln.loops.program.interpret import Memory
 from kiln.runtime.cache.store import Store
+from kiln.runtime.kernels import Libraries
 from kiln.support.events import EventSink
 from kiln.support.target import Target, host_cpu
 from kiln.symbolic import Symbol, evaluate

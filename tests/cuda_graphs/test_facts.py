@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Step, SymbolBinding
 from kiln.plan.steps import AtenStep, CheckStep, HostReadStep, RandomSeedStep
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import spec
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kiln.build.cpp_compile import Libraries
 from kiln.plan.plan import Plan, PlanOutput, Ref
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.steps import AtenStep, RandomSeedStep
@@ -23,6 +22,7 @@ from kiln.runtime.cuda_graphs.graphs import gpu
 from kiln.runtime.cuda_graphs.recording import Recordable
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.tensor.spec import TensorSpec
 from tests.cuda_graphs.plans import random_holds
 from tests.cuda_graphs.scenarios import SCENARIOS, Setup, random_order

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import kiln
 from kiln.build import cubins
-from kiln.build.cubins import Cubin
 from kiln.pipeline.session import KilnWarning
+from kiln.runtime.kernels import Cubin
 from kiln.support.optional import MissingPackage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

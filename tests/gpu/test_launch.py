@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries, compile_kernels
+from kiln.build.cpp_compile import compile_kernels
 from kiln.native import _executor
 from kiln.plan.encode import encode_program
 from kiln.plan.errors import IndexOutOfRange
@@ -28,6 +28,7 @@ from kiln.plan.reference import PythonExecutor
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.runtime.cache.store import Store
 from kiln.runtime.executor import Explain, load_executor, make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 from kiln.support.optional import load

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kiln.build.cpp_compile import Libraries
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.parse import parse_graph
 from kiln.plan.plan import Plan
 from kiln.plan.reference import PythonExecutor
+from kiln.runtime.kernels import Libraries
 from kiln.symbolic import evaluate
 from tests.gpu_graphs.test_null_device import attention, attention_backward
 from tests.gpu_graphs.test_recorded import INTERPRETED, RECORDED, plan_of

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Plan
 from kiln.runtime.cache.store import content_key
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import save_bundle
 from kiln.support.errors import KilnError
 from tests.plans.records import bits, snapshot

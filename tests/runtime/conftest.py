@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.build.cpp_compile import Libraries, compile_kernels
+from kiln.build.cpp_compile import compile_kernels
 from kiln.runtime.cache.store import Store
+from kiln.runtime.kernels import Libraries
 from kiln.support.events import EventSink
 from tests.runtime.samples import KERNELS
 

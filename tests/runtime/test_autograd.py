@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Region
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep, ViewStep
 from kiln.runtime.autograd import Mask, make_region, saved_extra
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries
 from tests.runtime.samples import SCALE, spec
 
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from kiln.build import cubins, triton_compile, triton_worker, triton_workers
-from kiln.build.cubins import Cubin, NoTriton, TritonRefused, start_cubins
+from kiln.build.cubins import NoTriton, TritonRefused, start_cubins
 from kiln.build.triton_workers import WorkerError, Workers
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import Store
+from kiln.runtime.kernels import Cubin
 from kiln.support import optional
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage

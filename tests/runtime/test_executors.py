@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
@@ -27,6 +26,7 @@ from kiln.plan.steps import (
     ViewStep,
 )
 from kiln.runtime.executor import Explain, make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.symbolic import symbol
 from kiln.tensor.spec import TensorSpec

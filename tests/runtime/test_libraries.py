@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.build.cpp_compile import KernelsDoNotCompile, Libraries, MissingKernel, balanced_groups, compile_kernels
+from kiln.build.cpp_compile import KernelsDoNotCompile, balanced_groups, compile_kernels
 from kiln.plan.reference import PythonExecutor
 from kiln.runtime.cache.store import Store, content_key
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries, MissingKernel
 from kiln.support.events import EventSink
 from tests.runtime.samples import ADD, GATHER, KERNELS, SCALE, add_norm, kernel
 

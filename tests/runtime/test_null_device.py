@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
-from kiln.build.cubins import Cubin, parameter_letters
+from kiln.build.cubins import parameter_letters
 from kiln.native import _executor
 from kiln.plan.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.steps import AllocateStep, AtenStep, CopyStep, FreeStep, LaunchStep, ViewStep
 from kiln.plan.verify import InvalidPlan
 from kiln.runtime.executor import DEVICE, Explain, make_executor
+from kiln.runtime.kernels import Cubin, Libraries
 from kiln.symbolic import symbol
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (

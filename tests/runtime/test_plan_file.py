@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.plan.serialize import UnreadablePlan, decode_plan, encode_plan
 from kiln.plan.text import plan_text
 from kiln.runtime import loader as plan_file
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import Store
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
 from tests.runtime.samples import add_norm, gather
 from tests.runtime.test_autograd import SPEC

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.python_view import plan_python
 from kiln.plan.steps import (
@@ -24,6 +23,7 @@ from kiln.plan.steps import (
 )
 from kiln.plan.text import plan_text
 from kiln.plan.verify import InvalidPlan, verify_plan
+from kiln.runtime.kernels import Libraries
 from kiln.symbolic import rel_lt, symbol
 from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import SCALE, add_norm, gather, spec

@@ -10,13 +10,13 @@ import psutil
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.native import _executor
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, SymbolBinding
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.serialize import decode_plan, encode_plan
 from kiln.plan.steps import AtenStep
 from kiln.runtime.executor import make_executor
+from kiln.runtime.kernels import Libraries
 from kiln.symbolic import symbol
 from tests.runtime.random_plans import random_inputs, random_plan
 from tests.runtime.samples import add_norm, spec

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.build.cpp_compile import Libraries
 from kiln.build.triton_compile import jit_function
 from kiln.plan.errors import IndexOutOfRange, status_error
 from kiln.plan.plan import Kernel, Plan
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.serialize import decode_plan, encode_plan
+from kiln.runtime.kernels import Libraries
 from tests.codegen_triton.interpreter import TorchFunctions
 from tests.runtime.triton_samples import gather, scaled_product, seed_pair
 
