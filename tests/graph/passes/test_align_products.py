@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 from types import MappingProxyType
 
 import pytest
@@ -36,12 +37,13 @@ from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
-from kiln.symbolic import ShapeEnv, Symbol, evaluate
-from kiln.tensor.spec import TensorSpec
+from kiln.symbolic import ShapeEnv, Symbol
 from tests.codegen_triton.check import GPU
 from tests.gpu_graphs.test_null_device import cpu_attention, inputs_of
 from tests.gpu_graphs.test_recorded import graph_of as recorded
 from tests.gpu_graphs.test_values import run_alone
+from tests.graph.passes.graphs import parsed
+from tests.graph.passes.graphs import same_values as same_values_of
 from tests.runtime.test_null_device import fake_libraries, null_device
 
 __all__ = ["cpu_attention", "null_device"]
@@ -52,50 +54,35 @@ NO_SYMBOLS: Mapping[Symbol, int] = MappingProxyType({})
 PASSES = tuple([ALWAYS if one.name == ALWAYS.name else one for one in GRAPH_PASSES])
 
 
+def on_gpu(text: str) -> Graph:
+    """The graph with all values on a GPU; the texts of tests leave the device out."""
+    return parsed(text.replace("]", " @cuda:0]").replace("device=cpu", "device=cuda:0"))
+
+
 def graph_of(head: str, *lines: str) -> Graph:
-    """A graph on a GPU; the texts of tests leave the device out."""
-    text = "\n    ".join([f"graph({head}):", *lines]).replace("]", " @cuda:0]").replace("device=cpu", "device=cuda:0")
-    graph = parse_graph(text)
-    verify(graph, "test")
-    return graph
+    return on_gpu("\n    ".join([f"graph({head}):", *lines]))
 
 
 def on_cpu(graph: Graph) -> Graph:
     return parse_graph(graph_text(graph).replace(" @cuda:0", "").replace("@cuda:0", "").replace("cuda:0", "cpu"))
 
 
-def body(graph: Graph) -> list[str]:
-    return [line.strip() for line in graph_text(on_cpu(graph)).split("\n")[1:]]
-
-
-def check(graph: Graph, *expected: str, env: ShapeEnv | None = None) -> None:
-    """The body after the pass and dead-code removal; the values and the strides of outputs stay, and no guard comes."""
-    context = PassContext(GuardFreeOracle(env))
+def check(before: str, after: str, env: ShapeEnv | None = None) -> None:
+    """`before` and `after` leave the device out; the values and the strides of outputs stay, and no guard is added."""
+    graph, context = on_gpu(before), PassContext(GuardFreeOracle(env))
     changed, count = ALWAYS.run(graph, context)
     verify(changed, ALWAYS.name)
     changed, _ = DeadCode().run(changed, context)
-    assert body(changed) == list(expected)
+    assert graph_text(on_cpu(changed)) == dedent(after).strip()
     for number in (1, 5, 16):
         same_values(graph, changed, {} if env is None else dict.fromkeys(env.symbols(), number))
     assert count
     assert env is None or not env.guards
 
 
-def same_values(graph: Graph, changed: Graph, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> None:
-    before, after = on_cpu(graph), on_cpu(changed)
-    torch.manual_seed(0)
-    inputs = [drawn(node.tensor, symbols) for node in before.inputs]
+def same_values(before: Graph, after: Graph, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> None:
     with torch.backends.mkldnn.flags(enabled=False):  # some machines have no bf16 in it
-        expected, found = interpret(before, inputs), interpret(after, inputs)
-    for a, b in zip(expected.outputs, found.outputs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
-        assert a.stride() == b.stride()
-
-
-def drawn(spec: TensorSpec, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> torch.Tensor:
-    """Small whole numbers, in the planned layout."""
-    sizes, strides = ([evaluate(value, symbols) for value in values] for values in (spec.sizes, spec.strides))
-    return torch.empty_strided(sizes, strides, dtype=spec.dtype).copy_(torch.randint(-8, 9, sizes))
+        same_values_of(on_cpu(before), on_cpu(after), tolerance=0.02, symbols=symbols)
 
 
 def unchanged(graph: Graph, one: AlignProducts = ALWAYS, env: ShapeEnv | None = None) -> bool:
@@ -113,103 +100,113 @@ def env_of(**hints: int) -> ShapeEnv:
 
 
 def test_columns() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 8] "x", %1: bf16[11, 8] "w"',
-        "%2: bf16[8, 11 | 1, 8] = permute(%1, dims=(1, 0))",
-        "%3: bf16[16, 11] = aten.mm.default(%0, %2)",
-        "return %3",
-    )
     check(
-        graph,
-        "%2: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%3: bf16[16, 8] = pad(%1, %2, low=(0, 0), high=(5, 0))",
-        "%4: bf16[8, 16 | 1, 8] = permute(%3, dims=(1, 0))",
-        "%5: bf16[16, 16] = aten.mm.default(%0, %4)",
-        "%6: bf16[16, 11 | 16, 1] = slice(%5, axis=1, start=0, stop=11, step=1)",
-        "%7: bf16[16, 11] = clone(%6, strides=(11, 1))",
-        "return %7",
+        """
+        graph(%0: bf16[16, 8] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[8, 11 | 1, 8] = permute(%1, dims=(1, 0))
+            %3: bf16[16, 11] = aten.mm.default(%0, %2)
+            return %3
+        """,
+        """
+        graph(%0: bf16[16, 8] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %3: bf16[16, 8] = pad(%1, %2, low=(0, 0), high=(5, 0))
+            %4: bf16[8, 16 | 1, 8] = permute(%3, dims=(1, 0))
+            %5: bf16[16, 16] = aten.mm.default(%0, %4)
+            %6: bf16[16, 11 | 16, 1] = slice(%5, axis=1, start=0, stop=11, step=1)
+            %7: bf16[16, 11] = clone(%6, strides=(11, 1))
+            return %7
+        """,
     )
 
 
 def test_the_backward_pads_each_operand_once_and_slices_rows_without_a_copy() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 11] "t", %1: bf16[11, 8] "w", %2: bf16[16, 8] "x"',
-        "%3: bf16[16, 11] = neg(%0)",
-        "%4: bf16[16, 8] = aten.mm.default(%3, %1)",
-        "%5: bf16[11, 16 | 1, 11] = permute(%3, dims=(1, 0))",
-        "%6: bf16[11, 8] = aten.mm.default(%5, %2)",
-        "return %4, %6",
-    )
     check(
-        graph,
-        "%3: bf16[16, 11] = neg(%0)",
-        "%4: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%5: bf16[16, 5] = full(%4, sizes=(16, 5))",
-        "%6: bf16[16, 16] = cat(%3, %5, axis=1)",
-        "%7: bf16[16, 8] = pad(%1, %4, low=(0, 0), high=(5, 0))",
-        "%8: bf16[16, 8] = aten.mm.default(%6, %7)",
-        "%9: bf16[16, 16 | 1, 16] = permute(%6, dims=(1, 0))",
-        "%10: bf16[16, 8] = aten.mm.default(%9, %2)",
-        "%11: bf16[11, 8] = slice(%10, axis=0, start=0, stop=11, step=1)",
-        "return %8, %11",
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w", %2: bf16[16, 8] "x"):
+            %3: bf16[16, 11] = neg(%0)
+            %4: bf16[16, 8] = aten.mm.default(%3, %1)
+            %5: bf16[11, 16 | 1, 11] = permute(%3, dims=(1, 0))
+            %6: bf16[11, 8] = aten.mm.default(%5, %2)
+            return %4, %6
+        """,
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w", %2: bf16[16, 8] "x"):
+            %3: bf16[16, 11] = neg(%0)
+            %4: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %5: bf16[16, 5] = full(%4, sizes=(16, 5))
+            %6: bf16[16, 16] = cat(%3, %5, axis=1)
+            %7: bf16[16, 8] = pad(%1, %4, low=(0, 0), high=(5, 0))
+            %8: bf16[16, 8] = aten.mm.default(%6, %7)
+            %9: bf16[16, 16 | 1, 16] = permute(%6, dims=(1, 0))
+            %10: bf16[16, 8] = aten.mm.default(%9, %2)
+            %11: bf16[11, 8] = slice(%10, axis=0, start=0, stop=11, step=1)
+            return %8, %11
+        """,
     )
 
 
 def test_a_value_with_rows_behind_it_is_the_first_part_for_all_readers() -> None:
-    graph = graph_of(
-        '%0: f32[11, 8] "w", %1: bf16[16, 8] "x"',
-        "%2: bf16[11, 8] = convert(%0, dtype=bf16)",
-        "%3: bf16[8, 11 | 1, 8] = permute(%2, dims=(1, 0))",
-        "%4: bf16[16, 11] = aten.mm.default(%1, %3)",
-        "%5: f32[16, 11] = convert(%4, dtype=f32)",
-        "return %5, %2",
-    )
     check(
-        graph,
-        "%2: bf16[11, 8] = convert(%0, dtype=bf16)",
-        "%3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%4: bf16[5, 8] = full(%3, sizes=(5, 8))",
-        "%5: bf16[16, 8] = cat(%2, %4, axis=0)",
-        "%6: bf16[11, 8] = slice(%5, axis=0, start=0, stop=11, step=1)",
-        "%7: bf16[8, 16 | 1, 8] = permute(%5, dims=(1, 0))",
-        "%8: bf16[16, 16] = aten.mm.default(%1, %7)",
-        "%9: bf16[16, 11 | 16, 1] = slice(%8, axis=1, start=0, stop=11, step=1)",
-        "%10: bf16[16, 11] = clone(%9, strides=(11, 1))",
-        "%11: f32[16, 11] = convert(%10, dtype=f32)",
-        "return %11, %6",
+        """
+        graph(%0: f32[11, 8] "w", %1: bf16[16, 8] "x"):
+            %2: bf16[11, 8] = convert(%0, dtype=bf16)
+            %3: bf16[8, 11 | 1, 8] = permute(%2, dims=(1, 0))
+            %4: bf16[16, 11] = aten.mm.default(%1, %3)
+            %5: f32[16, 11] = convert(%4, dtype=f32)
+            return %5, %2
+        """,
+        """
+        graph(%0: f32[11, 8] "w", %1: bf16[16, 8] "x"):
+            %2: bf16[11, 8] = convert(%0, dtype=bf16)
+            %3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %4: bf16[5, 8] = full(%3, sizes=(5, 8))
+            %5: bf16[16, 8] = cat(%2, %4, axis=0)
+            %6: bf16[11, 8] = slice(%5, axis=0, start=0, stop=11, step=1)
+            %7: bf16[8, 16 | 1, 8] = permute(%5, dims=(1, 0))
+            %8: bf16[16, 16] = aten.mm.default(%1, %7)
+            %9: bf16[16, 11 | 16, 1] = slice(%8, axis=1, start=0, stop=11, step=1)
+            %10: bf16[16, 11] = clone(%9, strides=(11, 1))
+            %11: f32[16, 11] = convert(%10, dtype=f32)
+            return %11, %6
+        """,
     )
 
 
 def test_bias() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 8] "x", %1: bf16[8, 11] "w", %2: bf16[11] "b"',
-        "%3: bf16[16, 11] = aten.addmm.default(%2, %0, %1)",
-        "return %3",
-    )
     check(
-        graph,
-        "%3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%4: bf16[16] = pad(%2, %3, low=(0,), high=(5,))",
-        "%5: bf16[8, 16] = pad(%1, %3, low=(0, 0), high=(0, 5))",
-        "%6: bf16[16, 16] = aten.addmm.default(%4, %0, %5)",
-        "%7: bf16[16, 11 | 16, 1] = slice(%6, axis=1, start=0, stop=11, step=1)",
-        "%8: bf16[16, 11] = clone(%7, strides=(11, 1))",
-        "return %8",
+        """
+        graph(%0: bf16[16, 8] "x", %1: bf16[8, 11] "w", %2: bf16[11] "b"):
+            %3: bf16[16, 11] = aten.addmm.default(%2, %0, %1)
+            return %3
+        """,
+        """
+        graph(%0: bf16[16, 8] "x", %1: bf16[8, 11] "w", %2: bf16[11] "b"):
+            %3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %4: bf16[16] = pad(%2, %3, low=(0,), high=(5,))
+            %5: bf16[8, 16] = pad(%1, %3, low=(0, 0), high=(0, 5))
+            %6: bf16[16, 16] = aten.addmm.default(%4, %0, %5)
+            %7: bf16[16, 11 | 16, 1] = slice(%6, axis=1, start=0, stop=11, step=1)
+            %8: bf16[16, 11] = clone(%7, strides=(11, 1))
+            return %8
+        """,
     )
 
 
 def test_rows_apart_by_an_odd_distance_are_copied() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 8 | 11, 1] "x", %1: bf16[8, 24] "w"',
-        "%2: bf16[16, 24] = aten.mm.default(%0, %1)",
-        "return %2",
+    check(
+        """
+        graph(%0: bf16[16, 8 | 11, 1] "x", %1: bf16[8, 24] "w"):
+            %2: bf16[16, 24] = aten.mm.default(%0, %1)
+            return %2
+        """,
+        """
+        graph(%0: bf16[16, 8 | 11, 1] "x", %1: bf16[8, 24] "w"):
+            %2: bf16[16, 8] = clone(%0, strides=None)
+            %3: bf16[16, 24] = aten.mm.default(%2, %1)
+            return %3
+        """,
     )
-    changed, _ = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
-    assert body(changed) == [
-        "%2: bf16[16, 8] = clone(%0, strides=None)",
-        "%3: bf16[16, 24] = aten.mm.default(%2, %1)",
-        "return %3",
-    ]
 
 
 LEFT, RIGHT = '%0: f16[3, 9, 11] "x"', '%1: f16[3, 11, 13] "y"'
@@ -260,51 +257,55 @@ def test_left_alone(dtype: str, columns: str) -> None:
 
 
 def test_symbolic_rows() -> None:
-    graph = graph_of(
-        '%0: bf16[s0, s1, 8] "x", %1: bf16[11, 8] "w"',
-        "%2: bf16[8, 11 | 1, 8] = permute(%1, dims=(1, 0))",
-        "%3: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))",
-        "%4: bf16[s0*s1, 11] = aten.mm.default(%3, %2)",
-        "%5: bf16[s0, s1, 11] = view(%4, sizes=(s0, s1, 11))",
-        "return %5",
-    )
     check(
-        graph,
-        "%2: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))",
-        "%3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%4: bf16[16, 8] = pad(%1, %3, low=(0, 0), high=(5, 0))",
-        "%5: bf16[8, 16 | 1, 8] = permute(%4, dims=(1, 0))",
-        "%6: bf16[s0*s1, 16] = aten.mm.default(%2, %5)",
-        "%7: bf16[s0*s1, 11 | 16, 1] = slice(%6, axis=1, start=0, stop=11, step=1)",
-        "%8: bf16[s0*s1, 11] = clone(%7, strides=(11, 1))",
-        "%9: bf16[s0, s1, 11] = view(%8, sizes=(s0, s1, 11))",
-        "return %9",
+        """
+        graph(%0: bf16[s0, s1, 8] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[8, 11 | 1, 8] = permute(%1, dims=(1, 0))
+            %3: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))
+            %4: bf16[s0*s1, 11] = aten.mm.default(%3, %2)
+            %5: bf16[s0, s1, 11] = view(%4, sizes=(s0, s1, 11))
+            return %5
+        """,
+        """
+        graph(%0: bf16[s0, s1, 8] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[s0*s1, 8] = view(%0, sizes=(s0*s1, 8))
+            %3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %4: bf16[16, 8] = pad(%1, %3, low=(0, 0), high=(5, 0))
+            %5: bf16[8, 16 | 1, 8] = permute(%4, dims=(1, 0))
+            %6: bf16[s0*s1, 16] = aten.mm.default(%2, %5)
+            %7: bf16[s0*s1, 11 | 16, 1] = slice(%6, axis=1, start=0, stop=11, step=1)
+            %8: bf16[s0*s1, 11] = clone(%7, strides=(11, 1))
+            %9: bf16[s0, s1, 11] = view(%8, sizes=(s0, s1, 11))
+            return %9
+        """,
         env=env_of(s0=4, s1=16),
     )
 
 
 def test_the_backward_of_symbolic_rows() -> None:
     """The contracted rows run in no factor: they may be anything."""
-    graph = graph_of(
-        '%0: bf16[s0, 11] "t", %1: bf16[11, 8] "w", %2: bf16[s0, 8] "x"',
-        "%3: bf16[s0, 11] = neg(%0)",
-        "%4: bf16[s0, 8] = aten.mm.default(%3, %1)",
-        "%5: bf16[11, s0 | 1, 11] = permute(%3, dims=(1, 0))",
-        "%6: bf16[11, 8] = aten.mm.default(%5, %2)",
-        "return %4, %6",
-    )
     check(
-        graph,
-        "%3: bf16[s0, 11] = neg(%0)",
-        "%4: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)",
-        "%5: bf16[s0, 5] = full(%4, sizes=(s0, 5))",
-        "%6: bf16[s0, 16] = cat(%3, %5, axis=1)",
-        "%7: bf16[16, 8] = pad(%1, %4, low=(0, 0), high=(5, 0))",
-        "%8: bf16[s0, 8] = aten.mm.default(%6, %7)",
-        "%9: bf16[16, s0 | 1, 16] = permute(%6, dims=(1, 0))",
-        "%10: bf16[16, 8] = aten.mm.default(%9, %2)",
-        "%11: bf16[11, 8] = slice(%10, axis=0, start=0, stop=11, step=1)",
-        "return %8, %11",
+        """
+        graph(%0: bf16[s0, 11] "t", %1: bf16[11, 8] "w", %2: bf16[s0, 8] "x"):
+            %3: bf16[s0, 11] = neg(%0)
+            %4: bf16[s0, 8] = aten.mm.default(%3, %1)
+            %5: bf16[11, s0 | 1, 11] = permute(%3, dims=(1, 0))
+            %6: bf16[11, 8] = aten.mm.default(%5, %2)
+            return %4, %6
+        """,
+        """
+        graph(%0: bf16[s0, 11] "t", %1: bf16[11, 8] "w", %2: bf16[s0, 8] "x"):
+            %3: bf16[s0, 11] = neg(%0)
+            %4: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %5: bf16[s0, 5] = full(%4, sizes=(s0, 5))
+            %6: bf16[s0, 16] = cat(%3, %5, axis=1)
+            %7: bf16[16, 8] = pad(%1, %4, low=(0, 0), high=(5, 0))
+            %8: bf16[s0, 8] = aten.mm.default(%6, %7)
+            %9: bf16[16, s0 | 1, 16] = permute(%6, dims=(1, 0))
+            %10: bf16[16, 8] = aten.mm.default(%9, %2)
+            %11: bf16[11, 8] = slice(%10, axis=0, start=0, stop=11, step=1)
+            return %8, %11
+        """,
         env=env_of(s0=64),
     )
 

@@ -11,15 +11,13 @@ from torch.nn import functional as F
 
 import kiln
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.interpret import interpret
-from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ir.rewrite import symbols_of
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.channels_last import ChannelsLast
-from kiln.graph.passes.manager import PassContext
 from kiln.support.events import EventSink
-from tests.graph.passes.graphs import graph_of
+from tests.graph.passes.graphs import CONTEXT, graph_of, same_values
 
 IMAGE = '%0: f32[4, 8, 32, 32] "x", %1: f32[8, 8, 3, 3] "w"'
 CONV = "(1, 1), (1, 1), (1, 1), False, (0, 0), 1)"
@@ -28,15 +26,7 @@ CONV = "(1, 1), (1, 1), (1, 1), False, (0, 0), 1)"
 def changed(graph: Graph) -> Graph:
     """After all passes; the values and the strides of outputs stay."""
     made = run_passes(graph, EventSink(), checks="full")
-    torch.manual_seed(0)
-    sizes = [tuple(3 if not isinstance(one, int) else one for one in node.tensor.sizes) for node in graph.inputs]
-    inputs = [torch.randn(one) for one in sizes]
-    expected, found = interpret(graph, inputs), interpret(made, inputs)
-    for a, b in zip(expected.outputs, found.outputs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-        assert a.stride() == b.stride()
-    for (_, a), (_, b) in zip(expected.written, found.written, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    same_values(graph, made, tolerance=1e-4, symbols=dict.fromkeys(symbols_of(graph.inputs), 3))
     return made
 
 
@@ -109,7 +99,7 @@ def test_saved_arguments_leave_no_gain() -> None:
         f"%4: f32[4, 8, 32, 32] = aten.convolution.default(%3, %1, None, {CONV}",
         "return %4, %2, %3",
     )
-    assert ChannelsLast().run(graph, PassContext(GuardFreeOracle()))[1] == 0
+    assert ChannelsLast().run(graph, CONTEXT)[1] == 0
 
 
 def test_a_convolution_with_a_large_weight_stays_in_the_old_layout() -> None:
@@ -132,12 +122,12 @@ def test_a_convolution_with_a_large_weight_stays_in_the_old_layout() -> None:
 def test_small_images_stay() -> None:
     line = f"= aten.convolution.default(%0, %1, None, {CONV}"
     small = graph_of('%0: f32[1, 8, 4, 4] "x", %1: f32[8, 8, 3, 3] "w"', f"%2: f32[1, 8, 4, 4] {line}", "return %2")
-    assert ChannelsLast().run(small, PassContext(GuardFreeOracle()))[1] == 0
+    assert ChannelsLast().run(small, CONTEXT)[1] == 0
     large = graph_of(
         IMAGE.replace("4, 8, 32", "16, 8, 32"), f"%2: f32[16, 8, 32, 32] {line}",
         "%3: f32[16, 8] = sum(%2, axes=(2, 3))", "return %3",
     )  # fmt: skip
-    assert ChannelsLast().run(large, PassContext(GuardFreeOracle()))[1]
+    assert ChannelsLast().run(large, CONTEXT)[1]
 
 
 class Net(nn.Module):
@@ -181,7 +171,7 @@ def test_compiled_results_and_strides_are_those_of_eager(batch: int, tmp_path: P
         assert a.stride() == b.stride()
 
 
-def test_a_joint_graph_on_the_gpu_is_laid_out_before_the_cut() -> None:
+def test_a_joint_graph_on_the_gpu_is_laid_out_before_the_partition() -> None:
     """Image and weight are copied once, for forward and backward; the weight's gradient gets eager's strides."""
     image, weight = "bf16[4, 8, 32, 32 @cuda:0]", "bf16[8, 8, 3, 3 @cuda:0]"
     graph = graph_of(
@@ -195,7 +185,7 @@ def test_a_joint_graph_on_the_gpu_is_laid_out_before_the_cut() -> None:
         f"%7: {weight} = item(%6, index=1)",
         "return %2, %7",
     )  # fmt: skip
-    made, changes = ChannelsLast().run(graph, PassContext(GuardFreeOracle()))
+    made, changes = ChannelsLast().run(graph, CONTEXT)
     verify(made, "test")
     assert changes
     assert copies(made) == 3
