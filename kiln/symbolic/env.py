@@ -77,6 +77,8 @@ class ShapeEnv:
         self._hints: dict[Symbol, int] = {}
         self._values: dict[Expr, int] = {}
         self._unbacked = 0
+        self.unbounded: set[Symbol] = set()
+        """Symbols for numbers of the caller, which may be of any size."""
         self._guards: list[ShapeGuard] = []
         self._checks: list[ShapeGuard] = []
         self._minimal: list[ShapeGuard] | None = None

@@ -20,7 +20,7 @@ from kiln.support.location import Location
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
 from kiln.symbolic.env import ShapeEnv
 from kiln.symbolic.expr import Expr, Int, sym_max, sym_min
-from kiln.symbolic.relation import Relation
+from kiln.symbolic.relation import Relation, rel_le
 from kiln.symbolic.values import (
     AllOf,
     AnyOf,
@@ -70,10 +70,34 @@ def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
     def method(self: SymNode, other: SymNode) -> SymNode:
         a, b = _number(self.value), _number(other.value)
         if isinstance(a, int | Expr) and isinstance(b, int | Expr):
-            return self.make(on_ints(a, b))
+            result = on_ints(a, b)
+            if op in GROWING:
+                require_fit(self.env, result, self.where())
+            return self.make(result)
         return self.make(real(op, a, b))
 
     return method
+
+
+GROWING = frozenset({"mul", "pow"})
+LARGEST = 1 << 62
+
+
+class NumberTooLarge(OverflowError):
+    """A product of numbers of the caller does not fit 64 bits in this call."""
+
+
+def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:
+    """Guard that a product of the caller's numbers fits the 64 bits of guards and plans.
+
+    Raises NumberTooLarge where it does not: the numbers become part of the guards instead.
+    """
+    if not isinstance(value, Expr) or env.unbounded.isdisjoint(value.free_symbols()) or not env.has_hint(value):
+        return
+    if not -LARGEST <= env.hint(value) <= LARGEST:
+        raise NumberTooLarge(f"{value} does not fit 64 bits")
+    env.decide(rel_le(value, LARGEST), where)
+    env.decide(rel_le(-LARGEST, value), where)
 
 
 def _on_reals(op: str) -> Binary:

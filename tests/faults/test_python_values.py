@@ -127,3 +127,20 @@ def test_the_dict_of_a_partial() -> None:
         return x + 1 if hasattr(p, "__dict__") else x - 1
 
     assert_like_eager(kiln.compile(program), program, torch.zeros(1), functools.partial(max, 1))
+
+
+POWERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "float(k**3)": lambda x, k: x * 0 + float(k**3),
+    "k*k % 7": lambda x, k: x * 0 + (k * k) % 7,
+    "k*k*k // 7": lambda x, k: x * 0 + float(k * k * k // 7),
+    "returned": lambda x, k: (x + 1, k * k * k * k),
+    "(k+1)*(k-1)": lambda x, k: x * 0 + float((k + 1) * (k - 1)),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+def test_integers_beyond_64_bits(name: str) -> None:
+    compiled = kiln.compile(POWERS[name])
+    for k in (3, 5, 2**20, 7, 2**30, 2**31 + 1, 2**40, 2**62, 11):
+        assert_like_eager(compiled, POWERS[name], torch.ones(3), k)

@@ -23,6 +23,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
+from kiln.symbolic.node import NumberTooLarge
 from kiln.symbolic.values import as_integer
 
 Function2 = Callable[[Any, Any], Any]
@@ -97,7 +98,10 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return power(s, left, right)
     if plain in DIVISIONS and isinstance(right, Symbolic) and not is_nonzero(s, right):
         return binary(s, function, settled(s, left), settled(s, right))
-    return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+    try:
+        return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+    except NumberTooLarge:
+        return binary(s, function, settled(s, left), settled(s, right))
 
 
 def is_symbolic(function: Function2, left: Value, right: Value) -> bool:

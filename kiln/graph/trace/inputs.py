@@ -127,7 +127,9 @@ class InputTable:
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
         """Register an integer as a symbol; like a size, it is non-negative."""
         symbols = self.mode.symbols
-        return self._scalar(symbols.env.create_symbol(value, lo=0), name, source)
+        symbol = symbols.env.create_symbol(value, lo=0)
+        symbols.env.unbounded.add(symbol)
+        return self._scalar(symbol, name, source)
 
     def _scalar(self, symbol: Int, name: str, source: Source) -> InputRecord:
         spec = ScalarSpec(int, symbol)
