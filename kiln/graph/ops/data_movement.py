@@ -235,11 +235,33 @@ def like_rank(e: Emit, x: Node, rank: int) -> Node:
     return x if rank else e.node("squeeze", x, axes=(0,))
 
 
+def not_negative(e: Emit, index: Node) -> Node:
+    """Of an op that does not count from the end: a negative index becomes one outside of every dimension."""
+    dtype, device = index.tensor.dtype, index.tensor.device
+    return e.pointwise("where", e.pointwise("lt", index, 0), e.number(torch.iinfo(dtype).max, dtype, device), index)
+
+
+def whole_index(e: Emit, op: str, index: Node) -> Node:
+    """The index of gather or scatter."""
+    if index.tensor.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
+    return not_negative(e, e.convert(index, torch.int64))
+
+
+def index_vector(e: Emit, op: str, index: Node) -> Node:
+    """The index of an op that takes a list of numbers, none of which counts from the end."""
+    if index.tensor.rank > 1:
+        raise IndexError(f"{op}(): Index is supposed to be a vector")
+    if index.tensor.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
+    return not_negative(e, with_dims(e, index))
+
+
 @decompose("gather.default")
 def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
     if 0 in index.tensor.sizes:  # of any rank and dtype
         return e.full(0, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
-    source, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
+    source, at = with_dims(e, x), with_dims(e, whole_index(e, "gather", index))
     made = e.node("gather", source, at, axis=axis_of(dim, source.tensor.rank))
     return like_rank(e, made, index.tensor.rank)
 
@@ -248,7 +270,7 @@ def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False
 def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
     if not x.tensor.rank:
         return copy(e, x)
-    made = e.node("index", x, with_dims(e, index), axes=(axis_of(dim, x.tensor.rank),))
+    made = e.node("index", x, index_vector(e, "index_select", index), axes=(axis_of(dim, x.tensor.rank),))
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
@@ -292,6 +314,10 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
 @decompose("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     spec = x.tensor
+    if mask.tensor.dtype is not torch.bool:
+        raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.tensor.dtype}")
+    if isinstance(value, Node) and value.tensor.rank:
+        raise RuntimeError("masked_fill_ only supports a 0-dimensional value tensor")
     number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
     made = e.pointwise("where", mask, number, x)
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
@@ -308,7 +334,7 @@ def masked_scatter(e: Emit, x: Node, mask: Node, source: Node) -> TensorSpec:
 def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
     if 0 in index.tensor.sizes:  # of any rank and dtype
         return copy(e, x)
-    base, at = with_dims(e, x), with_dims(e, e.convert(index, torch.int64))
+    base, at = with_dims(e, x), with_dims(e, whole_index(e, "scatter", index))
     if isinstance(src, Node):
         source = with_dims(e, src)
         if source.tensor.sizes != at.tensor.sizes:
@@ -350,16 +376,26 @@ def scatter_reduce(
     return _scatter(e, x, dim, index, src, REDUCE[reduce])
 
 
+def require_count(e: Emit, op: str, x: Node, dim: int, index: Node, source: Node) -> None:
+    """As many indices as there are parts of `source` along `dim`."""
+    spec = source.tensor
+    count = spec.sizes[axis_of(dim, spec.rank)] if spec.rank else 1
+    if not equal(e.oracle, index.tensor.numel(), count) or (spec.rank and spec.rank != x.tensor.rank):
+        raise RuntimeError(f"{op}(): Number of indices should be equal to source.size(dim): ({count}), for dim: {dim}")
+
+
 @decompose("index_add.default")
 def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
     added = source if alpha == 1 else e.pointwise("mul", source, alpha)
-    made = _put_at(e, x, dim, index, added, True)
+    require_count(e, "index_add", x, dim, index, source)
+    made = _put_at(e, x, dim, index_vector(e, "index_add", index), added, True)
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 
 @decompose("index_copy.default")
 def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
-    made = _put_at(e, x, dim, index, source, False)
+    require_count(e, "index_copy", x, dim, index, source)
+    made = _put_at(e, x, dim, index_vector(e, "index_copy", index), source, False)
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 

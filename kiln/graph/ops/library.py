@@ -9,6 +9,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
@@ -89,7 +90,9 @@ def embedding(
 ) -> Node:
     if weight.tensor.rank != 2:
         raise RuntimeError("'weight' must be 2-D")
-    made = e.node("index", weight, indices, axes=(0,))
+    if indices.tensor.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError("embedding(): Expected indices of dtype int32/int64")
+    made = e.node("index", weight, not_negative(e, indices), axes=(0,))
     return relaid(e, made, contiguous_strides(made.tensor.sizes))
 
 

@@ -11,7 +11,9 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.activations import number_like, one_minus, zero_where
 from kiln.graph.ops.creation import iota, relaid
+from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.pointwise import require_chances
 from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, widened
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
@@ -72,6 +74,8 @@ def _mse_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
 
 @decompose("smooth_l1_loss.default")
 def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
     if beta == 0:
@@ -99,6 +103,8 @@ def _smooth_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: f
 
 @decompose("huber_loss.default")
 def huber_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
+    if delta <= 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
     p, (left, right, _) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
     near, far = p("mul", p("mul", away, away), 0.5), p("mul", p("sub", away, 0.5 * delta), delta)
@@ -125,6 +131,8 @@ def _weighted(e: Emit, loss: Node, weight: Maybe) -> Node:
 def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduction: int = MEAN) -> Node:
     """Logarithms are at least -100, as in eager."""
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
+    require_chances(e, left, "binary_cross_entropy: all elements of input should be between 0 and 1")
+    require_chances(e, right, "binary_cross_entropy: all elements of target should be between 0 and 1")
     hit = p("maximum", p("log", left), -100)
     miss = p("maximum", p("log1p", p("neg", left)), -100)
     loss = _weighted(e, p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit)), weight)
@@ -187,7 +195,7 @@ def _target(e: Emit, target: Node, ignore_index: int, axis: int) -> tuple[Node, 
     """The target with a class dimension, 0 where it is ignored; and where it is not."""
     spread = e.node("unsqueeze", target, axis=axis)
     counts = e.pointwise("ne", spread, ignore_index)
-    return e.pointwise("where", counts, spread, number_like(e, 0, spread)), counts
+    return not_negative(e, e.pointwise("where", counts, spread, number_like(e, 0, spread))), counts
 
 
 def _class_weights(e: Emit, safe: Node, counts: Node, weight: Maybe, like: Node) -> Node:

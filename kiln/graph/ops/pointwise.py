@@ -129,6 +129,13 @@ def clamped(e: Emit, x: Node, low: Operand | None, high: Operand | None) -> Node
     return x if high is None else e.pointwise("minimum", x, high)
 
 
+def require_chances(e: Emit, x: Node, message: str) -> None:
+    """Stop unless every element lies between 0 and 1. Not on a GPU, where the answer would be waited for."""
+    if x.tensor.device.type == "cpu":
+        inside = e.pointwise("bitwise_and", e.pointwise("ge", x, 0), e.pointwise("le", x, 1))
+        e.node("assert", e.node("all", inside, axes=tuple(range(x.tensor.rank))), message=message)
+
+
 # Arithmetic.
 
 
@@ -151,8 +158,8 @@ def add(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
 
 @decompose("sub.Tensor", "sub.Scalar")
 def sub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
-    if result_dtype((x, y)) is torch.bool:
-        raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported.")
+    if any(isinstance(one, bool) or (isinstance(one, Node) and one.tensor.dtype is torch.bool) for one in (x, y)):
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
     return _scaled(e, "sub", x, y, alpha)
 
 
@@ -180,6 +187,8 @@ def floor_divide(e: Emit, x: Operand, y: Operand) -> Node:
 @decompose("pow.Tensor_Scalar")
 def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     dtype = result_dtype((x, exponent))
+    if not (dtype.is_floating_point or dtype.is_complex) and not isinstance(exponent, complex) and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
     base = e.convert(x, dtype)
     simple = _POWERS.get(exponent) if dtype.is_floating_point and not isinstance(exponent, complex) else None
     if simple is not None:
@@ -321,7 +330,18 @@ def rad2deg(e: Emit, x: Node) -> Node:
 
 @decompose("where.self")
 def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
+    if condition.tensor.dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(f"where expected condition to be a boolean tensor, but got {condition.tensor.dtype}")
     return e.pointwise("where", truth(e, condition), *promoted(e, x, y))
+
+
+def require_fits(value: object, dtype: torch.dtype) -> None:
+    """A bound that is a number of `dtype`."""
+    if isinstance(value, Node) or dtype is torch.bool or not isinstance(value, int | float) or dtype.is_complex:
+        return
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    if not limits.min <= value <= limits.max and not (isinstance(value, float) and not math.isfinite(value)):
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
 @decompose("clamp.default", "clamp.Tensor")
@@ -329,6 +349,8 @@ def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = No
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     dtype = result_dtype([operand for operand in (x, min, max) if operand is not None])
+    for bound in (min, max):
+        require_fits(bound, dtype)
     low, high = (e.convert(bound, dtype) if isinstance(bound, Node) else bound for bound in (min, max))
     return clamped(e, e.convert(x, dtype), low, high)
 

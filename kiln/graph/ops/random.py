@@ -18,7 +18,7 @@ from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.pointwise import copy
+from kiln.graph.ops.pointwise import copy, require_chances
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -52,6 +52,8 @@ def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Attr, dtype: t
 def _filling(distribution: str, *defaults: Attr) -> Decomposition:
     def rule(e: Emit, x: Node, *params: Attr, generator: object = None) -> Node:
         refuse_generator(distribution, generator)
+        if distribution == "bernoulli" and params and isinstance(params[0], int | float) and not 0 <= params[0] <= 1:
+            raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={params[0]}")
         return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
 
     return rule
@@ -94,6 +96,7 @@ def random_to(e: Emit, x: Node, to: Int, *, generator: object = None) -> Node:
 @decompose("bernoulli.default")
 def bernoulli(e: Emit, x: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli", generator)
+    require_chances(e, x, "bernoulli: every probability should be between 0 and 1")
     spec = x.tensor
     attrs: dict[str, Attr] = {
         "distribution": "bernoulli",

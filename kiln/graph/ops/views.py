@@ -128,6 +128,8 @@ def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> ViewSteps:
 def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
     size, length = e.static(x.sizes[axis]), e.static(split_size)
+    if length < 0 or (length == 0 and size != 0):
+        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={length}")
     if length == 0:
         return [_slice(axis, 0, 0)]
     return [_slice(axis, start, min(start + length, size)) for start in range(0, max(size, 1), length)]

@@ -52,6 +52,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return matmul(input, weight.t())
 
 
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """torch.nn.functional.one_hot, which looks at the classes in eager only."""
+    if num_classes > 0 and x.device.type == "cpu":
+        inside = ((x >= 0) & (x < num_classes)).all()
+        torch._assert_async(inside, f"one_hot: class values must be at least 0 and less than {num_classes}")
+    return torch.nn.functional.one_hot(x, num_classes)
+
+
+CHECKED: Mapping[Target, Callable[..., Tensor]] = {torch.nn.functional.one_hot: one_hot}
+"""Recorded as these whatever their sizes."""
+
 COMPOSITES: Mapping[Target, Callable[..., Tensor]] = {
     torch.matmul: matmul,
     operator.matmul: matmul,

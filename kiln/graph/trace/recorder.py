@@ -20,7 +20,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.composites import COMPOSITES, has_symbols
+from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
@@ -53,6 +53,8 @@ def _call(target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
     composite = COMPOSITES.get(target)
     if composite is not None and has_symbols(args):
         return composite(*args, **kwargs)
+    if (checked := CHECKED.get(target)) is not None:
+        return checked(*args, **kwargs)
     if isinstance(target, str):
         method: Callable[..., object] = getattr(args[0], target)
         return method(*args[1:], **kwargs)

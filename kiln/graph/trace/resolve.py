@@ -7,6 +7,7 @@ resolve(aten.add_.Tensor)       runs the decomposition of aten.add.Tensor, then 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from typing import cast, final
 
 import torch
@@ -15,6 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation
+from kiln.graph.ops.domains import REFUSED, refuse_dtype
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.fake import QUERIES
@@ -22,7 +24,7 @@ from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import SPECIAL
-from kiln.graph.trace.storage_view import StorageView
+from kiln.graph.trace.storage_view import StorageView, overlaps_partially
 from kiln.tensor.spec import TensorSpec
 
 
@@ -55,6 +57,15 @@ def functional_rule(name: str) -> Decomposition | None:
     rule = DECOMPOSITIONS.get(name)
     if rule is None and (specs := LIBRARY.get(name)):
         return library_rule(name, specs)
+    return rule if rule is None or name not in REFUSED else refusing_rule(name, rule)
+
+
+def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
+    @wraps(decomposition)
+    def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
+        refuse_dtype(name, args, kwargs.get("dtype"))
+        return decomposition(e, *args, **kwargs)
+
     return rule
 
 
@@ -204,11 +215,23 @@ def functional_overload(packet: OpOverloadPacket | None, op: OpOverload, written
 def inplace_handler(rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
+        refuse_shared_memory(mode, args)
         values, named = mode.arguments(args, kwargs)
         mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec), op)
         return args[0]
 
     return handler
+
+
+def refuse_shared_memory(mode: RecordingMode, args: Args) -> None:
+    """As eager: refuse to write to a part of the memory of another argument."""
+    views = [mode.view_of(one) for one in args if isinstance(one, torch.Tensor)]
+    for other in views[1:]:
+        if other.storage is views[0].storage and overlaps_partially(views[0].spec, other.spec):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
+                " memory location. Please clone() the tensor before performing the operation."
+            )
 
 
 def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handler:

@@ -23,7 +23,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
-from kiln.graph.trace.storage_view import StorageView
+from kiln.graph.trace.storage_view import StorageView, overlaps_partially
 from kiln.symbolic import Int, rel_le
 from kiln.tensor.spec import ScalarSpec
 
@@ -47,6 +47,9 @@ def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 @special("copy_.default")
 def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     spec, source = mode.view_of(args[0]).spec, mode.node_of(args[1])
+    other = mode.view_of(args[1])
+    if other.storage is mode.view_of(args[0]).storage and overlaps_partially(spec, other.spec):
+        raise RuntimeError("unsupported operation: some elements of the source and the written-to tensor are the same")
     value = mode.emit.convert(source, spec.dtype)
     if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
         value = mode.emit.node("expand", value, sizes=spec.sizes)

@@ -78,6 +78,24 @@ def extent(spec: TensorSpec) -> tuple[int, int] | None:
     return start, start + (0 if 0 in sizes else reach + 1)
 
 
+def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether dense tensors of one storage share some of their elements but are not the same; symbolic ones: no."""
+    mine, theirs = extent(left), extent(right)
+    if (
+        mine is None
+        or theirs is None
+        or (left.sizes, left.strides, left.offset)
+        == (
+            right.sizes,
+            right.strides,
+            right.offset,
+        )
+    ):
+        return False
+    dense = mine[1] - mine[0] == left.numel() and theirs[1] - theirs[0] == right.numel()
+    return dense and mine[0] < theirs[1] and theirs[0] < mine[1]
+
+
 def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
     """Whether an `as_strided` may use elements of the storage outside of the root."""
     whole = extent(root)

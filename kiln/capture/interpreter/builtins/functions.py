@@ -47,6 +47,8 @@ def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(isinstance)
 def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        raise s.error(TypeError, "isinstance() takes no keyword arguments")
     value, classes = args
     kind = s.guard_type(value) if not value.is_torch else value.python_type()
     return Constant(any(instance_of(value, kind, one) for one in flat_classes(s, classes)))
