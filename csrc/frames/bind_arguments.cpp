@@ -13,7 +13,7 @@ void read_signature(PyCodeObject* code, Signature* out) {
 
 namespace {
 
-// Index of the parameter named `key`, or -1. Names are interned almost always.
+// Index of the parameter named `key`, or -1. Names are almost always interned.
 int find_parameter(const Signature& signature, PyObject* key) {
   for (int i = signature.positional_only; i < signature.plain(); i++) {
     if (PyTuple_GET_ITEM(signature.names, i) == key) return i;

@@ -1,4 +1,4 @@
-// What the guards read of CPython objects that has no public accessor.
+// Parts of CPython objects that guards read and that have no public accessor.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -9,9 +9,9 @@
 
 namespace kiln {
 
-// Version tags of dicts are unique over all dicts and times, so an equal tag at an equal address
-// means: the same dict, holding the same references without a gap. From 3.14 there is no tag and
-// every dict is looked into again.
+// Version tags are unique over all dicts and times, so an equal tag at an equal address means the
+// same dict that has held the same references throughout. CPython 3.14 has no tags; every dict is
+// inspected again.
 #if PY_VERSION_HEX < 0x030E0000
 inline uint64_t dict_version(PyObject* dict) {
 #pragma GCC diagnostic push
@@ -27,7 +27,7 @@ inline const void* dict_version_address(PyObject* dict) {
 }
 #endif
 
-// Zero while the type was modified and not looked into since.
+// Zero if the type was modified and not looked up since.
 inline uint32_t type_version(PyTypeObject* type) {
 #if PY_VERSION_HEX < 0x030D0000
   return (type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
@@ -36,7 +36,7 @@ inline uint32_t type_version(PyTypeObject* type) {
 #endif
 }
 
-// Where an instance keeps the pointer to its dict (made if it does not exist yet), or null.
+// The address of an instance's dict pointer, or null; makes the dict if there is none.
 inline PyObject** dict_slot(PyObject* object) {
   PyObject** slot = _PyObject_GetDictPtr(object);
   if (slot == nullptr) return nullptr;
@@ -62,8 +62,8 @@ inline PyObject* type_dict(PyTypeObject* type) {
 #endif
 }
 
-// Until 3.11 any allocation may start the garbage collector, and with it Python code; while one of
-// these lives, borrowed references stay what they are.
+// Up to 3.11 any allocation may start the garbage collector and so run Python code. While a GcPause
+// lives, borrowed references stay valid.
 class GcPause {
  public:
   explicit GcPause(bool now) {

@@ -1,4 +1,4 @@
-// Frames of CPython 3.12, for hook.cpp. A file for another version gives the same functions.
+// Frames of CPython 3.12, for hook.cpp. Other versions have files with the same functions.
 #pragma once
 
 #define Py_BUILD_CORE
@@ -18,20 +18,20 @@ inline PyFunctionObject* frame_function(Frame* frame) {
 inline PyObject* frame_globals(Frame* frame) { return frame->f_globals; }
 inline PyObject** frame_slots(Frame* frame) { return frame->localsplus; }
 
-// Not started, on the thread's data stack, seen by nobody.
+// Not started, on the thread's data stack, and without a frame object.
 inline bool frame_is_fresh(Frame* frame) {
   return frame->owner == FRAME_OWNED_BY_THREAD && frame->frame_obj == nullptr &&
          frame->prev_instr == _PyCode_CODE(frame->f_code) - 1 && PyFunction_Check(frame->f_funcobj);
 }
 
-// Whether `code` fits where the frame is: the frame is the top of the data stack, so it may grow.
+// Whether the frame can hold `code`: it is on top of the data stack, so it may grow.
 inline bool frame_has_room(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
   PyObject** base = reinterpret_cast<PyObject**>(frame);
   return thread->datastack_top == base + frame->f_code->co_framesize &&
          base + code->co_framesize < thread->datastack_limit;
 }
 
-// Makes the frame one of `code`, its first `arguments` slots kept.
+// Turns the frame into one of `code`, keeping its first `arguments` slots.
 inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code, int arguments) {
   PyCodeObject* before = frame->f_code;
   Py_INCREF(code);
@@ -43,9 +43,9 @@ inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code
   Py_DECREF(before);
 }
 
-// Ends a frame that never ran with `result` (null: with the error that is set). The evaluation
-// function has to clear and pop it, which only the interpreter's own can do: let it run the
-// RETURN_VALUE of `stub`, a code without locals.
+// Ends a frame that never ran with `result`, or with the current error if null. The evaluation
+// function must clear and pop it, which only the interpreter's own can do: it runs the RETURN_VALUE
+// of `stub`, a code without locals.
 inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub,
                               PyObject* result) {
   int slots = frame->f_code->co_nlocalsplus;

@@ -6,28 +6,28 @@ namespace {
 struct Dispatcher {
   PyObject_HEAD PyObject* function;
   PyObject* miss;
-  PyObject* entries;  // tuple of Entry; replaced whole
+  PyObject* entries;  // tuple of Entry, replaced atomically
   PyObject* dict;
   PyObject* weakrefs;
   Signature signature;
-  PyObject* signature_code;  // the code that the signature was read from; owned
+  PyObject* signature_code;  // the code whose signature was read; owned
   vectorcallfunc vectorcall;
   uint64_t misses, stale;
   bool compiling;
 };
 
-// While the compiler runs in this thread, dispatchers call the originals.
+// Dispatchers call the originals while the compiler runs in this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool enabled = true;
 
 constexpr int kOnStack = 32;
 
-// The arguments of a call as they came, and as slots.
+// The arguments of a call as given, and as slots.
 struct Call {
   PyObject* const* args;
   size_t nargsf;
   PyObject* kwnames;
   PyObject* const* slots;
-  size_t slotsf;  // count, with the offset flag where `slots` are the caller's own
+  size_t slotsf;  // count, with the offset flag if `slots` are the caller's own
 };
 
 PyObject* call_original(Dispatcher* self, const Call& call) {
@@ -59,7 +59,7 @@ bool entry_holds(Entry* entry, const Scope& scope) {
 Entry* find_entry(Dispatcher* self, const Call& call) {
   PyObject* entries = self->entries;
   Scope scope = scope_of(self, call);
-  Py_INCREF(entries);  // dropping a temporary may run code that replaces them
+  Py_INCREF(entries);  // releasing a temporary may run code that replaces them
   Entry* found = nullptr;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries) && found == nullptr; i++) {
     auto* entry = reinterpret_cast<Entry*>(PyTuple_GET_ITEM(entries, i));
@@ -88,7 +88,7 @@ PyObject* locals_dict(Dispatcher* self, const Call& call) {
   return locals;
 }
 
-// Asks the compiler; new reference or null with an error set.
+// Calls `miss`; a new reference, or null with an error set.
 PyObject* ask(Dispatcher* self, const Call& call) {
   PyObject* locals = locals_dict(self, call);
   if (locals == nullptr) return nullptr;
@@ -97,7 +97,7 @@ PyObject* ask(Dispatcher* self, const Call& call) {
   self->misses++;
   self->compiling = true;
   enabled = false;
-  PyThreadState_EnterTracing(thread);  // a user's tracer must not see the compiler
+  PyThreadState_EnterTracing(thread);  // hides the compiler from a user's tracer
   PyObject* answer =
       PyObject_CallFunctionObjArgs(miss, reinterpret_cast<PyObject*>(self), locals, nullptr);
   PyThreadState_LeaveTracing(thread);
@@ -109,7 +109,7 @@ PyObject* ask(Dispatcher* self, const Call& call) {
 }
 
 PyObject* missed(Dispatcher* self, const Call& call) {
-  if (self->compiling) return call_original(self, call);  // another thread is at it
+  if (self->compiling) return call_original(self, call);  // another thread is compiling
   PyObject* answer = ask(self, call);
   if (answer == nullptr) return nullptr;
   PyObject* result;
@@ -120,8 +120,8 @@ PyObject* missed(Dispatcher* self, const Call& call) {
   } else if (entry_holds(reinterpret_cast<Entry*>(answer), scope_of(self, call))) {
     result = call_entry(reinterpret_cast<Entry*>(own(answer)), call);
   } else {
-    // The guards of the new variant do not hold of what it was made from: a fault of ours, told by
-    // `stale`; the call itself must still be right.
+    // The guards of the new variant do not hold for the arguments it was made from: a bug, counted
+    // in `stale`. The call must still be right.
     self->stale++;
     result = call_original(self, call);
   }
@@ -145,7 +145,7 @@ PyObject* dispatch_bound(Dispatcher* self, Call call) {
   bool fits =
       bind_arguments(signature, reinterpret_cast<PyFunctionObject*>(self->function), call.args,
                      PyVectorcall_NARGS(call.nargsf), call.kwnames, slots + 1, made);
-  // Defaults are borrowed from the function, whose owner may replace them while we run.
+  // Defaults are borrowed from the function, and may be replaced during the call.
   for (int i = 0; fits && i < signature.plain(); i++) Py_INCREF(call.slots[i]);
   PyObject* result = fits ? dispatch(self, call) : call_original(self, call);
   for (int i = 0; fits && i < signature.plain(); i++) Py_DECREF(call.slots[i]);
@@ -155,7 +155,7 @@ PyObject* dispatch_bound(Dispatcher* self, Call call) {
   return result;
 }
 
-// The code of a function may be replaced; the signature is that of the current one.
+// Reads the signature again if the code of the function was replaced.
 bool refresh_signature(Dispatcher* self) {
   PyObject* code = reinterpret_cast<PyFunctionObject*>(self->function)->func_code;
   if (C10_LIKELY(code == self->signature_code)) return true;
@@ -184,7 +184,7 @@ PyObject* entries_tuple(PyObject* sequence) {
   PyObject* entries = PySequence_Tuple(sequence);
   for (Py_ssize_t i = 0; entries && i < PyTuple_GET_SIZE(entries); i++) {
     if (Py_TYPE(PyTuple_GET_ITEM(entries, i)) == &EntryType) continue;
-    PyErr_SetString(PyExc_TypeError, "entries have to be Entry objects");
+    PyErr_SetString(PyExc_TypeError, "entries must be Entry objects");
     Py_CLEAR(entries);
   }
   return entries;
@@ -217,7 +217,7 @@ int dispatcher_traverse(PyObject* object, visitproc visit, void* arg) {
 }
 
 int dispatcher_clear(PyObject* object) {
-  // The function stays until the end: a finalizer in the same cycle may still call us.
+  // The function stays: a finalizer in the same cycle may still call this dispatcher.
   auto* self = reinterpret_cast<Dispatcher*>(object);
   Py_XSETREF(self->miss, own(Py_None));
   Py_XSETREF(self->entries, PyTuple_New(0));
@@ -296,9 +296,10 @@ PyObject* set_enabled(PyObject*, PyObject* flag) {
   return PyBool_FromLong(before);
 }
 
-PyMethodDef functions[] = {{"set_enabled", set_enabled, METH_O,
-                            "Whether dispatchers of this thread dispatch; returns what was."},
-                           {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {
+    {"set_enabled", set_enabled, METH_O,
+     "Enables or disables this thread's dispatchers; returns the old value."},
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

@@ -1,19 +1,19 @@
-// Dispatcher, Entry and BoundCall: what stands in front of a compiled function.
+// Dispatcher, Entry and BoundCall: they choose and call a compiled variant of a function.
 #pragma once
 
 #include "frames/guard_tree.h"
 
 namespace kiln {
 
-// One compiled variant: its guards and what to call while they hold.
+// A compiled variant: its guards, and what to call if they hold.
 struct Entry {
   PyObject_HEAD PyObject* tree;  // GuardTree, or None: always
   PyObject* callable;
-  PyObject* info;  // anything; for the report
+  PyObject* info;  // any object, for the report
   uint64_t hits;
 };
 
-// The parameters of a function as slots: co_varnames order, so positional, keyword-only, *args,
+// The parameters of a function as slots in co_varnames order: positional, keyword-only, *args,
 // **kwargs.
 struct Signature {
   PyObject* names;  // owned tuple, co_varnames
@@ -24,8 +24,8 @@ struct Signature {
   int slots() const { return plain() + var_args + var_kwargs; }
 };
 
-// Fills `slots` (borrowed references; what had to be made is pushed to `made`). False where the
-// call does not fit the signature: the function itself then raises the right TypeError.
+// Fills `slots` with borrowed references; new objects go to `made`. False if the call does not fit
+// the signature: the function itself then raises the right TypeError.
 bool bind_arguments(const Signature& signature, PyFunctionObject* function, PyObject* const* args,
                     Py_ssize_t nargs, PyObject* kwnames, PyObject** slots, PyObject* made[2]);
 

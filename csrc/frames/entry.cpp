@@ -1,4 +1,4 @@
-// The Python types Entry (one variant) and BoundCall (a call that gets the collected objects).
+// The Python types Entry (a variant) and BoundCall (a call that gets the collected objects).
 
 #include "frames/dispatcher.h"
 #include "frames/hook.h"
@@ -16,7 +16,7 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return nullptr;
   }
   if (tree != Py_None && Py_TYPE(tree) != &GuardTreeType) {
-    PyErr_SetString(PyExc_TypeError, "tree has to be a GuardTree or None");
+    PyErr_SetString(PyExc_TypeError, "tree must be a GuardTree or None");
     return nullptr;
   }
   auto* self = reinterpret_cast<Entry*>(type->tp_alloc(type, 0));
@@ -54,7 +54,7 @@ PyMemberDef entry_members[] = {
     {"tree", T_OBJECT, offsetof(Entry, tree), READONLY, "the guards, or None"},
     {"callable", T_OBJECT, offsetof(Entry, callable), READONLY,
      "called with every slot positional"},
-    {"info", T_OBJECT, offsetof(Entry, info), READONLY, "what its maker put here"},
+    {"info", T_OBJECT, offsetof(Entry, info), READONLY, "any object, for the report"},
     {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "how often it was called"},
     {nullptr, 0, 0, 0, nullptr}};
 
@@ -69,8 +69,8 @@ struct BoundCall {
 
 constexpr Py_ssize_t kOnStack = 256;
 
-// target(*args, *bindings), or target(*args, bindings) where not spread. The tuple is taken before
-// anything else can run, so another thread's check of the same tree cannot come between.
+// target(*args, *bindings), or target(*args, bindings) if not `spread`. The tuple is taken before
+// anything else can run, so that no other thread can check the same tree in between.
 PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* self = reinterpret_cast<BoundCall*>(object);
   PyObject* bindings = reinterpret_cast<GuardTreeObject*>(self->tree)->tree->bindings();
@@ -129,7 +129,7 @@ int bound_traverse(PyObject* object, visitproc visit, void* arg) {
 }
 
 int bound_clear(PyObject* object) {
-  // The tree stays: a call may still come in while a cycle is taken apart.
+  // The tree stays: a call may still arrive while a cycle is cleared.
   Py_CLEAR(reinterpret_cast<BoundCall*>(object)->target);
   reinterpret_cast<BoundCall*>(object)->target = own(Py_None);
   return 0;

@@ -29,7 +29,7 @@ struct Foreign {
 const void* context;  // at::globalContext(), one for the process
 std::atomic<const c10::impl::DeviceGuardImplInterface*> cuda{nullptr};
 
-// A back end that a torch does not have cannot be switched off there.
+// A back end that this torch does not have cannot be disabled.
 constexpr const char* kAttention[] = {
     "_ZNK2at7Context18userEnabledMathSDPEv",         "_ZNK2at7Context19userEnabledFlashSDPEv",
     "_ZNK2at7Context26userEnabledMemEfficientSDPEv", "_ZNK2at7Context19userEnabledCuDNNSDPEv",
@@ -41,7 +41,7 @@ struct Symbol {
   const char* name;
 };
 
-// Torch 2.11 excludes the names of dimensions while a backward runs; 2.13 has no such key any more.
+// Torch 2.11 excludes named tensors while a backward runs; 2.13 no longer has that key.
 template <class Key>
 auto key_of_names(int) -> decltype(DispatchKeySet(Key::Named)) {
   return DispatchKeySet(Key::Named);
@@ -51,7 +51,7 @@ DispatchKeySet key_of_names(...) {
   return {};
 }
 
-// The function modes and Python's own dispatch modes are counted; autograd and autocast are read.
+// Counts function modes and Python dispatch modes; reads autograd and autocast.
 const DispatchKeySet kKnown =
     key_of_names<DispatchKey>(0) |
     DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::Python,
@@ -61,7 +61,7 @@ const DispatchKeySet kKnown =
 
 uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool inference) {
   uint64_t known = kKnown.raw_repr();
-  // Inference mode excludes autograd; nothing else does at a frame's entry.
+  // Only inference mode excludes autograd at a frame's entry.
   uint64_t excluded = raw.excluded_ & ~known;
   if (inference) excluded &= ~c10::autograd_dispatch_keyset.raw_repr();
   uint64_t other = (raw.included_ & ~known) | excluded;
@@ -70,7 +70,7 @@ uint64_t unknown_modes(const c10::impl::PODLocalDispatchKeySet& raw, bool infere
   return mixed ? mixed : 1;
 }
 
-// As many as four bits hold.
+// At most 15, which four bits hold.
 uint64_t counted(int64_t modes) { return static_cast<uint64_t>(std::min<int64_t>(modes, 15)); }
 
 uint64_t autocast(const DispatchKeySet& excluded, DispatchKey key, c10::DeviceType device) {

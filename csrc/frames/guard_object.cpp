@@ -112,7 +112,7 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
     PyObject* payload;
     if (!PyArg_ParseTuple(PyList_GET_ITEM(checks, i), "iiiO", &kind, &guard, &node, &payload))
       return false;
-    auto& into = kind >= static_cast<int>(Kind::kAliases) ? whole_ : checks_;
+    auto& into = kind >= static_cast<int>(Kind::kAliases) ? tree_checks_ : checks_;
     Check& check = into.emplace_back();
     check.kind = static_cast<Kind>(kind);
     check.guard = guard;
@@ -150,7 +150,7 @@ GuardTree::~GuardTree() { clear(); }
 
 void GuardTree::clear() {
   std::vector<PyObject*> dead;
-  if (box_ != nullptr) *box_ = nullptr;  // the callback may outlive us
+  if (box_ != nullptr) *box_ = nullptr;  // the callback may outlive the tree
   box_ = nullptr;
   std::swap(on_death_, dead.emplace_back(nullptr));
   std::swap(bindings_, dead.emplace_back(nullptr));
@@ -158,12 +158,12 @@ void GuardTree::clear() {
   replays_.clear();
   for (Node& node : nodes_) dead.push_back(node.key);
   for (Check& check : checks_) dead.push_back(check.expected);
-  for (Check& check : whole_) dead.push_back(check.expected);
+  for (Check& check : tree_checks_) dead.push_back(check.expected);
   nodes_.clear();
   checks_.clear();
-  whole_.clear();
+  tree_checks_.clear();
   collect_.clear();
-  // A cleared tree must not pass for anything.
+  // A cleared tree must hold for no call.
   busy_ = true;
   for (PyObject* one : dead) Py_XDECREF(one);
 }
@@ -286,7 +286,7 @@ PyObject* tree_bindings(PyObject* self, void*) {
   return own(bindings ? bindings : Py_None);
 }
 
-// Methods with keywords have another type than the table's; CPython tells them by their flags.
+// Methods with keywords have another type than the table; CPython distinguishes them by flags.
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }

@@ -1,4 +1,4 @@
-// How the values of a successful full check become a replay.
+// Makes a replay from the values of a successful full check.
 #include <algorithm>
 
 #include "frames/guard_tree.h"
@@ -12,7 +12,7 @@ bool type_can_change(PyObject* value) {
   return PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) != 0;
 }
 
-// A value whose own words prove its state even when only its address is known to be equal.
+// A value whose own words prove its state once its address is known to be equal.
 bool can_anchor(PyObject* value, Access access) {
   if (access == Access::kGlobals || PyType_Check(value)) return true;
   if (PyDict_Check(value) || PyFunction_Check(value) || is_tensor(value)) return false;
@@ -49,7 +49,7 @@ class Recorder {
     for (size_t i = 0; i < tree_.collect_.size(); i++) {
       if (!identity_[tree_.collect_[i]]) replay_.loose.push_back(static_cast<int>(i));
     }
-    for (const Check& check : tree_.whole_) {
+    for (const Check& check : tree_.tree_checks_) {
       if (check.kind == Kind::kAliases) record_aliases(check);
     }
   }
@@ -73,7 +73,7 @@ class Recorder {
     return at + 1;
   }
 
-  // Emits the words that prove that the parent still leads here; false where nothing can.
+  // Emits the words that prove that the parent still leads here; false if nothing can.
   bool reached_by_words(int at, const Node& node) {
     switch (replay_.via[at]) {
       case Via::kFixed:
@@ -131,9 +131,9 @@ class Recorder {
     return kind == Kind::kTypeIs && type_can_change(value);
   }
 
-  // Whether an immutable value that is known to be the same object needs no second look.
+  // Whether an immutable value that is known to be the same object needs no further check.
   bool proven_by_identity(Kind kind, int at, PyObject* value) {
-    if (kind == Kind::kIs) return true;  // the tree holds the object, so its address is its own
+    if (kind == Kind::kIs) return true;  // the tree owns the object, so its address is unique
     if (!identity_[at]) return false;
     if (kind == Kind::kTypeIs) return !type_can_change(value);
     if (kind == Kind::kEquals) return true;
@@ -203,7 +203,7 @@ class Recorder {
       }
       const void* key = alias_key(value(node), by_storage);
       if (key != nullptr) word.stable.emplace_back(key, check.groups[i]);
-      // Another object here makes `stable` stale, even where nothing else is asked of the node.
+      // Another object here invalidates `stable`, even if nothing else of the node is checked.
       if (!by_storage) replay_.verified[node] = 1;
     }
     std::sort(word.stable.begin(), word.stable.end());
@@ -216,7 +216,7 @@ class Recorder {
   GuardTree& tree_;
   Replay& replay_;
   std::vector<uint8_t>
-      identity_;  // by node: the words prove it to be the same object, held all the time
+      identity_;  // by node: the words prove it to be the same object, alive throughout
   std::vector<uint8_t> covered_;  // by node: has probes on its dict or instance
 };
 
@@ -237,7 +237,7 @@ void Replay::reset(std::vector<PyObject*>* dead) {
   loose.clear();
 }
 
-// The replay to overwrite: that of the same objects, a dead one, a new one, or the oldest.
+// The replay to overwrite: that of the same objects, an invalid one, a new one, or the oldest.
 Replay* GuardTree::next_replay() {
   for (size_t i = 0; i < replays_.size(); i++) {
     bool same = true;
@@ -282,8 +282,8 @@ void GuardTree::publish(PyObject* bindings) {
   bindings_ = own(bindings);
 }
 
-// The bindings must not keep a model alive that its user dropped: watch the topmost instances over
-// what is collected.
+// The bindings must not keep alive a model that its user dropped: watch the topmost instances above
+// the collected nodes.
 void GuardTree::watch_owners(Replay* replay) {
   std::vector<PyObject*> seen;
   for (int node : collect_) {

@@ -1,8 +1,8 @@
-// Replays: what is remembered of a successful check, and how the next one uses it.
+// Replays: what is kept of a successful check, and how the next one uses it.
 //
-// A word may only follow what the words before it have shown to be alive: an instance is reached
-// from a root that was just fetched, its dict through its slot, the dict's items because the dict's
-// version says that it has held the same references ever since.
+// A word may only follow pointers that the words before it have proved alive: an instance is
+// reached from a root that was just fetched, its dict through its slot, the dict's items because
+// its version proves that it has held the same references since.
 #include <algorithm>
 
 #include "frames/guard_tree.h"
@@ -44,9 +44,9 @@ Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope
   return Verdict::kUnknown;
 }
 
-// A dict changed, but perhaps not where we look: fetch its items again. Whatever a word of its own
-// proves needs only the same address; anything else has to pass its checks anew. A check that fails
-// is the final answer, since what it looked at is where the words before have led.
+// A dict changed, but perhaps not in the items that matter: fetch them again. Items with words of
+// their own only need the same address; others must pass their checks again. A failing check is
+// final, because the words before it have led to the value it checked.
 Verdict GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
   revalidated++;
   PyObject* value = replay.values[at];
@@ -62,7 +62,7 @@ Verdict GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
 Verdict GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent,
                                     const Scope& scope) {
   Via via = replay.via[child];
-  // These have words of their own that fetch them, or follow from the type of the parent.
+  // They are fetched by their own words, or follow from the type of the parent.
   if (via == Via::kVolatile || via == Via::kTemporary || via == Via::kTypeOf ||
       via == Via::kFixed) {
     return Verdict::kPass;
@@ -73,7 +73,7 @@ Verdict GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent,
   if (found.via != via) return Verdict::kUnknown;
   bool same = found.value == replay.values[child];
   if (same && (found.value == nullptr || replay.verified[child])) return Verdict::kPass;
-  // The address tells nothing here, except of collected objects: those are held.
+  // An equal address proves nothing here, except for collected objects, which are kept alive.
   bool leaf = nodes_[child].end == child + 1;
   if (collected_[child]) return same && leaf ? Verdict::kPass : Verdict::kUnknown;
   if (!leaf || replay.verified[child]) return Verdict::kUnknown;
@@ -93,8 +93,8 @@ Verdict GuardTree::run_tensors(const Replay& replay) {
   return Verdict::kPass;
 }
 
-// The covered members are as they were; each other one must be in none of their groups but its own,
-// and in that of its equals.
+// The covered members are unchanged. Every other one must share with the members of its own group
+// and with no others.
 bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
   const Check& check = *word.check;
   bool by_storage = check.numbers[0] != 0;
@@ -120,12 +120,12 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
   return true;
 }
 
-Verdict GuardTree::run_whole(const Replay& replay) {
+Verdict GuardTree::run_tree_checks(const Replay& replay) {
   size_t alias = 0;
-  for (const Check& check : whole_) {
+  for (const Check& check : tree_checks_) {
     bool holds = check.kind == Kind::kAliases
                      ? aliases_hold(replay.aliases[alias++], replay.values.data())
-                     : evaluate_one_whole(check, replay.values.data());
+                     : evaluate_tree_check(check, replay.values.data());
     if (!holds) return failed_ = check.guard, failed_node_ = -1, Verdict::kFail;
   }
   return Verdict::kPass;
@@ -148,7 +148,7 @@ Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
     if (C10_UNLIKELY(verdict != Verdict::kPass)) return verdict;
   }
   Verdict verdict = run_tensors(replay);
-  if (verdict == Verdict::kPass) verdict = run_whole(replay);
+  if (verdict == Verdict::kPass) verdict = run_tree_checks(replay);
   if (verdict != Verdict::kPass) return verdict;
   for (int position : replay.loose) {
     if (PyTuple_GET_ITEM(replay.bindings, position) == replay.values[collect_[position]]) continue;

@@ -40,7 +40,7 @@ Found item(PyObject* parent, const Node& node) {
   return {};
 }
 
-// The item at or behind `*at` in the table of a set, null at its end.
+// The item at or after `*at` in the table of a set; null at its end.
 PyObject* next_of_set(PyObject* set, Py_ssize_t* at) {
   auto* real = reinterpret_cast<PySetObject*>(set);
   while (*at <= real->mask) {
@@ -134,7 +134,7 @@ bool length_is(PyObject* value, int64_t expected) {
   return PyRange_Check(value) && PyObject_Size(value) == expected;
 }
 
-// An OrderedDict keeps its own order beside that of the dict.
+// An OrderedDict has an order of its own.
 bool ordered_keys_are(PyObject* dict, PyObject* expected) {
   PyObject* keys = PyODict_Type.tp_iter(dict);
   bool equal = keys != nullptr;
@@ -159,7 +159,7 @@ bool keys_are(PyObject* dict, PyObject* expected) {
   return true;
 }
 
-// Items compared by identity only: a class of the program may define their equality.
+// These items are compared by identity: a class of the program may define their equality.
 bool is_opaque(PyObject* item) { return PyType_HasFeature(Py_TYPE(item), Py_TPFLAGS_HEAPTYPE); }
 
 bool same_item(PyObject* left, PyObject* right) {
@@ -173,7 +173,7 @@ bool one_of(PyObject* item, PyObject* expected) {
   return false;
 }
 
-// `numbers[0]`: in this order. The same set is most often in the order that it had.
+// `numbers[0]`: in this order. An unchanged set usually keeps its order.
 bool items_are(const Check& check, PyObject* set) {
   PyObject* expected = check.expected;
   if (!PyAnySet_Check(set) || PySet_GET_SIZE(set) != PyTuple_GET_SIZE(expected)) return false;
@@ -303,7 +303,7 @@ bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
   return true;
 }
 
-bool GuardTree::evaluate_one_whole(const Check& check, PyObject* const* values) {
+bool GuardTree::evaluate_tree_check(const Check& check, PyObject* const* values) {
   bool holds;
   if (check.kind == Kind::kAliases) {
     holds = aliases_hold(check, values);
@@ -319,16 +319,16 @@ bool GuardTree::evaluate_one_whole(const Check& check, PyObject* const* values) 
   return holds;
 }
 
-bool GuardTree::evaluate_whole(PyObject* const* values) {
-  for (const Check& check : whole_) {
-    if (!evaluate_one_whole(check, values)) return false;
+bool GuardTree::evaluate_tree_checks(PyObject* const* values) {
+  for (const Check& check : tree_checks_) {
+    if (!evaluate_tree_check(check, values)) return false;
   }
   return true;
 }
 
 void GuardTree::drop_temporaries() {
   if (temporaries_.empty()) return;
-  // A destructor may run Python code that comes back here.
+  // A destructor may run Python code that checks this tree.
   std::vector<PyObject*> mine;
   mine.swap(temporaries_);
   for (PyObject* one : mine) Py_DECREF(one);
@@ -339,7 +339,7 @@ void GuardTree::drop_temporaries() {
 bool GuardTree::full_check(const Scope& scope) {
   full_checks++;
   return walk(0, static_cast<int>(nodes_.size()), scope, values_.data(), via_.data()) &&
-         evaluate_whole(values_.data());
+         evaluate_tree_checks(values_.data());
 }
 
 bool GuardTree::check(const Scope& scope) {
@@ -348,7 +348,7 @@ bool GuardTree::check(const Scope& scope) {
   GcPause pause(may_allocate_);
   Verdict verdict = Verdict::kUnknown;
   for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
-    // Blocks of a model come round in the order they came last time, so begin with the next one.
+    // Layers of a model are called in the order of the last time, so begin with the next one.
     size_t at = latest_ + tried;
     if (at >= replays_.size()) at -= replays_.size();
     verdict = replay(*replays_[at], scope);
@@ -363,7 +363,7 @@ bool GuardTree::check(const Scope& scope) {
   pause.end();
   busy_ = false;
   if (!temporaries_.empty()) {
-    // What dies here may run code that checks this tree for other objects; our caller wants ours.
+    // A destructor may check this tree for other objects; the caller needs these bindings.
     PyObject* mine = own(bindings_);
     drop_temporaries();
     if (verdict == Verdict::kPass) std::swap(mine, bindings_);
@@ -380,7 +380,7 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   failed_ = failed_node_ = -1;
   bool passed = full_check(scope);
   if (!passed && failed_node_ >= 0) *value = own(values_[failed_node_]);
-  // A node that is missing fails for the first guard in or below it.
+  // A missing node fails the first guard in its subtree.
   for (int at = failed_node_; !passed && failed_ < 0 && at >= 0 && at < (int)nodes_.size(); at++) {
     if (nodes_[at].first_check < nodes_[at].last_check)
       failed_ = checks_[nodes_[at].first_check].guard;

@@ -1,4 +1,4 @@
-// The guards of one compiled variant as a tree over the objects they look at.
+// The guards of a compiled variant as a tree over the objects that they check.
 //
 //   nodes (preorder)                      checks on them
 //   0  locals[0]            "self"        TYPE_IS BertLayer
@@ -8,9 +8,9 @@
 //   4  locals[1]            "x"           TENSOR float32 cpu [*, 768]
 //
 // A full check fetches every node once, top down, and evaluates its checks (guard_tree.cpp). After
-// a success the path is remembered as a Replay (guard_replay.cpp): (dict, version), (type, version)
-// and instance words that, when equal, prove that every stable node is still what it was. Nothing
-// here runs Python code of the user or allocates, except for results and new replays.
+// a success the path is kept as a Replay (guard_replay.cpp): (dict, version), (type, version) and
+// instance words that, if equal, prove that every stable node is unchanged. Nothing here runs
+// Python code of the user or allocates, except for results and new replays.
 #pragma once
 
 #include <climits>
@@ -28,7 +28,7 @@ enum class Access : uint8_t {
   kLocal,      // index: slot of the bound locals
   kGlobals,    // the globals of the function, a dict
   kCell,       // index into the function's closure; the contents
-  kConst,      // key: an object that the tree holds
+  kConst,      // key: an object owned by the tree
   kAttr,       // key: name
   kDictAttr,   // key: name, in the instance's dict only
   kItem,       // key: of a dict; index: of a list or tuple
@@ -72,17 +72,17 @@ struct Node {
 
 struct Check {
   Kind kind;
-  int guard;  // index into the list of guards it was made from
+  int guard;  // its index among the guards
   int node;
   PyObject* expected;  // owned
   int64_t numbers[3];
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
   std::vector<int> nodes, groups;      // of kAliases
-  std::vector<uint8_t> shared_groups;  // by group: has more than one member
+  std::vector<uint8_t> shared_groups;  // by group: it has several members
 };
 
-// What a check is evaluated against; all borrowed.
+// What a check is evaluated on; all borrowed.
 struct Scope {
   PyObject* const* locals;
   Py_ssize_t num_locals;
@@ -90,31 +90,29 @@ struct Scope {
   PyObject* closure;  // tuple of cells or null
 };
 
-// Eight bytes that must not have changed: a type pointer, a dict pointer, the version of a dict.
+// A word that must not have changed: a type pointer, a dict pointer, the version of a dict.
 struct Probe {
   const uint64_t* address;
   uint64_t expected;
 };
 
-enum class Changed : uint8_t {
-  kReplay,
-  kDict
-};  // what a changed probe means: other objects, or another content
+// What a changed probe means: other objects, or other contents of a dict.
+enum class Changed : uint8_t { kReplay, kDict };
 
 struct ProbeInfo {
   Changed means;
   int node;
 };
 
-// A part of a replay, in the order of the nodes. `kProbes` and `kFetch` tell whether the replay
-// still fits, `kFull` and `kCheck` evaluate guards, `kLook` looks into a dict that has no version.
+// A part of a replay, in the order of the nodes. `kProbes` and `kFetch` say whether the replay
+// still fits, `kFull` and `kCheck` evaluate guards, `kLook` inspects a dict without a version.
 enum class Step : uint8_t { kProbes, kFetch, kFull, kCheck, kLook };
 
 struct Part {
   Step step;
   int begin;  // a probe, or the node
   int end;
-  PyObject* value;  // what kFetch has to find; compared, never followed before it was found
+  PyObject* value;  // what kFetch must find; only compared until it is found
 };
 
 struct TensorWord {
@@ -129,8 +127,7 @@ struct TypeWord {
   uint32_t version;
 };
 
-// An alias guard in a replay: the groups of the storages that the words cover, sorted, and the
-// others.
+// An alias guard in a replay: the groups of storages that the words cover, sorted, and the others.
 struct AliasWord {
   const struct Check* check;
   std::vector<std::pair<const void*, int>> stable;
@@ -142,8 +139,8 @@ struct Replay {
   std::vector<Via> via;
   std::vector<uint8_t> verified;  // by node: the words of this replay prove the value's state
   std::vector<TypeWord> types;
-  std::vector<Part> anchors;  // fetches of roots: which objects this replay is about
-  std::vector<Part> fronts;   // full checks of roots: arguments differ more often than models
+  std::vector<Part> anchors;  // fetches of roots: the objects that this replay is for
+  std::vector<Part> fronts;   // full checks of roots: arguments change more often than models
   std::vector<Part> parts;
   std::vector<Probe> probes;
   std::vector<ProbeInfo> infos;  // of the probes
@@ -151,13 +148,13 @@ struct Replay {
   std::vector<AliasWord> aliases;
   std::vector<int> loose;         // positions of collected nodes that no word covers
   std::vector<PyObject*> owners;  // weak references to what keeps the bindings alive; owned
-  PyObject* bindings = nullptr;   // owned tuple; null: not valid any more
+  PyObject* bindings = nullptr;   // owned tuple; null: invalid
 
-  // Empties it; what has to be released goes to `dead`.
+  // Empties it; objects to release go to `dead`.
   void reset(std::vector<PyObject*>* dead);
 };
 
-// What aliases share: the object itself or its storage; null for what has none.
+// What aliases share: the object or its storage; null if it has none.
 inline const void* alias_key(PyObject* value, bool by_storage) {
   if (!by_storage || value == nullptr) return value;
   return is_tensor(value) ? tensor_storage(value) : nullptr;
@@ -176,16 +173,16 @@ class GuardTree {
   bool check(const Scope& scope);
   PyObject* bindings() const { return bindings_; }
 
-  // The guard that fails and the value it looked at (borrowed, may be null); -1 where none fails.
+  // The guard that fails, or -1, and the value it checked (borrowed, may be null).
   int failure(const Scope& scope, PyObject** value);
 
   bool busy() const { return busy_; }
   int traverse(visitproc visit, void* arg);
   void clear();
-  // The owner of some bindings died.
+  // An owner of bindings died.
   void forget(PyObject* owner);
 
-  // Counts for tests and the report.
+  // Counts for tests.
   uint64_t full_checks = 0, replayed = 0, revalidated = 0;
 
  private:
@@ -196,8 +193,8 @@ class GuardTree {
   bool evaluate(const Check& check, PyObject* value);
   bool evaluate_node(int node, PyObject* value);
   bool walk(int begin, int end, const Scope& scope, PyObject** values, Via* via);
-  bool evaluate_whole(PyObject* const* values);
-  bool evaluate_one_whole(const Check& check, PyObject* const* values);
+  bool evaluate_tree_checks(PyObject* const* values);
+  bool evaluate_tree_check(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
   bool collect(Replay* replay, PyObject* const* values);
@@ -208,7 +205,7 @@ class GuardTree {
   Verdict run_part(Replay& replay, const Part& part, const Scope& scope);
   Verdict run_probes(Replay& replay, const Part& part, const Scope& scope);
   Verdict run_tensors(const Replay& replay);
-  Verdict run_whole(const Replay& replay);
+  Verdict run_tree_checks(const Replay& replay);
   bool aliases_hold(const AliasWord& word, PyObject* const* values);
   Verdict revalidate(Replay& replay, int node, const Scope& scope);
   Verdict revalidate_child(Replay& replay, int child, PyObject* parent, const Scope& scope);
@@ -220,8 +217,8 @@ class GuardTree {
   void publish(PyObject* bindings);
 
   std::vector<Node> nodes_;
-  std::vector<Check> checks_;  // those of one node, ordered by node
-  std::vector<Check> whole_;   // aliases, relations, global state
+  std::vector<Check> checks_;       // those of one node, ordered by node
+  std::vector<Check> tree_checks_;  // aliases, relations, global state
   std::vector<int> collect_;
   std::vector<uint8_t> collected_;  // by node
 
@@ -238,11 +235,11 @@ class GuardTree {
   size_t latest_ = 0;
   PyObject* bindings_ = nullptr;
   PyObject* on_death_ = nullptr;  // callback of the weak references
-  GuardTree** box_ = nullptr;     // what the callback holds; emptied when the tree dies
+  GuardTree** box_ = nullptr;     // held by the callback; emptied when the tree dies
   int failed_ = -1;
   int failed_node_ = -1;
   bool busy_ = false;
-  bool may_allocate_ = false;  // some step of a check makes an object
+  bool may_allocate_ = false;  // a check makes an object
 };
 
 extern PyTypeObject GuardTreeType;

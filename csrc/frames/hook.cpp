@@ -16,8 +16,8 @@
 namespace kiln {
 namespace {
 
-// What is known of a code object: skip it always, or the variants to try. `entries` is published
-// whole.
+// What is known of a code object: to skip it always, or the variants to try. `entries` is replaced
+// atomically.
 struct CodeCache {
   PyObject* entries;  // owned tuple or null
   bool skip;
@@ -28,12 +28,12 @@ std::vector<CodeCache*> all_caches;
 PyObject* skip_always = nullptr;
 PyCodeObject* stub = nullptr;
 _PyFrameEvalFunction previous = nullptr;
-bool in_chain = false;  // our function is installed, or another hook still calls it
+bool in_chain = false;  // our function is installed, or called by another hook
 Py_ssize_t wanted = 0;  // pushes of all threads
 
 struct ThreadHook {
   std::vector<PyObject*> callbacks;  // owned
-  bool inside = false;               // the callback itself runs
+  bool inside = false;               // the callback is running
 };
 thread_local ThreadHook hook;
 
@@ -87,18 +87,19 @@ PyObject* run_default(PyThreadState* thread, Frame* frame, int throwing) {
                              : previous(thread, frame, throwing);
 }
 
-// The contract of code that takes a frame over: the same arguments, the same free variables.
+// Code that takes a frame over must have the same arguments and free variables.
 bool fits(PyCodeObject* before, PyCodeObject* after) {
   bool same = is_plain_function(after) && before->co_argcount == after->co_argcount &&
               before->co_kwonlyargcount == after->co_kwonlyargcount &&
               slot_count(before) == slot_count(after) &&
               before->co_nfreevars == after->co_nfreevars;
   if (!same)
-    PyErr_SetString(PyExc_ValueError, "code for a frame has other arguments or free variables");
+    PyErr_SetString(PyExc_ValueError,
+                    "code for a frame must have its arguments and free variables");
   return same;
 }
 
-// Where the data stack has no room: the code as a function of its own that gets every slot.
+// For a data stack without room: the code as a function that gets every slot.
 PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
   int slots = slot_count(code);
   PyObject* plain = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", slots, "co_posonlyargcount",
@@ -108,7 +109,7 @@ PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
   PyObject* none = PyTuple_New(0);
   PyObject* copy = plain && replace && none ? PyObject_Call(replace, none, plain) : nullptr;
   CodeCache* cache = copy ? make_cache(reinterpret_cast<PyCodeObject*>(copy)) : nullptr;
-  if (cache != nullptr) cache->skip = true;  // the callback has answered already
+  if (cache != nullptr) cache->skip = true;  // the callback has already answered
   PyObject* function = cache ? PyFunction_New(copy, frame_globals(frame)) : nullptr;
   PyObject* closure = frame_function(frame)->func_closure;
   PyObject* result = nullptr;
@@ -123,7 +124,7 @@ PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
   return result;
 }
 
-// Runs the frame as `what`: a code object takes its place, anything else is called with every slot.
+// Runs the frame as `what`: a code object takes it over, a callable gets every slot.
 PyObject* run_as(PyThreadState* thread, Frame* frame, PyObject* what) {
   PyCodeObject* code = frame_code(frame);
   if (!PyCode_Check(what)) {
@@ -177,7 +178,7 @@ PyObject* ask(PyThreadState* thread, Frame* frame) {
   PyObject* closure = function->func_closure ? function->func_closure : Py_None;
   PyObject* callback = own(hook.callbacks.back());
   hook.inside = true;
-  PyThreadState_EnterTracing(thread);  // a user's tracer must not see the compiler
+  PyThreadState_EnterTracing(thread);  // hides the compiler from a user's tracer
   PyObject* answer = PyObject_CallFunctionObjArgs(
       callback, reinterpret_cast<PyObject*>(frame_code(frame)), locals, frame_globals(frame),
       closure, reinterpret_cast<PyObject*>(function), nullptr);
@@ -222,7 +223,7 @@ void install() {
   in_chain = true;
 }
 
-// Where another hook was installed over ours, it still calls us: then we stay, idle.
+// A hook that was installed over ours still calls it; then ours stays, idle.
 void uninstall() {
   PyInterpreterState* interpreter = PyInterpreterState_Get();
   if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != evaluate) return;
@@ -288,7 +289,7 @@ PyMethodDef functions[] = {
     {"set_code_entries", set_code_entries, METH_VARARGS,
      "The variants of a code object, or SKIP_ALWAYS."},
     {"code_entries", code_entries, METH_O, "What set_code_entries published."},
-    {"forget_codes", forget_codes, METH_NOARGS, "Drops what is known of all code objects."},
+    {"forget_codes", forget_codes, METH_NOARGS, "Forgets all code objects."},
     {nullptr, nullptr, 0, nullptr}};
 
 // A code without locals whose last instruction is RETURN_VALUE.

@@ -1,7 +1,7 @@
 // The module kiln.native._frames: dispatchers, guard trees, the frame hook.
 //
-// `usable` is false, and `problem` says why, where this torch is not one we know or where what we
-// read of a tensor is not where we expect it; then nothing but the frame hook is to be used.
+// `usable` is false, and `problem` says why, if this torch is unknown or the fields of a tensor are
+// not where they are expected; then only the frame hook may be used.
 #include "frames/dispatcher.h"
 #include "frames/global_state.h"
 #include "frames/hook.h"
@@ -27,7 +27,7 @@ PyObject* py_scalar_type(PyObject*, PyObject* tensor) {
 PyMethodDef functions[] = {
     {"global_state", py_global_state, METH_NOARGS, "Modes and defaults of torch as one word."},
     {"watch_cuda_device", py_watch_cuda_device, METH_NOARGS,
-     "The word of global state tells the current CUDA device from now on."},
+     "The word of global state holds the current CUDA device from now on."},
     {"scalar_type", py_scalar_type, METH_O, "The number of a tensor's dtype."},
     {nullptr, nullptr, 0, nullptr}};
 

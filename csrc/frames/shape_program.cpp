@@ -70,7 +70,7 @@ bool combine(ShapeOp op, int64_t a, int64_t b, int64_t* out) {
   }
 }
 
-// How many values an op takes; the checked parse makes stack depth a property of the program.
+// How many values an op takes. Parsing checks the stack depth of the program.
 int arity(ShapeOp op) {
   if (op == ShapeOp::kConstant || op == ShapeOp::kOperand) return 0;
   return op == ShapeOp::kNot || op == ShapeOp::kNegate ? 1 : 2;

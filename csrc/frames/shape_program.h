@@ -1,4 +1,4 @@
-// A relation between integers as a small postfix program.
+// A relation between integers as a postfix program.
 #pragma once
 
 #include <vector>
@@ -44,7 +44,7 @@ struct ShapeProgram {
   std::vector<ShapeStep> steps;
   std::vector<ShapeOperand> operands;
 
-  // `values` are the nodes' values. False also on overflow, division by zero and missing operands.
+  // `values` are the nodes' values. Also false on overflow, division by zero and missing operands.
   bool holds(PyObject* const* values) const;
 };
 

@@ -11,7 +11,7 @@ PyObject* lookup(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// The descriptors whose __get__ is C and has no side effect.
+// Descriptors whose __get__ is in C and has no side effects.
 bool binds_in_c(PyObject* descriptor) {
   PyTypeObject* type = Py_TYPE(descriptor);
   return type == &PyFunction_Type || type == &PyMethodDescr_Type || type == &PyClassMethod_Type ||
@@ -29,7 +29,7 @@ Found bind(PyObject* descriptor, PyObject* object, PyTypeObject* owner) {
     PyErr_Clear();
     return {};
   }
-  // A static method keeps its function alive, and a function looked up on a type is itself.
+  // A static method keeps its function alive; a function looked up on a type is itself.
   if (Py_TYPE(descriptor) == &PyStaticMethod_Type || value == descriptor) {
     Py_DECREF(value);
     return {value, Via::kTypeAttr};
@@ -40,7 +40,7 @@ Found bind(PyObject* descriptor, PyObject* object, PyTypeObject* owner) {
 Found attr_of_type(PyTypeObject* type, PyObject* name) {
   PyObject* descriptor = _PyType_Lookup(type, name);
   if (descriptor == nullptr) return {nullptr, Via::kTypeAttr};
-  // A property, or a descriptor of the user: on a class the object itself stands for it.
+  // A property or a descriptor of the user: looked up on a class, it is the object itself.
   if (!binds_in_c(descriptor)) return {descriptor, Via::kTypeAttr};
   return bind(descriptor, nullptr, type);
 }

@@ -5,14 +5,13 @@
 
 namespace kiln {
 
-// How a value was reached, which says what has to be watched to know that it is still there.
+// How a value was reached: what must be watched to know that it is still there.
 enum class Via : uint8_t {
   kVolatile,      // cannot be watched: locals, cells, lists, slots
   kTemporary,     // a new reference that dies with the check
   kFixed,         // held by the tree itself
   kDict,          // an item of the parent, which is a dict
-  kInstanceDict,  // in the parent's __dict__ (and, unless asked for that only, not hidden by its
-                  // type)
+  kInstanceDict,  // in the parent's __dict__, and not hidden by its type where that matters
   kTypeAttr,      // in the MRO of the parent or of its type, and not in the instance's dict
   kTypeOf,        // type(parent)
   kPart,          // part of an immutable parent: tuple, bound method
@@ -23,8 +22,8 @@ struct Found {
   Via via = Via::kVolatile;
 };
 
-// `object.name` as far as no Python code has to run: instance dict, slots and C getters, MRO.
-// Properties and __getattr__ find nothing.
+// `object.name` without running Python code: instance dict, slots and C getters, MRO. Properties
+// and __getattr__ find nothing.
 Found static_attr(PyObject* object, PyObject* name);
 
 // Whether `name` is in the instance's dict or in the MRO.

@@ -14,7 +14,7 @@ namespace {
 
 PyObject* is_leaf_getter = nullptr;  // the getset descriptor of torch._C.TensorBase
 
-// Scans the object for the address: the layout of the object is not ours to know.
+// Scans the object for the address, because its layout is private to torch.
 Py_ssize_t find_address(PyObject* object, void* address) {
   Py_ssize_t size = Py_TYPE(object)->tp_basicsize;
   for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= size;
@@ -25,7 +25,7 @@ Py_ssize_t find_address(PyObject* object, void* address) {
   return 0;
 }
 
-// A non-contiguous view that requires grad must read back as what it was made as.
+// A non-contiguous view that requires grad must read back as it was made.
 std::string test_reading(PyObject* tensor) {
   c10::TensorImpl* impl = tensor_impl(tensor);
   if (impl->dim() != 2 || impl->size(0) != 3 || impl->size(1) != 2) return "sizes";
@@ -169,7 +169,7 @@ bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out) {
   return true;
 }
 
-// No stream: a second copy of the C++ library in the process may not have set up its locale.
+// No stream: a second C++ library in the process may not have initialised its locale.
 std::string extents_text(c10::IntArrayRef extents) {
   std::string text = "[";
   for (size_t i = 0; i < extents.size(); i++) {

@@ -1,4 +1,4 @@
-// Checks of tensors against c10's headers only (no ATen).
+// Checks of tensors, with c10's headers only (no ATen).
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -17,25 +17,25 @@ struct Extents {
   int64_t size, stride;
 };
 
-// What most tensors need fits one cache line: a model has hundreds of them.
+// The check of most tensors fits in a cache line: a model has hundreds of them.
 struct alignas(64) TensorExpectation {
   PyTypeObject* type = nullptr;  // owned
   uint64_t keys = 0;             // 0: any
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool requires_grad = false;
-  int8_t is_leaf = -1;  // -1: not asked
+  int8_t is_leaf = -1;  // -1: any
   uint8_t dims = 0;
   c10::Device device = c10::kCPU;
   bool dense_keys = false;  // `keys` can only be those of a strided tensor
   Extents few[3];
-  std::vector<Extents> many;  // all of them, where there are more
+  std::vector<Extents> many;  // of more dimensions than `few` holds
 
   const Extents* extents() const { return dims <= 3 ? few : many.data(); }
   ~TensorExpectation() { Py_XDECREF(type); }
 };
 
-// Finds where a tensor object keeps its at::Tensor, from `torch.Tensor._cdata` of a fresh tensor,
-// and tests what the checks read of it. Returns "" or what is wrong.
+// Finds where a tensor object keeps its at::Tensor, using `_cdata` of a new tensor, and tests the
+// fields that the checks read. Returns "" or what is wrong.
 std::string probe_tensor_layout(PyObject* torch);
 
 extern Py_ssize_t tensor_offset;        // of the TensorImpl pointer in the object
@@ -55,7 +55,7 @@ bool parse_tensor_expectation(PyObject* spec, TensorExpectation* out);
 
 bool check_tensor(const TensorExpectation& expected, PyObject* object);
 
-// Identity of the memory; null for a tensor without storage.
+// Identifies the memory of a tensor; null without storage.
 inline const void* tensor_storage(PyObject* tensor) {
   c10::TensorImpl* impl = tensor_impl(tensor);
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
@@ -63,10 +63,10 @@ inline const void* tensor_storage(PyObject* tensor) {
 
 enum class Extent : uint8_t { kSize, kStride, kOffset };
 
-// False where the tensor has no such dim or its sizes are not plain integers.
+// False if the tensor has no such dimension or its sizes are not plain integers.
 bool tensor_extent(PyObject* object, Extent what, int64_t dim, int64_t* out);
 
-// One line, for explanations.
+// A line for explanations.
 std::string describe_tensor(PyObject* tensor);
 
 }  // namespace kiln

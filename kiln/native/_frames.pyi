@@ -7,23 +7,23 @@ from typing import Any, final
 import torch
 
 usable: bool
-"""Whether the self-test of the import found torch's objects as expected; `problem` says what not."""
+"""Whether the self-test at import found torch's objects as expected; `problem` says what differs."""
 problem: str
 
 def global_state() -> int:
-    """Modes and defaults of torch as one word; its layout is `kiln.runtime.guards.state`."""
+    """Modes and defaults of torch as one word; `kiln.runtime.guards.state` has its layout."""
 
 def watch_cuda_device() -> None:
-    """The word of global state tells the current CUDA device from now on; CUDA must be initialised."""
+    """The word of global state holds the current CUDA device from now on; CUDA must be initialised."""
 
 def scalar_type(tensor: torch.Tensor, /) -> int:
     """The number of a tensor's dtype in c10."""
 
 def set_enabled(flag: bool, /) -> bool:
-    """Whether dispatchers called by this thread dispatch (else they call the originals); returns what was."""
+    """Let dispatchers called by this thread dispatch, or call the originals; returns the old value."""
 
 SKIP_ALWAYS: object
-"""Answer of a hook's callback: do not ask for this code object again."""
+"""Answer of a hook's callback: never call it for this code object again."""
 hook_supported: bool
 """Whether this CPython has a table for the frame hook."""
 
@@ -32,9 +32,9 @@ FrameCallback = Callable[[CodeType, dict[str, Any], dict[str, Any], tuple[CellTy
 def hook_push(callback: FrameCallback, /) -> None:
     """Catches every plain function that this thread starts, until `hook_pop`; pushes nest.
 
-    `callback(code, arguments by name, globals, closure, function)` answers with another code object (same arguments
-    and free variables; it takes the frame over), a callable (gets every slot), None (runs as it is) or `SKIP_ALWAYS`.
-    It is not asked where `set_code_entries` has published a variant that holds.
+    `callback(code, arguments by name, globals, closure, function)` returns another code object (same arguments and
+    free variables; it takes the frame over), a callable (gets every slot), None (run unchanged) or `SKIP_ALWAYS`. It
+    is not called if a variant published by `set_code_entries` holds.
     """
 
 def hook_pop() -> None:
@@ -44,14 +44,14 @@ def hook_wanted() -> int:
     """How many pushes of all threads have not ended."""
 
 def set_code_entries(code: CodeType, entries: Sequence[Any] | object, /) -> None:
-    """Publishes the variants of a code object, whole: entries (their callable may be code), code objects,
-    callables, or `SKIP_ALWAYS`."""
+    """Publishes the variants of a code object: entries (their callable may be code), code objects, callables, or
+    `SKIP_ALWAYS`."""
 
 def code_entries(code: CodeType, /) -> tuple[Any, ...] | object:
     """What was published for a code object."""
 
 def forget_codes() -> None:
-    """Drops what is known of all code objects."""
+    """Forgets all code objects."""
 
 @final
 class GuardTree:
@@ -71,18 +71,18 @@ class GuardTree:
     def explain(
         self, locals: Sequence[object], globals: dict[str, Any] | None = None, closure: tuple[Any, ...] | None = None
     ) -> tuple[int, str] | None:
-        """(index of a guard that fails, text of the value it saw), or None where all hold."""
+        """(index of a guard that fails, text of the value it saw), or None if all hold."""
 
     def counts(self) -> dict[str, int]:
-        """How often the tree was checked in full, replayed, and a changed dict looked into again."""
+        """How often the tree was checked in full and replayed, and a changed dict revalidated."""
 
     @property
     def bindings(self) -> tuple[Any, ...] | None:
-        """What the last successful check collected. Another call may check the tree at any time: see `BoundCall`."""
+        """The objects collected by the last successful check, of any call: see `BoundCall`."""
 
 @final
 class Entry:
-    """One compiled variant: while `tree` holds, `callable` gets every slot of the function, positionally."""
+    """A compiled variant: if `tree` holds, `callable` gets every slot of the function, positionally."""
 
     def __new__(cls, tree: GuardTree | None, callable: Callable[..., Any], info: object = None) -> Entry: ...
     tree: GuardTree | None
@@ -92,9 +92,9 @@ class Entry:
 
 @final
 class BoundCall:
-    """Calls `target(*args, *tree.bindings)`, or `target(*args, tree.bindings)` where not `spread`.
+    """Calls `target(*args, *tree.bindings)`, or `target(*args, tree.bindings)` if not `spread`.
 
-    As the callable of an `Entry` with the same tree it runs right after the check: the bindings are this call's.
+    As the callable of an `Entry` with the same tree it runs right after the check, so the bindings are this call's.
     """
 
     def __new__(cls, tree: GuardTree, target: Callable[..., Any], spread: bool = True) -> BoundCall: ...
@@ -104,19 +104,19 @@ class BoundCall:
 
 @final
 class Dispatcher:
-    """Stands for `function`; calls the first entry whose guards hold.
+    """Takes the place of `function` and calls the first entry whose guards hold.
 
-    Where none holds, `miss(dispatcher, locals)` is called with the bound arguments by name. It answers with an
-    `Entry` (checked, then called; the function where it does not hold), another callable (called with every slot),
-    or None (the function is called). While it runs, the dispatchers of this thread call their functions, and
-    other threads that miss here call the function too.
+    If none holds, it calls `miss(dispatcher, locals)` with the bound arguments by name, which returns an `Entry`
+    (checked, then called), another callable (called with every slot), or None. If the entry does not hold or there is
+    none, the function is called. Meanwhile the dispatchers of this thread call their functions, and other threads that
+    miss here call the function too.
     """
 
     def __new__(cls, function: FunctionType, miss: Callable[[Dispatcher, dict[str, Any]], Any]) -> Dispatcher: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any: ...
     def set_entries(self, entries: Sequence[Entry], /) -> None:
-        """Replaces all entries at once."""
+        """Replaces all entries atomically."""
     @property
     def function(self) -> FunctionType: ...
     @property
