@@ -13,7 +13,7 @@ import torch
 from kiln.build.cpp_compile import compile_kernels
 from kiln.loops.codegen.print_kernel import print_kernel
 from kiln.loops.codegen.printed_kernel import PrintedKernel
-from kiln.loops.codegen.units import launch_units
+from kiln.loops.kernel.analyses import launch_units
 from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.verify import verify_kernel

@@ -4,8 +4,8 @@
     x[i0 // 4, i0 % 4] of x: f32[16, 4]       {i0: 1} + 0
     x[j0, i1]          j0 bound by indirect   None
 
-Strides and offset are expressions over size symbols. Two accesses with equal forms touch the same element at the
-same point, whatever views they were written through.
+Strides and offset are expressions over size symbols. Accesses with equal forms touch the same element at the same
+point, whatever views they go through.
 """
 
 from __future__ import annotations

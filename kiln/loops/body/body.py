@@ -11,8 +11,8 @@ every printer is a `LoopHandler`, passed in and never ambient: `body.run(handler
 `BodyBuilder` is the handler whose abstract value is a place in a new body, so that inlining a producer and
 substituting indices is running its body into the consumer's builder.
 
-Indices are symbolic expressions over loop symbols and size symbols, one per dimension of the buffer (its layout is
-the buffer's business). A data-dependent index becomes a symbol by `indirect`.
+Indices are symbolic expressions over loop symbols and size symbols, one per dimension of the buffer, whatever its
+layout. A data-dependent index becomes a symbol by `indirect`.
 """
 
 from __future__ import annotations

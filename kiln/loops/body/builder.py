@@ -5,8 +5,8 @@
     y = builder.load("x", (i0, i1), torch.float32)       # the same place as x
     body = builder.finish(builder.pointwise(PRIMS["mul"], torch.float32, x, y))
 
-Equal ops are one place (all ops of a body are pure), operations on constants are folded by running them in eager,
-and `finish` drops what no result needs. `body.run(Inline(builder, {i0: j}))` copies a body with its loop symbols
+Equal ops share a place (all ops of a body are pure), ops on constants are folded by running them in eager, and
+`finish` drops dead ops. `body.run(Inline(builder, {i0: j}))` copies a body with its loop symbols
 replaced; a producer is inlined by giving `Inline` a function for the loads of its buffer.
 """
 

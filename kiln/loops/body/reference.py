@@ -2,8 +2,8 @@
 
     REFERENCE["floor_div"](x, y)  is  torch.div(x, y, rounding_mode="floor")
 
-Functions take tensors of one dtype (as the conventions of `PRIMS` say) and give the tensor that eager would give;
-`convert` and `bitcast` take the dtype as well.
+Functions take tensors of one dtype (see the conventions of `PRIMS`) and return what eager would; `convert` and
+`bitcast` also take the dtype.
 """
 
 from __future__ import annotations

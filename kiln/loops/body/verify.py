@@ -34,7 +34,7 @@ def _earlier(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
                 yield f"op {place} uses place {operand}"
     for result in body.results:
         if not 0 <= result < len(body.ops):
-            yield f"result {result} is no place"
+            yield f"result {result} is not a place"
 
 
 def _fits_row(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
@@ -49,7 +49,7 @@ def _fits_row(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem
 def _dtypes_agree(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
     for place, op in enumerate(body.ops):
         if isinstance(op, Load) and op.mask is not None and dtype_of(body.ops, op.mask) != torch.bool:
-            yield f"op {place}: the mask is no bool"
+            yield f"op {place}: the mask is not a bool"
         if not isinstance(op, Compute):
             continue
         given = [dtype_of(body.ops, operand) for operand in op.operands]
@@ -74,7 +74,7 @@ def _ranks_fit(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Proble
     for place, op in enumerate(body.ops):
         if isinstance(op, Load):
             if op.buffer not in ranks:
-                yield f"op {place} loads {op.buffer}, which is not there"
+                yield f"op {place} loads {op.buffer}, which does not exist"
             elif ranks[op.buffer] != len(op.index):
                 yield f"op {place} loads {op.buffer} of rank {ranks[op.buffer]} at {len(op.index)} indices"
 

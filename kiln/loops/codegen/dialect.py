@@ -1,4 +1,4 @@
-"""What a target language looks like, as data; a kernel writer does the rest.
+"""A target language as data; a kernel writer does the rest.
 
     CPP.exprs["where"]        "sel({0}, {1}, {2})"
     CPP.compute_in[bfloat16]  float32
@@ -41,14 +41,16 @@ class Dialect:
     def dtype_name(self, dtype: torch.dtype) -> str:
         """Raises `UnsupportedInKernel` for a dtype that the language lacks."""
         if dtype not in self.dtypes:
-            raise UnsupportedInKernel(language=self.name, thing=str(dtype), reason="it has no such number type")
+            raise UnsupportedInKernel(language=self.name, thing=str(dtype), reason="it has no such dtype")
         return self.dtypes[dtype]
 
     def expr(self, op: Prim, dtype: torch.dtype) -> str:
         special = self.exprs_for.get(dtype_class(dtype), {})
         template = special.get(op.name) or self.exprs.get(op.name)
         if template is None:
-            raise UnsupportedInKernel(language=self.name, thing=f"`{op.name}` on {dtype}", reason="it has no such form")
+            raise UnsupportedInKernel(
+                language=self.name, thing=f"`{op.name}` on {dtype}", reason="it has no expression for it"
+            )
         return template
 
     def covers(self, op: Prim) -> bool:

@@ -1,4 +1,4 @@
-"""What the effects of a phase have in common in all target languages: their kinds, and how two values become one.
+"""What the effects of a phase share in all target languages: their kinds, and how partial results combine.
 
 total[] = sum over (i1): v0         combined(ReduceOp.SUM, "total_p", "v0", f32)     "total_p + v0"
 """

@@ -3,7 +3,7 @@
     IntPrinter(bounds).text(8*i0 + i1//4)       "8*i0 + i1/4"            i1 is known not to be negative
                                                 "8*i0 + floor_div(i1, 4)" otherwise
 
-`names` replaces symbols by other texts (a lane's index, the value of an indirect index).
+`names` gives symbols other texts (a lane's index, the value of an indirect index).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
             v2 = v0 - v1                              v2 = v0 - v1
 
 `StatementWriter` is the handler: a value is a name (or a constant), its dtype, the dimensions of a block along which it
-differs, and its depth: the number of loops that it depends on. In C++ a block is a vector: one dimension, the lanes of
-the vectorised loop. In Triton it has one to three. A target language is a subclass that says how an access, a
-broadcast and a conversion are written; primitives come from the table of its `Dialect`.
+varies, and its depth: the number of loops that it depends on. In C++ a block is a vector: one dimension, the lanes of
+the vectorised loop. In Triton it has one to three. A subclass per target language writes accesses, broadcasts and
+conversions; primitives come from the table of its `Dialect`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class StatementWriter(LoopHandler[TextValue], ABC):
         self.lines: list[list[str]] = [[] for _ in range(len(nest.axes) + 1)]
         self._count = 0
 
-    # What a language says.
+    # Per language.
 
     @abstractmethod
     def definition(self, name: str, text: str, dtype: torch.dtype, varying: bool) -> str:
@@ -175,7 +175,7 @@ class StatementWriter(LoopHandler[TextValue], ABC):
     @abstractmethod
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str: ...
 
-    # What all share.
+    # Shared.
 
     def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> TextValue:
         if name is None:

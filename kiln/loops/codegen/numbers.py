@@ -1,4 +1,4 @@
-"""Numbers and conversions as both target languages write them.
+"""Numbers and conversions, as in both target languages.
 
 float_text(0.1)                                   "0.1": the shortest text that gives this float32
 conversion_steps(float32, uint8)                  [int32, uint8]

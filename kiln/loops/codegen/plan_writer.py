@@ -1,13 +1,13 @@
-"""Scheduled kernels and calls become the steps of a plan.
+"""From a kernel program to the steps of a plan.
 
     allocate b0: f32[s0, 768]                      %2 = allocate f32[s0, 768]
     launch add_norm(a0, a1 -> b0) [n0 = s0]   =>   launch k_3f1c(%0, %1, %2; s0) over s0
     b1 = extern aten.mm.default(b0, a2)            %3 = aten.mm.default(%2, %1) -> f32[s0, 768]
     return b1                                      return %3
 
-Every buffer gets a slot. A view that an extern call reads becomes a `View` step, made once. Symbols are bound to the
-first input that shows them plainly. Kernels are printed by the function handed in, each distinct kernel once.
-Needs: the schedule's allocations and frees; symbols of sizes bare in some input.
+Every buffer gets a slot. A view that an extern call reads becomes one `View` step. A symbol is bound to the first input
+where it stands alone. The function handed in prints each distinct kernel once.
+Needs: allocations and frees; each size symbol alone in some input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from kiln.loops.codegen.printed_kernel import PrintedKernel
-from kiln.loops.codegen.units import launch_grain, launch_units
+from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
@@ -46,9 +46,9 @@ ALIGNMENT = 16
 
 class UnboundSymbol(KilnError):
     code = "KILN3301"
-    what = "the size `{symbol}` stands alone in no input of the region"
+    what = "no input of the region has a size that is just `{symbol}`"
     why = "the plan would not know its value at run time"
-    try_ = ("report this with KILN_DUMP: a compiler fault",)
+    try_ = ("this is a fault of Kiln: run with KILN_DUMP=folder and report the folder",)
 
 
 def write_plan(program: KernelProgram, write_kernel: KernelWriter, *, inputs_aligned: bool = False) -> Plan:
@@ -209,7 +209,7 @@ class _PlanWriter:
             return tuple(self._argument(item) for item in value)
         return value
 
-    # Ends.
+    # Inputs and outputs.
 
     def _output(self, output: LoopOutput) -> PlanOutput:
         if output.alias_input is not None or output.alias_output is not None:

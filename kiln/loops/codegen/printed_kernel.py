@@ -1,4 +1,4 @@
-"""A kernel as a target language writes it, and what that takes in all of them.
+"""A kernel printed in a target language.
 
 PrintedKernel(kernel=Kernel("k_3f1c..", "cpp", source, ...), canonical, scratch=0, grid=())
 """

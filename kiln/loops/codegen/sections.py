@@ -1,9 +1,9 @@
-"""Functions that generated kernels call, kept in files of sections; a kernel gets those that it uses.
+"""Functions that generated kernels call, in files of sections; a kernel includes those it uses.
 
     //@ exp: mad pow2                   sections = Sections.read(folder, "*.h", "//@")
     KILN_INLINE f32v exp(...)           sections.used(["v1", "exp", "v0"])     mad, pow2, exp
 
-A section begins with a line of the mark, its name, and the sections that it needs.
+A section begins with a line: the mark, its name, and the sections that it needs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kiln.loops.body.analyses import accesses, bound_symbols, free_symbols
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase, Store
-from kiln.symbolic import Symbol
+from kiln.symbolic import Int, Symbol, ceil_div, product
 
 
 def phase_writes(phase: Phase) -> tuple[str, ...]:
@@ -56,3 +56,16 @@ def kernel_symbols(kernel: KernelIR) -> frozenset[Symbol]:
         if param.name in touched:
             used |= symbols_of(*param.spec.strides)
     return used - bound
+
+
+def launch_units(kernel: KernelIR) -> Int:
+    """Points of the unit axes in row-major order, the last axis counted in strips if the kernel has them."""
+    sizes = [axis.size for axis in kernel.units]
+    if kernel.strip and sizes:
+        sizes[-1] = ceil_div(sizes[-1], kernel.strip)
+    return product(sizes)
+
+
+def launch_grain(kernel: KernelIR) -> Int:
+    """The grain of a kernel in units of its launch: strips where it has them."""
+    return ceil_div(kernel.grain, kernel.strip) if kernel.strip and kernel.units else kernel.grain

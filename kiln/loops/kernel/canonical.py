@@ -3,8 +3,8 @@
     canonical(kernel)    the kernel with buffers in0, out1.., locals sum0.., axes i0.., indirect j0.., sizes n0..,
                          and its key
 
-Two kernels with equal keys are one kernel called with other arguments: names, origins and the order in which a body
-happens to hold independent ops are left out of the key.
+Kernels with equal keys are one kernel called with other arguments: the key ignores names, origins and the order of
+independent ops.
 """
 
 from __future__ import annotations

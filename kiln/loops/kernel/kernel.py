@@ -9,10 +9,9 @@
         phase (i1: 1024):
             out[i0, i1] = ...
 
-The units are what is split over threads (C++) or programs (Triton); they are independent. A phase is a loop nest
-inside a unit; its statements run in order at each point. Locals never reach memory: a number (no axes), a row
-indexed by inner axes, or accumulators (a reduction with kept inner axes has one accumulator per point of them).
-A persistent reduction is two phases over the same axes; a looped one is the same text with larger axes.
+Units are independent; they are split over threads (C++) or programs (Triton). A phase is a loop nest inside a unit; its
+statements run in order at each point. Locals never reach memory: a number (no axes), a row indexed by inner axes, or
+accumulators (a reduction with kept inner axes has one per point of them).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ MappedKernel(kernel, tiling=Tiling(..))             for Triton: blocks and loops
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.loops.body.indexing import Axis
-from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.tiling import Tiling
 from kiln.symbolic import Range, Symbol
 
@@ -60,3 +61,9 @@ class MappedKernel:
     kernel: KernelIR
     run: UnitRun | None = None
     tiling: Tiling | None = None
+
+    def with_phases(self, change: Callable[[Phase], Phase]) -> tuple[MappedKernel, int]:
+        """The kernel with `change` applied to its phases, and how many that changed."""
+        phases = tuple([change(phase) for phase in self.kernel.phases])
+        changes = sum(new is not old for new, old in zip(phases, self.kernel.phases, strict=True))
+        return (replace(self, kernel=replace(self.kernel, phases=phases)) if changes else self), changes

@@ -36,7 +36,7 @@ def verify_kernel(kernel: KernelIR, bound: frozenset[Symbol] = frozenset()) -> N
         scope = sizes | {axis.symbol for axis in phase.axes} | _size_symbols_of(kernel)
         verify_body(phase.body, scope, ranks, lambda: kernel_text(kernel))
     if missing := kernel_symbols(kernel) - symbols_of(*kernel.ints) - bound:
-        problem = f"{', '.join(sorted(map(str, missing)))} is no argument"
+        problem = f"{', '.join(sorted(map(str, missing)))} is not an argument"
         raise InvalidLoops(rule="K5", problem=problem, excerpt=kernel_text(kernel))
 
 
@@ -68,7 +68,7 @@ def _kernel_problems(kernel: KernelIR) -> Problems:
     if len(set(names)) != len(names):
         yield "K1", "two parameters or locals have one name"
     if kernel.writes - {param.name for param in kernel.params}:
-        yield "K1", "a written buffer is no parameter"
+        yield "K1", "a written buffer is not a parameter"
     ranks = {param.name: param.spec.rank for param in kernel.params} | {
         local.name: len(local.axes) for local in kernel.locals
     }
@@ -93,7 +93,7 @@ def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[
         running = effect.running if isinstance(effect, Accumulate) else None
         for target in (effect, *(() if running is None else (running,))):
             if target.target not in writable:
-                yield "K2", f"{target.target} may not be written"
+                yield "K2", f"{target.target} is not writable"
             elif ranks[target.target] != len(target.index):
                 yield "K2", f"{target.target} has rank {ranks[target.target]}, the index {len(target.index)}"
         if not 0 <= effect.result < len(phase.body.results):
@@ -111,9 +111,9 @@ def _effect_problems(phase: Phase, ranks: Ranks, writable: frozenset[str] | set[
 
 def _exp_sum_problems(effect: Accumulate, beside: str, ranks: Ranks, writable: frozenset[str] | set[str]) -> Problems:
     if effect.op is not ReduceOp.MAX or effect.running is not None:
-        yield "K7", f"{beside} stands beside what is no maximum"
+        yield "K7", f"{beside} does not stand beside a maximum"
     if beside not in writable or ranks[beside] != len(effect.index):
-        yield "K7", f"{beside} is no accumulator like {effect.target}"
+        yield "K7", f"{beside} is not an accumulator like {effect.target}"
 
 
 def _axis_problems(units: tuple[Axis, ...], phase: Phase) -> Problems:
@@ -121,4 +121,4 @@ def _axis_problems(units: tuple[Axis, ...], phase: Phase) -> Problems:
     if len(set(symbols)) != len(symbols):
         yield "K6", "two axes have one symbol"
     if phase.vector is not None and not 0 <= phase.vector < len(phase.axes):
-        yield "K6", "the vectorised axis is no axis of the phase"
+        yield "K6", "the vectorised axis is not an axis of the phase"

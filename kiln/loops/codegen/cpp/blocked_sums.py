@@ -1,11 +1,11 @@
-"""Short chains: float32 numbers are added up in float32 at first, and their sums in float64.
+"""Blocked sums: chains of float32 numbers are added in float32, the sums of the chains in float64.
 
     64 additions per lane                     then
     sum0_p0 = sum0_p0 + v0;                   sum0_p_all = sum0_p_all + __builtin_convertvector(sum0_p0, f64v);
     store(row_chain + i1, load(...) + v0);    add_row(row, row_chain, count);
 
-The error is that of a chain of 64, whatever the length of the sum, and about that of eager's sums in blocks; a
-conversion of each addend to float64 would halve the speed. Sums of at most 64 additions per lane are one chain.
+The error is that of a chain of 64, whatever the length of the sum, and close to eager's, which also sums in blocks;
+converting each addend to float64 would halve the speed. Sums of at most 64 additions per lane are one chain.
 """
 
 from __future__ import annotations

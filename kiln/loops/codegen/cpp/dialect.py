@@ -1,7 +1,6 @@
 """C++ with GCC's vector extensions, as data: one table of expressions for numbers and for vectors of numbers.
 
-A bool in a vector is a lane of 0 or -1, in a number a `bool`; bf16 and f16 are computed with as float.
-The functions stand in `prelude/*.h`.
+A bool is a `bool`, or a lane of 0 or -1; bf16 and f16 are computed in float. The functions are in `prelude/*.h`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CPP = Dialect(
     },
     compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
     exprs=_calls() | {
-        "erf_plus_one": "erf_plus_one({0})",  # made by patterns.py
+        "erf_plus_one": "erf_plus_one({0})",  # made by the pass fuse-erf
         "neg": "-{0}",
         "add": "{0} + {1}",
         "sub": "{0} - {1}",

@@ -1,11 +1,11 @@
-"""What a phase does with the values of its body: stores, accumulators, scans.
+"""The effects of a phase in C++: stores, accumulators, scans.
 
     out[i0, i1] = v2              store(out2 + (64*i0 + i1), v2, lanes);
     total[] = sum over (i1): v0   total_p = total_p + keep(__builtin_convertvector(v0, f64v), all(0.0), lanes);
     low[i1] = amin over (i0): v0  store(low + i1, minimum(load(low + i1, lanes), v0), lanes);
 
 An accumulator whose kept loops are all outside of its reduced ones is a register, declared where the reduced loops
-begin and finished where they end; another one is a row in memory.
+begin and finished where they end; others are rows in memory.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ class CppEffects(EffectWriter):
         storage, access = self._access(effect.target, effect)
         started = effect.target in self.started
         if started and effect.op in INDEX_OPS:
-            raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="two phases feed it")
+            raise UnsupportedInKernel(
+                language="C++", thing="an index reduction", reason="two phases accumulate into it"
+            )
         if storage.number:
             text = self._as_stored(value, storage)
             if started:
@@ -246,7 +248,9 @@ class CppEffects(EffectWriter):
         self._fill(row, FIRST_INDEX)
         lanes = self.nest.vector is not None
         if lanes and access.pattern is not AccessPattern.CONTIGUOUS:
-            raise UnsupportedInKernel(language="C++", thing="an index reduction", reason="its lanes are mixed")
+            raise UnsupportedInKernel(
+                language="C++", thing="an index reduction", reason="the vector axis is not contiguous in the row"
+            )
         read, end = ("load({0}, lanes)", ", lanes") if lanes else ("get({0})", "")
         value_at, index_at = (self.body.pointer(kept, access.offset) for kept in (best, row))
         index = self.body.ints().text(effect.over[0].symbol)

@@ -3,8 +3,8 @@
     eq(index(i1, i64), v1)               const mask v2 = lanes32() == distance32(v1, i1);
     le(sub(index(i1, i64), v1), 0)       const mask v4 = lanes32() <= distance32((i64)0, i1 - v1);
 
-An index is a 64-bit number, of which a vector has two registers. One that counts up by one from lane to lane is known
-by its first lane, and compared with one number it is that number's distance which counts: lanes are few.
+A vector of 64-bit indices takes two registers. One that counts up by one from lane to lane is determined by its first
+lane: comparing it with a number compares 32-bit lane numbers with the distance of that number from the first lane.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CountingStatements(StatementWriter, ABC):
 
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str]) -> None:
         super().__init__(CPP, nest, storages, unsettled)
-        self._firsts: dict[str, str] = {}  # the number in the first lane, by the name of the vector
+        self._firsts: dict[str, str] = {}  # the first lane's index, by the name of the vector
 
     def index(self, expr: Int, dtype: torch.dtype) -> TextValue:
         made = super().index(expr, dtype)

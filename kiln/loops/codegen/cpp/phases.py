@@ -9,7 +9,7 @@
                                              step(992, Part{8}, total_p);
                                              total = (f32)sum_lanes<f64>(total_p);
 
-The body of the vectorised loop is written once; the last step masks the lanes that are not there.
+The body of the vectorised loop is written once; the last step masks the missing lanes.
 """
 
 from __future__ import annotations

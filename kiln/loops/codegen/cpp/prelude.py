@@ -1,9 +1,9 @@
-"""The C++ functions that kernels call: only those that a kernel uses are written above it.
+"""The C++ functions that kernels call; a kernel's source contains those it uses.
 
     prelude_for("const f32v v1 = exp(v0);", lanes=16)    sections base, KILN_FUNCTION, mad, ..., exp
 
-The sections stand in `prelude/*.h`, each under a line `//@ name: needs`. A section is used where its name, or one that
-it defines, occurs. Each is written between guards, so that kernels that are compiled together share one copy.
+The sections are in `prelude/*.h`, each under a line `//@ name: needs`. A section is used if its name, or one that it
+defines, occurs. Include guards let kernels that are compiled together share one copy.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     amax f32     f32v                              row of f32
     argmax       Best<f32v, i64v>                  rows of value and index
 
-Long sums and products of floats are accumulated in double precision; sums of float32 in short chains first
-(`chains.py`). Short ones (64 additions per lane) stay in float32; their lanes are added up in double precision.
+Long sums and products of floats are accumulated in double precision, sums of float32 in short chains first
+(`blocked_sums.py`). Short ones (64 additions per lane) stay in float32; their lanes are added in double precision.
 """
 
 from __future__ import annotations

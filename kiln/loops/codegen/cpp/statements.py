@@ -5,7 +5,7 @@
     convert(v0, i64)             const i64v v2 = __builtin_convertvector(v0, i64v);
     test(i1 <= i0)               const mask v3 = lanes32()*1 <= clamp32(-(i1 - i0));
 
-`lanes` is `full`, or says how many lanes of the last step are real.
+`lanes` is `full`, or the number of active lanes of the last step.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return "true" if value else "false"
     if not computed.is_floating_point:
         number = int(value)
-        # -9223372036854775808 is minus a number that does not fit.
+        # -9223372036854775808 negates a literal that does not fit.
         text = f"(-{-number - 1} - 1)" if number == -(1 << 63) else f"{number}{'u' if number >= 1 << 63 else ''}"
         return f"({CPP.dtype_name(computed)}){text if number >= 0 or text[0] == '(' else f'({text})'}"
     real, suffix = float(value), "f" if computed == torch.float32 else ""

@@ -1,8 +1,7 @@
 """Triton as data: one table of expressions for numbers and for blocks of numbers.
 
-bf16 and f16 are computed with as float32. Functions without a module stand in `prelude/*.triton`
-(`div`, `sigmoid`, ..), `libdevice` is CUDA's library of exact functions: Triton's own `tl.exp` and `/` are faster and
-lose the last digits that eager has.
+bf16 and f16 are computed in float32. Functions without a module are in `prelude/*.triton` (`div`, `sigmoid`, ..);
+`libdevice` is CUDA's library of exact functions: Triton's own `tl.exp` and `/` are faster and less accurate than eager.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ TRITON = Dialect(
         "reciprocal": "reciprocal({0})",
         "sigmoid": "sigmoid({0})",
         "digamma": "digamma({0})",
-        # Made by narrow.py.
+        # Made by the pass fast-math.
         "erf_narrow": "erf_narrow({0})",
         "exp_narrow": "tl.exp({0})",
         "exp2_narrow": "tl.exp2({0})",

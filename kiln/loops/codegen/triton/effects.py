@@ -1,11 +1,11 @@
-"""What a phase does with the values of its body: stores, accumulators, scans.
+"""The effects of a phase in Triton: stores, accumulators, scans.
 
     out[i0, i1] = v2              tl.store(out2 + (768*i0 + i1), v2, mask=has_i1)
     total[] = sum over (i1): v0   total = tl.sum(tl.where(has_i1, v0, 0.0), 1, keep_dims=True)
     table[j0] sum = v0            tl.atomic_add(table1 + j0, v0, mask=has_i0, sem="relaxed")
 
-A reduction over a loop keeps a block of parts through the loop and combines it behind: as many short sums as the block
-has points, added up as a tree, lose no more digits than eager's pairwise sums.
+A reduction over a loop keeps a block of partial results and combines it after the loop: as many short sums as the block
+has points, added as a tree, are as accurate as eager's pairwise sums.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class TritonEffects(EffectWriter):
         """The local is this value from here on."""
         lines.append(f"{local.name} = {text}")
         self.frame.forget(self.depth, local.name)
-        # A value that a loop of this phase made is used behind it; only a loop around several phases stays open.
+        # The value is used after the loops of this phase; only a loop around several phases is still open.
         outside = 1 if self.frame.tiling.shared is not None and self._in_shared() else 0
         value = TextValue(local.name, dtype, dims, min(depth, outside))
         self.frame.held[local.name] = Held(local, value)
@@ -200,7 +200,7 @@ class TritonEffects(EffectWriter):
         local, beside, dims = self.locals[effect.target], self.locals[exp_sum], self.frame.tiling.dims
         if len(dims) != 1 or not dims[0].looped or self._over(effect) != (0,) or local.dtype != torch.float32:
             raise UnsupportedInKernel(
-                language="Triton", thing="a sum of exp beside its maximum", reason="the row does not go through a loop"
+                language="Triton", thing="a sum of exp beside its maximum", reason="no loop goes through the row"
             )
         depth = [axis.symbol for axis in self.nest.axes].index(dims[0].symbol)
         block, layers = frozenset({0}), self.frame.tiling.layers
@@ -228,7 +228,9 @@ class TritonEffects(EffectWriter):
         left = dims - frozenset(over)
         if effect.op in INDEX_OPS:
             if effect.target in self.started:
-                raise UnsupportedInKernel(language="Triton", thing="an index reduction", reason="two phases feed it")
+                raise UnsupportedInKernel(
+                    language="Triton", thing="an index reduction", reason="two phases accumulate into it"
+                )
             if index == self._index_text(effect):
                 index = f"tl.broadcast_to({index}, {self.frame.block_shape(dims)})"
             (axis,) = over

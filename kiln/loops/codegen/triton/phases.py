@@ -8,8 +8,8 @@ phase (i1: n1):                          total_parts = tl.full([XBLOCK, RBLOCK],
                                              total_parts = total_parts + tl.where(has_i1, v0, 0.0)
                                          total = tl.sum(total_parts, 1, keep_dims=True)
 
-Where the size is a number, the turns that are full have no mask: under a mask that ends at an odd place Triton loads
-element by element, and none of it ahead. The last turn stands behind the loop.
+Where the size is a number, full turns have no mask: under a mask that ends at an odd element Triton loads element by
+element, without prefetching. The last turn stands after the loop.
 
     for i1_start in range(0, 49152, RBLOCK):     has_i1 = tl.full([RBLOCK], True, tl.int1)      50257 elements by 8192
     i1 = 49152 + tl.arange(0, RBLOCK)            has_i1 = i1 < 50257

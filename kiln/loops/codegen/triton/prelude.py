@@ -1,9 +1,8 @@
-"""The Triton functions that kernels call: only those that a kernel uses are written above it.
+"""The Triton functions that kernels call; a kernel's source contains those it uses.
 
     prelude_for("v1 = sigmoid(v0)")    imports, div, sigmoid
 
-The sections stand in `prelude/*.triton`, each under a line `#@ name: needs`. Kernels are files of their own, so they
-share nothing.
+The sections are in `prelude/*.triton`, each under a line `#@ name: needs`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     convert(v0, i64)             v2 = v0.to(tl.int64)
     test(i1 <= i0)               v3 = i1 <= i0
 
-A value that differs along dimensions of the block is a block with these dimensions and ones elsewhere; one that does
-not is a scalar. `has_i1`: which points of the block exist, where not all do.
+A value that varies along dimensions of the block is a block with these dimensions, of size 1 along others; one that
+does not is a scalar. `has_i1`: which points of the block exist, where some may not.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def require_own_element(local: Local, index: Index) -> None:
     own = tuple(axis.symbol if axis.size != 1 else at for axis, at in zip(local.axes, index, strict=True))
     if own != index:
         raise UnsupportedInKernel(
-            language="Triton", thing="a row that is read in another order", reason="registers are not addressed"
+            language="Triton", thing="a row read in another order", reason="registers cannot be indexed"
         )
 
 

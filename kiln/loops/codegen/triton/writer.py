@@ -8,7 +8,7 @@
         ...                                               one paragraph per phase
 
 Equal kernels have equal sources and symbols: names are those of the canonical form. The source imports nothing but
-Triton. `meta` holds what compiling and launching it takes; see `plan/plan.py`.
+Triton. `meta`: what compiling and launching need; see `plan/plan.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _meta(
         ("capability", 10 * major + minor),
         ("constants", constants),
         ("divisible", tuple(place for place, one in enumerate(aligned) if one)),
-        ("enable_fp_fusion", False),  # what rounds once says so
+        ("enable_fp_fusion", False),  # fused operations are explicit
         ("num_stages", 1),
         ("num_warps", writer.tiling.warps),
         ("signature", tuple(types)),
@@ -173,7 +173,7 @@ class _TritonKernelWriter:
             self.frame.forget(1 if is_shared and shared else 0)
             writer = TritonPhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
             if written & {load.buffer for load in accesses(phase.body)}:
-                # What other threads of this program stored is seen behind a barrier.
+                # A barrier makes what other threads of the program stored visible.
                 if is_shared:
                     writer.body.lines[1].insert(0, "tl.debug_barrier()")
                 else:

@@ -194,7 +194,7 @@ def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: 
     shared = next((dim for dim in kept if facts.shared_phases(dim.axes) is not None), None)
     whole = [dim for dim in kept if dim is not shared]
     if not all(dim.block for dim in whole) or block_points(whole) > LARGEST_BLOCK:
-        raise UnsupportedInKernel(language="Triton", thing="so long a row", reason="registers hold no such block")
+        raise UnsupportedInKernel(language="Triton", thing="a row this long", reason="registers cannot hold it")
     found: dict[Symbol, BlockDim] = {dim.symbol: dim for dim in whole}
     for dim in reversed(dims):
         if dim not in whole:
@@ -228,7 +228,7 @@ def _tiling(facts: KernelFacts, dims: list[BlockDim], numbers: tuple[Axis, ...],
             values |= _parts(dim)
     shared = [dim for dim in dims if dim.looped and facts.is_kept(dim.axes)]
     if len(shared) > 1:
-        raise UnsupportedInKernel(language="Triton", thing="this kernel", reason="two loops would hold its phases")
+        raise UnsupportedInKernel(language="Triton", thing="this kernel", reason="its phases need two shared loops")
     numbers = (*facts.fixed_units, *numbers)
     ordered = tuple(axis for axis in facts.kernel.units if axis in numbers)
     return Tiling(tuple(dims), ordered, facts.serial, shared[0] if shared else None, values, warps)

@@ -26,9 +26,7 @@ class ChooseVector:
     name: str = "choose-vector"
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
-        phases = tuple([_with_vector(phase, mapped.kernel) for phase in mapped.kernel.phases])
-        changes = sum(new is not old for new, old in zip(phases, mapped.kernel.phases, strict=True))
-        return (replace(mapped, kernel=replace(mapped.kernel, phases=phases)), changes) if changes else (mapped, 0)
+        return mapped.with_phases(lambda phase: _with_vector(phase, mapped.kernel))
 
 
 def _with_vector(phase: Phase, kernel: KernelIR) -> Phase:

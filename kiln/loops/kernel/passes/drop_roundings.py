@@ -6,7 +6,7 @@ out[i0] = convert(x, bf16)           =>   out[i0] = x              where `out` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -28,14 +28,14 @@ class DropRoundings:
     rounded: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
-        kernel, changes, phases = mapped.kernel, 0, []
-        dtypes = {param.name: param.spec.dtype for param in kernel.params}
-        for phase in kernel.phases:
+        dtypes = {param.name: param.spec.dtype for param in mapped.kernel.params}
+
+        def unrounded(phase: Phase) -> Phase:
             results = tuple([self._unrounded(number, phase, dtypes) for number in range(len(phase.body.results))])
-            changes += results != phase.body.results
             changed = results != phase.body.results
-            phases.append(with_live_body(phase, LoopBody(phase.body.ops, results)) if changed else phase)
-        return (replace(mapped, kernel=replace(kernel, phases=tuple(phases))), changes) if changes else (mapped, 0)
+            return with_live_body(phase, LoopBody(phase.body.ops, results)) if changed else phase
+
+        return mapped.with_phases(unrounded)
 
     def _unrounded(self, number: int, phase: Phase, dtypes: Mapping[str, torch.dtype]) -> int:
         """The place of a result, before its rounding if all its uses are stores that round."""

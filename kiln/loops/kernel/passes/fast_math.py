@@ -39,12 +39,8 @@ class FastMath:
     name: str = "fast-math"
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
-        kernel = mapped.kernel
-        exact = _exact_functions(kernel)
-        bodies = [_with_fast_variants(phase.body, exact) for phase in kernel.phases]
-        changes = sum(body != phase.body for body, phase in zip(bodies, kernel.phases, strict=True))
-        phases = tuple(replace(phase, body=body) for phase, body in zip(kernel.phases, bodies, strict=True))
-        return (replace(mapped, kernel=replace(kernel, phases=phases)), changes) if changes else (mapped, 0)
+        exact = _exact_functions(mapped.kernel)
+        return mapped.with_phases(lambda phase: _with_fast_variants(phase, exact))
 
 
 def _exact_functions(kernel: KernelIR) -> frozenset[str]:
@@ -56,8 +52,9 @@ def _exact_functions(kernel: KernelIR) -> frozenset[str]:
     return frozenset(name for phase in kernel.phases for name in _wide_functions(kernel, phase))
 
 
-def _with_fast_variants(body: LoopBody, exact: Collection[str]) -> LoopBody:
-    return LoopBody(tuple([_fast_variant(op, exact) for op in body.ops]), body.results)
+def _with_fast_variants(phase: Phase, exact: Collection[str]) -> Phase:
+    ops = tuple([_fast_variant(op, exact) for op in phase.body.ops])
+    return phase if ops == phase.body.ops else replace(phase, body=LoopBody(ops, phase.body.results))
 
 
 def _fast_variant(op: BodyOp, exact: Collection[str]) -> BodyOp:

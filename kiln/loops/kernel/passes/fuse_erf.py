@@ -29,9 +29,7 @@ class FuseErf:
     name: str = "fuse-erf"
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
-        phases = tuple([_fused_phase(phase) for phase in mapped.kernel.phases])
-        changes = sum(new is not old for new, old in zip(phases, mapped.kernel.phases, strict=True))
-        return (replace(mapped, kernel=replace(mapped.kernel, phases=phases)), changes) if changes else (mapped, 0)
+        return mapped.with_phases(_fused_phase)
 
 
 def _fused_phase(phase: Phase) -> Phase:

@@ -84,7 +84,7 @@ KILN_INLINE f32v mad(f32v a, f32 b, f32v c) { return mad(a, all(b), c); }
 KILN_INLINE f32v mad(f32v a, f32 b, f32 c) { return mad(a, all(b), all(c)); }
 
 //@ whole_lanes
-// To a whole number in one instruction: 0 the nearest, 1 down, 2 up, 3 toward 0.
+// To an integer in one instruction: 0 nearest, 1 down, 2 up, 3 toward 0.
 #if defined(KILN_AVX512)
 #define KILN_WHOLE_LANES
 template <int Way> KILN_INLINE f32v whole_lanes(f32v x) {
@@ -96,7 +96,7 @@ template <int Way> KILN_INLINE f32v whole_lanes(f32v x) { return (f32v)__builtin
 #endif
 
 //@ round: abs copysign whole_lanes sel less
-// To the nearest integer, ties to even: adding 2^23 (2^52) pushes the fraction out.
+// To the nearest integer, ties to even: adding 2^23 (2^52) shifts the fraction out.
 KILN_INLINE f32 round(f32 x) { return __builtin_rintf(x); }
 KILN_INLINE f64 round(f64 x) { return __builtin_rint(x); }
 KILN_INLINE f32v round(f32v x) {
@@ -205,7 +205,7 @@ KILN_INLINE f32 fmod_one(f32 x, f32 y) { return __builtin_fmodf(x, y); }
 KILN_INLINE f64 fmod_one(f64 x, f64 y) { return __builtin_fmod(x, y); }
 
 //@ fmod: each fmod_one trunc mad abs copysign any_lanes
-// x - trunc(x/y) y is exact where the quotient fits; rounded, it is at most one too large.
+// x - trunc(x/y) y is exact where the quotient fits; the rounded quotient is at most one too large.
 __attribute__((noinline, cold)) static f32v fmod_far(const f32v& x, const f32v& y, const f32v& v, const mask& far) {
   f32v r = v;
   for (int k = 0; k < W; ++k)
@@ -232,7 +232,7 @@ template <class V> KILN_INLINE V remainder(V x, V y) {
 }
 
 //@ float_floor_div: fmod floor copysign sel less
-// floor(x / y) as Python's //: from the exact remainder, so that both fit.
+// floor(x / y) as Python's //: from the exact remainder, so that the two agree.
 template <class V> KILN_INLINE V float_floor_div(V x, V y) {
   V zero = {}, one = zero + 1, rest = fmod(x, y), ratio = x / y, quotient = (x - rest) / y;
   quotient = sel(differs(rest, zero) & (less(y, zero) ^ less(rest, zero)), (V)(quotient - one), quotient);
@@ -243,7 +243,7 @@ template <class V> KILN_INLINE V float_floor_div(V x, V y) {
 }
 
 //@ int_divide
-// Quotient (toward 0) and remainder; by zero sets the status, the smallest number by -1 wraps instead of trapping.
+// Quotient (toward 0) and remainder; division by zero sets the status, the smallest number by -1 wraps.
 template <class T> struct Division {
   T quotient, rest;
 };
@@ -258,9 +258,9 @@ template <class T> KILN_INLINE Division<T> int_divide(T x, T y, i64* status) {
 }
 
 //@ float_divide: less sel active any_lanes round wide32
-// Division of whole lanes in floating point, which has instructions for it: numbers of up to 16 bits in single, of 32
-// bits in double precision, and of 64 bits there as long as they have at most 51. The quotient is the nearest, and
-// the rest exact, because the product of quotient and divisor fits.
+// Integer lanes divided in floating point, which has instructions for it: up to 16 bits in single precision, 32 bits in
+// double, 64 bits in double if the numbers have at most 51. The quotient is rounded to nearest, and the rest exact,
+// because the product of quotient and divisor fits.
 KILN_INLINE f32v near_whole(f32v x) { return round(x); }
 KILN_INLINE f64v near_whole(f64v x) { return (x + 0x1.8p52) - 0x1.8p52; }
 template <class F, class V> struct FloatDivision {
@@ -294,7 +294,7 @@ KILN_INLINE i64v as_whole51(f64v x) { return (i64v)(x + magic51) - __builtin_bit
 KILN_INLINE mask beyond51(i64v x) { return at_least((u64v)x + (u64)(1LL << 50), all((u64)(1LL << 51))); }
 
 //@ divided: float_divide int_divide each
-// f(quotient and rest) of two integers: `fix` makes one division of the nearest; numbers one by one by `exact`.
+// Division of two integers: `fixed` turns the nearest quotient into the wanted one; `exact` divides one by one.
 template <class V, class L, class X, class Q>
 KILN_INLINE V divided(V x, V y, i64* status, L lanes, X exact, Q fixed) {
   if constexpr (!Lanes<V>) {
@@ -363,7 +363,7 @@ template <class V> KILN_INLINE V int_pow(V x, V y) {
 }
 
 //@ shift_left: each sel less
-// By the width or more, or by a negative number: nothing is left.
+// By the width or more, or by a negative number: 0.
 template <class V> KILN_INLINE V shift_left(V x, V y) {
   if constexpr (Lanes<V>) {
     constexpr int bits = 8 * sizeof(V) / W;
@@ -414,7 +414,7 @@ KILN_INLINE f32 hypot_one(f32 x, f32 y) { return __builtin_hypotf(x, y); }
 KILN_INLINE f64 hypot_one(f64 x, f64 y) { return __builtin_hypot(x, y); }
 KILN_INLINE f32v hypot(f32v x, f32v y) {
   f32v a = abs(x), b = abs(y), large = a > b ? a : b;
-  // Scaled by a power of two, so that squares neither overflow nor vanish.
+  // Scaled by a power of two, so that squares neither overflow nor underflow.
   f32v up = large > 0x1p60f ? all(0x1p-70f) : large < 0x1p-40f ? all(0x1p90f) : all(1.0f);
   f32v down = large > 0x1p60f ? all(0x1p70f) : large < 0x1p-40f ? all(0x1p-90f) : all(1.0f);
   a = a * up, b = b * up;

@@ -49,7 +49,7 @@ template <class T> using vec = typename vec_of<T>::type;
 template <class V> concept Lanes = requires(V v) { v[0]; };
 template <class V> concept Whole = requires(V v) { v << 1; };
 
-// How many lanes of a step are real: all, or the first n.
+// The active lanes of a step: all, or the first n.
 struct Full {
   static constexpr i64 n = W;
 };
@@ -83,7 +83,7 @@ KILN_INLINE i32v lanes32() {
 KILN_INLINE i64v lanes64() { return __builtin_convertvector(lanes32(), i64v); }
 
 //@ active: lanes32
-// Which lanes of a step are real.
+// The active lanes of a step, as a mask.
 KILN_INLINE mask active(Full) { return all(true); }
 KILN_INLINE mask active(Part lanes) { return lanes32() < (i32)lanes.n; }
 
@@ -96,7 +96,7 @@ KILN_INLINE mask as_mask(i16v x) { return __builtin_convertvector(x, mask); }
 KILN_INLINE mask as_mask(i8v x) { return __builtin_convertvector(x, mask); }
 
 //@ halves
-// Vectors of 64-bit numbers are two registers, which GCC would compare and choose from lane by lane.
+// Vectors of 64-bit numbers are two registers, which GCC would compare and select from lane by lane.
 #if defined(KILN_AVX512)
 typedef long long whole_register __attribute__((vector_size(64)));
 typedef f64 float_register __attribute__((vector_size(64)));
@@ -147,7 +147,7 @@ KILN_INLINE i8v sel(mask c, i8v x, i8v y) { return __builtin_convertvector(c, i8
 KILN_INLINE u8v sel(mask c, u8v x, u8v y) { return __builtin_convertvector(c, i8v) ? x : y; }
 
 //@ wide32
-// Integers of 8 and 16 bits as ones of 32; the low halves of those.
+// Integers of 8 and 16 bits widened to 32; the low halves of 32-bit integers.
 template <class V> KILN_INLINE i32v wide32(V x) { return __builtin_convertvector(x, i32v); }
 #if defined(KILN_AVX512)
 typedef char byte_lanes __attribute__((vector_size(16)));
@@ -220,26 +220,26 @@ KILN_INLINE i64v max(i64v a, i64 b) { return max(a, all(b)); }
 KILN_INLINE i64v max(i64 a, i64v b) { return max(all(a), b); }
 
 //@ clamp32
-// Nearest number of 30 bits: an index compared with one of a few lanes.
+// Clamped to 30 bits, which is enough to compare with lane numbers.
 KILN_INLINE i32 clamp32(i64 x) {
   constexpr i64 limit = 1 << 30;
   return (i32)(x < -limit ? -limit : x > limit ? limit : x);
 }
 
 //@ distance32: clamp32
-// to - from, as far as lanes reach.
+// to - from, clamped: lanes are few.
 KILN_INLINE i32 distance32(i64 to, i64 from) {
   i64 far;
   return clamp32(__builtin_sub_overflow(to, from, &far) ? (to < 0 ? -(1LL << 40) : 1LL << 40) : far);
 }
 
 //@ wrapped
-// A Python index that is known to be inside.
+// A Python index that is known to be in range.
 KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
 KILN_INLINE i64v wrapped(i64v at, i64 size) { return at + ((at >> 63) & size); }
 
 //@ within: sel less active any_lanes wrapped
-// A Python index into `size` elements: counted from the end where negative; one outside sets the status.
+// A Python index into `size` elements, from the end if negative; one out of range sets the status.
 KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
   if (at < -size || at >= size) {
     status[0] = 1;

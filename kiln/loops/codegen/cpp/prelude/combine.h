@@ -1,5 +1,5 @@
 //@ keep: sel active
-// v in the lanes that are real, `other` in the rest.
+// v in the active lanes, `other` in the rest.
 template <class V> KILN_INLINE V keep(V v, V other, Full) { return v; }
 template <class V> KILN_INLINE V keep(V v, V other, Part lanes) { return sel(active(lanes), v, other); }
 
@@ -8,7 +8,7 @@ template <class V> KILN_INLINE V keep(V v, V other, Part lanes) { return sel(act
 KILN_INLINE bool truth(i32 lane) { return lane != 0; }
 
 //@ sum_lanes
-// Halves added to halves, always in this order.
+// A tree of halves, always in this order.
 template <class T, class V> KILN_INLINE T sum_lanes(V v) {
   T part[W];
   __builtin_memcpy(part, &v, sizeof v);
@@ -67,7 +67,7 @@ KILN_INLINE bool all_lanes(mask v) {
 }
 
 //@ Best: sel less beats
-// The extreme value so far and where it was: of equal ones the first, NaN before all.
+// The extreme value so far and its index: the first of equals, NaN before all.
 template <class V, class I> struct Best {
   V value;
   I at;
@@ -99,7 +99,7 @@ template <bool Largest, class T, class V> KILN_INLINE Best<T, i64> best_lane(Bes
 }
 
 //@ scan_lanes
-// Lane after lane combined into `run`; each lane gets the value after it. Through memory, where lanes are cheap.
+// Lane by lane combined into `run`; each lane gets the value after it. In memory, where lanes are cheap to access.
 template <class T> struct without_reference {
   typedef T type;
 };
@@ -123,7 +123,7 @@ template <class T> KILN_INLINE void fill(T* p, i64 count, T value) {
 }
 
 //@ clear_row: write
-// Whole vectors, the last one too.
+// In whole vectors, including the last.
 KILN_INLINE void clear_row(f32* row, i64 count) {
   for (i64 k = 0; k < count; k += W) write(row + k, f32v{}, full);
 }
@@ -138,7 +138,7 @@ KILN_INLINE void add_row(f64* to, const f32* from, i64 count) {
 }
 
 //@ scan_sum: keep
-// Sums of all lanes up to each, on top of `run`, in numbers of 64 bits: halves of the vector by doubling distances.
+// Prefix sums on top of `run`, in 64 bits: for each half of the vector by doubling distances.
 typedef f64 f64h __attribute__((vector_size(sizeof(f64) * W / 2)));
 typedef i64 i64h __attribute__((vector_size(sizeof(i64) * W / 2)));
 template <int D, class H> KILN_INLINE H scan_half(H x) {

@@ -1,5 +1,5 @@
 //@ lower_of
-// The lower and the upper of two; the second where one of them is NaN.
+// The lower and the upper of two; the second if either is NaN.
 KILN_INLINE f32v lower_of(f32v a, f32v b) {
 #if defined(KILN_AVX512)
   return (f32v)__builtin_ia32_minps512_mask(a, b, a, (u16)-1, 4);
@@ -28,7 +28,7 @@ KILN_INLINE f32v lookup(Table table, i32v at) {
 #endif
 
 //@ binary_parts
-// x = m * 2^e with 3/4 <= m < 3/2; m is NaN below 0, e infinite for 0 and infinity. Subnormal numbers are as others.
+// x = m * 2^e with 3/4 <= m < 3/2; m is NaN below 0, e infinite for 0 and infinity; right for subnormal numbers.
 #if defined(KILN_AVX512)
 struct BinaryParts {
   f32v m, e;

@@ -1,5 +1,5 @@
 //@ KILN_FUNCTION
-// Functions of one number that are left to libm, lane by lane; and a function of lanes for one number.
+// Functions of libm lane by lane; and a vector function on one number.
 #define KILN_LIBM_F64(name)                                   \
   KILN_INLINE f64 name(f64 x) { return __builtin_##name(x); } \
   KILN_INLINE f64v name(f64v x) {                             \
@@ -14,7 +14,7 @@
   }
 #define KILN_ONE_LANE(name) \
   KILN_INLINE f32 name(f32 x) { return name(all(x))[0]; }
-// name_far(x, v, far): v, and where `far` what libm gives for x.
+// name_far(x, v, far): v, but libm's value of x where `far`.
 #define KILN_FAR(name)                                                                            \
   __attribute__((noinline, cold)) static f32v name##_far(const f32v& x, const f32v& v, const mask& far) { \
     f32v r = v;                                                                                   \
@@ -45,8 +45,8 @@ KILN_INLINE f32v scaled(f32v x, f32v n) {
 KILN_INLINE f32v nearest(f32v x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 //@ exp_part: mad nearest
-// exp(x) = 2^n (1 + r + r^2 P(r)) with x = n log 2 + r, |r| <= log(2)/2; P is minimax (relative error 3e-9). In pairs
-// of terms (G. Estrin, 1960), which wait for each other less than one after the other.
+// exp(x) = 2^n (1 + r + r^2 P(r)) with x = n log 2 + r, |r| <= log(2)/2; P is minimax (relative error 3e-9), evaluated
+// in pairs of terms (G. Estrin, 1960) for a shorter chain of dependencies than Horner's.
 struct Power {
   f32v value, n;
 };
@@ -143,7 +143,7 @@ KILN_INLINE f32v log_part(f32v f, f32v e) {
 }
 
 //@ log_special: sel
-// What a logarithm of x is where x is not positive and finite.
+// The logarithm where x is not positive and finite.
 KILN_INLINE f32v log_special(f32v x, f32v r) {
   r = x == __builtin_inff() ? x : r;
   r = x == 0.0f ? all(-__builtin_inff()) : r;
@@ -188,7 +188,7 @@ KILN_ONE_LANE(log)
 KILN_LIBM_F64(log)
 
 //@ log1p: KILN_FUNCTION split_exponent log_part log_special power_of_two sel abs
-// u = 1 + x rounds; what it lost is added to f.
+// u = 1 + x rounds; the rounding error is added to f.
 KILN_INLINE f32v log1p(f32v x) {
   f32v u = x + 1.0f;
   f32v lost = x < 1.0f ? x - (u - 1.0f) : 1.0f - (u - x);
@@ -263,7 +263,7 @@ KILN_ONE_LANE(log10)
 KILN_LIBM_F64(log10)
 
 //@ pow_far: abs
-// v, and where `far` the power by libm, or right away where x is 0 or infinite and y not too large.
+// v, but where `far` libm's power, or the exact one if x is 0 or infinite and y not too large.
 __attribute__((noinline, cold)) static f32v pow_far(const f32v& x, const f32v& y, const f32v& v, const mask& far) {
   f32v size = abs(x), t = y + 0x1.8p23f, r = v;
   mask edge = ((size == 0.0f) | (size == __builtin_inff())) & (abs(y) < 0x1p22f);
@@ -347,7 +347,7 @@ KILN_INLINE f32v pow(f32v x, f32v y) {
   f64v scale = (f64v)((__builtin_convertvector(n, i64v) + 1023) << 52);
   f32v v = __builtin_convertvector((p * r + 1.0) * scale, f32v);
 #endif
-  // An odd y keeps the sign of x; any other that is not whole has no power of a negative x.
+  // An odd y keeps the sign of x; a negative x has no power for a y that is not an integer.
   f32v t = y + 0x1.8p23f;
   v = (f32v)((i32v)v ^ ((i32v)t << 31 & (i32v)x & (i32)0x80000000));
   v = ((i32v)x < 0) & (t - 0x1.8p23f != y) ? all(__builtin_nanf("")) : v;
@@ -529,7 +529,7 @@ KILN_LIBM_F32(lgamma)
 KILN_LIBM_F64(lgamma)
 
 //@ digamma: each
-// Recurrence up to 10, then the asymptotic series in 1/x^2 with Bernoulli numbers; reflection below 0.
+// Recurrence up to 10, then the asymptotic series in 1/x^2; reflection below 0 (Abramowitz and Stegun, 6.3).
 KILN_INLINE f64 digamma_one(f64 x) {
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
   f64 r = 0;

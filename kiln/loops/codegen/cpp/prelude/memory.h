@@ -1,5 +1,5 @@
 //@ read
-// The lanes that are real, as they lie in memory; the others are 0.
+// The active lanes as they are in memory; the others are 0.
 template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Full) {
   typename vec_of<T>::type r;
   __builtin_memcpy(&r, p, sizeof r);
@@ -25,13 +25,13 @@ template <class L> KILN_INLINE mask load(const bool* p, L lanes) {
 }
 
 //@ get: widen
-// One element, as it is computed with.
+// One element, in the type in which it is computed.
 template <class T> KILN_INLINE T get(const T* p) { return *p; }
 KILN_INLINE f32 get(const bf16* p) { return widen_bf16(p->bits); }
 KILN_INLINE f32 get(const f16* p) { return widen_f16(p->bits); }
 
 //@ load_if: load get active all_lanes halves
-// Lanes without m are not read and give 0.
+// Lanes outside of m are not read and give 0.
 #if defined(KILN_AVX512)
 template <class L> KILN_INLINE f32v load_if(const f32* p, mask m, L lanes) {
   return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, mask_bits(m & active(lanes)));
@@ -123,7 +123,7 @@ template <class T, class L> KILN_INLINE void store_tile(T* p, i64 step, i64 rows
 }
 
 //@ gather_register: halves active
-// Lanes of 32 or 64 bits that m has, by the machine's own instruction; the others are 0.
+// The lanes of m, of 32 or 64 bits, by the gather instruction; the others are 0.
 #if defined(KILN_AVX512)
 template <class T> constexpr bool has_gather = sizeof(T) == 4 || sizeof(T) == 8;
 template <class T> KILN_INLINE vec<T> gather_register(const T* p, i64v at, u16 m) {
@@ -217,14 +217,14 @@ template <class T, class V, class L> KILN_INLINE void store_step(T* p, i64 step,
 }
 
 //@ spill
-// The lanes in memory, to be taken one by one: out of a register GCC takes each by several instructions.
+// The lanes in memory: GCC needs several instructions to extract a lane from a register.
 template <class T, class V> KILN_INLINE void spill(T (&to)[W], V v) {
   __builtin_memcpy(to, &v, sizeof v);
   __asm__("" : "+m"(to));
 }
 
 //@ scatter: put spill gather_register
-// Lanes in order, so that the last of equal places wins.
+// Lanes in order, so that the last of equal indices wins.
 template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v, L lanes) {
 #if defined(KILN_AVX512)
   if constexpr (sizeof(T) == 4 && sizeof(V) == 4 * W) {
@@ -247,7 +247,7 @@ template <class T, class V, class L> KILN_INLINE void scatter(T* p, i64v at, V v
 //@ widen: wide32
 KILN_INLINE f32 widen_bf16(u16 bits) { return __builtin_bit_cast(f32, (u32)bits << 16); }
 KILN_INLINE f32v widen_bf16(u16v bits) { return (f32v)(wide32(bits) << 16); }
-// Exponent and fraction in place, then times 2^112, which also makes subnormal numbers right.
+// Exponent and fraction in place, then times 2^112, which is right for subnormal numbers too.
 KILN_INLINE f32 widen_f16(u16 bits) {
   u32 size = (u32)(bits & 0x7fff) << 13, sign = (u32)(bits & 0x8000) << 16;
   u32 wide = __builtin_bit_cast(u32, __builtin_bit_cast(f32, size) * 0x1p112f);
@@ -276,7 +276,7 @@ KILN_INLINE u16v narrow_bf16(f32v x) {
   bits = (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
   return low16(bits >> 16);
 }
-// Not by _Float16, whose conversions GCC may leave out as excess precision.
+// Not by _Float16: GCC may omit its conversions as excess precision.
 KILN_INLINE u16 narrow_f16(f32 x) {
   u32 bits = __builtin_bit_cast(u32, x), size = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
   if (size > 0x7f800000) return (u16)(sign | 0x7e00);

@@ -27,7 +27,7 @@ template <class T> KILN_INLINE i64v random_bits(i64 seed, i64v counter) {
 }
 
 //@ unit
-// A word, or two, as a number in [0, 1).
+// One word, or two, as a number in [0, 1).
 KILN_INLINE f32 unit24(u64 w) { return (f32)(i32)(w >> 8) * 0x1p-24f; }
 KILN_INLINE f32v unit24(u64v w) { return __builtin_convertvector(__builtin_convertvector(w >> 8, i32v), f32v) * 0x1p-24f; }
 KILN_INLINE f64 unit53(u64 low, u64 high) { return (f64)(i64)((high << 21) | (low >> 11)) * 0x1p-53; }

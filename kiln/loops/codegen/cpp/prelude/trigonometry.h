@@ -24,7 +24,7 @@ KILN_INLINE f32v sine(f32v r) {
 }
 
 //@ sin: KILN_FUNCTION half_turn sine any_lanes abs
-// Larger numbers, infinities and NaN are libm's.
+// Larger numbers, infinities and NaN are left to libm.
 KILN_FAR(sin)
 KILN_INLINE f32v sin(f32v x) {
   f32v size = abs(x);
@@ -155,7 +155,7 @@ KILN_ONE_LANE(acos)
 KILN_LIBM_F64(acos)
 
 //@ atan2: KILN_FUNCTION atan_part abs copysign
-// The angle of the point (x, y), from the quotient of its smaller by its larger coordinate.
+// The angle of the point (x, y), from its smaller coordinate divided by the larger.
 KILN_INLINE f32v atan2(f32v y, f32v x) {
   f32v down = abs(y), along = abs(x);
   mask steep = down > along;
