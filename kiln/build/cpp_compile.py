@@ -25,7 +25,7 @@ from typing import final
 
 from kiln.build.cubins import CubinCompilation, start_cubins
 from kiln.plan.plan import Kernel
-from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
@@ -90,7 +90,7 @@ class Compilation:
     """g++ at work. One that nobody waits for is stopped."""
 
     kernels: Sequence[Kernel]
-    store: Store
+    store: DiskStore
     events: EventSink
     toolchain: Toolchain | None
     known: dict[str, Path]
@@ -168,12 +168,12 @@ def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
             shutil.rmtree(unit.folder, ignore_errors=True)
 
 
-def compile_kernels(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> Libraries:
+def compile_kernels(kernels: Sequence[Kernel], store: DiskStore, events: EventSink, workers: int = 0) -> Libraries:
     """All kernels of a plan as loaded functions and cubins; compiles those that the store does not have."""
     return start_compile(kernels, store, events, workers).wait()
 
 
-def start_compile(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> Compilation:
+def start_compile(kernels: Sequence[Kernel], store: DiskStore, events: EventSink, workers: int = 0) -> Compilation:
     """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
 
     Raises NoCompiler.

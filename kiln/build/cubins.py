@@ -29,7 +29,7 @@ from kiln.build.triton_compile import compile_source
 from kiln.build.triton_queue import shared_queue
 from kiln.build.triton_workers import can_start_workers, shared_workers
 from kiln.plan.plan import Kernel
-from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.kernels import Cubin
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
@@ -63,9 +63,7 @@ class TritonRefused(KilnError):
 
 @dataclass
 class CubinCompilation:
-    """Triton at work, a thread waiting for each worker. `wait` may be called more than once; what nobody has waited for
-    when it is stopped is not compiled any more.
-    """
+    """Cubins being compiled. `wait` may be called more than once; `stop` cancels what is not compiled yet."""
 
     events: EventSink
     cubins: dict[str, Cubin]
@@ -103,12 +101,12 @@ class CubinCompilation:
 
 
 def drop_all(running: dict[str, Future[Cubin]]) -> None:
-    """Nobody waits for these any more."""
+    """Cancel compilations that nobody else waits for."""
     while running:
         shared_queue().drop(running.popitem()[1])
 
 
-def start_cubins(kernels: Sequence[Kernel], store: Store, events: EventSink, workers: int = 0) -> CubinCompilation:
+def start_cubins(kernels: Sequence[Kernel], store: DiskStore, events: EventSink, workers: int = 0) -> CubinCompilation:
     """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
     distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
     keys = {symbol: cubin_key(kernel) for symbol, kernel in distinct.items()}
@@ -127,19 +125,19 @@ def start_cubins(kernels: Sequence[Kernel], store: Store, events: EventSink, wor
 
 
 def compiles_elsewhere(workers: int = 0) -> bool:
-    """Are cubins made by other processes, so that this one goes on meanwhile? `workers` as in `start_cubins`."""
+    """Do other processes compile the cubins? `workers` as in `start_cubins`."""
     return workers != 1 and can_start_workers() and bool(triton_version())
 
 
 def prepare_compiling(workers: int = 0) -> None:
-    """Where this process uses a GPU, start workers while the program is still being captured; returns at once."""
+    """Start workers before the first kernel is known, if this process uses a GPU; returns at once."""
     if not torch.cuda.is_initialized() or not compiles_elsewhere(workers):
         return
     count = min(workers or (os.cpu_count() or 1), FIRST_WORKERS)
     threading.Thread(target=shared_workers().start, args=(count,), daemon=True).start()
 
 
-def compile_and_keep(kernel: Kernel, store: Store, key: str, compiler: Compiler) -> Cubin:
+def compile_and_keep(kernel: Kernel, store: DiskStore, key: str, compiler: Compiler) -> Cubin:
     cubin = compile_cubin(kernel, compiler)
     store.put(KIND, key, cubin.encode())
     return cubin
@@ -156,22 +154,22 @@ def compile_cubin(kernel: Kernel, compiler: Compiler) -> Cubin:
 def parameter_letters(kernel: Kernel) -> str:
     """One letter per parameter. Raises TritonRefused for a type that cannot be passed."""
     letters = []
-    for one in dict(kernel.meta)["signature"]:
-        letter = "p" if one.startswith("*") else LETTERS.get(one)
+    for kind in dict(kernel.meta)["signature"]:
+        letter = "p" if kind.startswith("*") else LETTERS.get(kind)
         if letter is None:
-            raise TritonRefused(symbol=kernel.symbol, message=f"no parameter can have the type {one}")
+            raise TritonRefused(symbol=kernel.symbol, message=f"no parameter can have the type {kind}")
         letters.append(letter)
     return "".join(letters)
 
 
 def cubin_key(kernel: Kernel) -> str:
-    """Of the code alone: kernels whose code does not need the sizes in which they differ are compiled once."""
+    """From the code alone: kernels that differ only in sizes their code does not mention are compiled once."""
     meta: Any = json.dumps(kernel.meta, sort_keys=True)
     return content_key(code_of(kernel), meta, triton_version())
 
 
 def code_of(kernel: Kernel) -> str:
-    """The source without the comment at its head, the kernel that it was made from, and without the kernel's name."""
+    """The source without its head comment (the kernel IR) and without the kernel's name."""
     lines = [line for line in kernel.source.splitlines() if not line.startswith("#")]
     return re.sub(rf"\b{re.escape(kernel.symbol)}\b", "kernel", "\n".join(lines))
 

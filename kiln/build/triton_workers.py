@@ -29,11 +29,11 @@ from kiln.build.triton_worker import CONTROL, STARTER
 from kiln.support.optional import MissingPackage
 
 HIDDEN = ("TRITON_INTERPRET", "TRITON_CACHE_DIR")
-"""Variables of the environment that must not reach a worker."""
+"""Environment variables that workers must not inherit."""
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, in its words."""
+    """An error in a worker, with its text."""
 
 
 @final
@@ -45,7 +45,7 @@ class Worker:
     stream: BufferedRWPair
 
     def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Raises OSError and ValueError where the process has ended."""
+        """Raises OSError or ValueError if the process has ended."""
         self.stream.write(json.dumps(request).encode() + b"\n")
         self.stream.flush()
         head: dict[str, Any] = json.loads(self.stream.readline())
@@ -53,7 +53,7 @@ class Worker:
         return head, cubin
 
     def is_alive(self) -> bool:
-        """Of an idle one, which has nothing to say."""
+        """For an idle worker: it sends nothing while it lives."""
         try:
             self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -63,7 +63,7 @@ class Worker:
         return False
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is lost
+        with contextlib.suppress(OSError):  # unsent data is lost
             self.stream.close()
         self.channel.close()
 
@@ -71,28 +71,28 @@ class Worker:
 @final
 @dataclass
 class ForkServer:
-    """The process whose forks the workers are. It takes half a second to be ready; who asks before that waits."""
+    """The process that forks the workers; ready after half a second, earlier requests wait."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
 
     @staticmethod
     def start() -> ForkServer:
-        """Raises OSError where no process can be started."""
-        path = [str(Path(__file__).parents[2]), *(one for one in sys.path if one)]
+        """Raises OSError if no process can be started."""
+        path = [str(Path(__file__).parents[2]), *(path for path in sys.path if path)]
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         command = [sys.executable, "-c", STARTER.format(path=path, function="main", at=CONTROL)]
         ours, theirs = socket.socketpair()
         nowhere = subprocess.DEVNULL
         with theirs:
-            # A session of its own: the terminal's Ctrl-C is for the program; the server ends when its input does.
+            # Own session: Ctrl-C goes to the program only; the server ends with its input.
             process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere, env=environment, start_new_session=True
             )
         return ForkServer(process, ours)
 
     def fork(self) -> Worker:
-        """Raises OSError where the server has ended."""
+        """Raises OSError if the server has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self.control, [b"+"], [theirs.fileno()])
@@ -107,7 +107,7 @@ class ForkServer:
 @final
 @dataclass
 class Workers:
-    """The idle ones; those at work belong to the thread that waits for them."""
+    """The idle workers; a busy one belongs to the thread that waits for it."""
 
     owner: int = field(default_factory=os.getpid)
     idle: list[Worker] = field(default_factory=list)
@@ -117,12 +117,12 @@ class Workers:
     def start(self, count: int) -> None:
         """At least `count` idle workers, if they can be started."""
         with self.lock, contextlib.suppress(OSError):
-            self.idle = [one for one in self.idle if one.is_alive()]
+            self.idle = [worker for worker in self.idle if worker.is_alive()]
             while len(self.idle) < count:
                 self.idle.append(self.fresh())
 
     def compile(self, source: str, symbol: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """As `compile_source`; in this process where none can be started. Raises MissingPackage, WorkerError."""
+        """Like `compile_source`; in this process if no worker can be started. Raises MissingPackage, WorkerError."""
         request = {"source": source, "symbol": symbol, "meta": dict(meta)}
         try:
             head, cubin = self.answer(request)
@@ -136,9 +136,9 @@ class Workers:
         return {**head, "cubin": cubin}
 
     def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """That of an idle worker, which may have ended for want of work, or else of a fresh one.
+        """The answer of an idle worker, which may have timed out, or else of a new one.
 
-        Raises WorkerError, OSError where no process can be started.
+        Raises WorkerError, and OSError if no process can be started.
         """
         while True:
             worker, fresh = self.take()
@@ -155,7 +155,7 @@ class Workers:
 
     def take(self) -> tuple[Worker, bool]:
         with self.lock:
-            if self.owner != os.getpid():  # a fork shares its parent's channels
+            if self.owner != os.getpid():  # in a fork: the channels are the parent's
                 self.owner, self.idle, self.server = os.getpid(), [], None
             while self.idle:
                 worker = self.idle.pop()
@@ -168,13 +168,13 @@ class Workers:
         if self.server is not None:
             with contextlib.suppress(OSError):
                 return self.server.fork()
-            self.server.stop()  # it has ended for want of work
+            self.server.stop()  # it timed out
         self.server = None
         self.server = ForkServer.start()
         return self.server.fork()
 
     def stop(self) -> None:
-        """End the idle ones, and what they are forked from; in a fork of this process, leave them to it."""
+        """End idle workers and the server, but not from a fork of this process."""
         with self.lock:
             if self.owner != os.getpid():
                 return
@@ -193,5 +193,5 @@ def shared_workers() -> Workers:
 
 
 def can_start_workers() -> bool:
-    """Is there a Python to start? Not in a program that embeds one."""
+    """Is there a Python executable? Not in programs that embed Python."""
     return bool(sys.executable) and Path(sys.executable).name.startswith("python")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
 from kiln.support.errors import KilnError
@@ -26,7 +26,7 @@ class CompileContext:
     target: Target
     events: EventSink
     dump: Dump
-    store: Store
+    store: DiskStore
     env: ShapeEnv | None = None
     graphs: CudaGraphs | None = None
     report_eager: Callable[[KilnError, Exception | None], None] | None = None

@@ -34,7 +34,7 @@ from kiln.plan.serialize import decode_plan, encode_plan
 from kiln.plan.signature import Signature
 from kiln.runtime.autograd import make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
-from kiln.runtime.eager_replay import Replay
+from kiln.runtime.eager_replay import EagerReplay
 from kiln.runtime.loader import decode_tensor
 from kiln.symbolic import symbol
 
@@ -113,7 +113,7 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
 
 def join_plans(forward: Executable, backward: BackwardCompiler, spec: RegionSpec, data: EagerReplayData) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
-    replay = Replay(data.data, data.constants) if data.data else None
+    replay = EagerReplay(data.data, data.constants) if data.data else None
     region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason)
     if spec.enables_grad:
         region = torch.enable_grad()(region)

@@ -44,7 +44,7 @@ from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key import KeyBuilder
-from kiln.runtime.cache.store import Store, default_folder
+from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Makers, Variant
@@ -111,7 +111,7 @@ class CompileSession:
         self.name = name
         self.settings = settings
         self.events = events
-        self.store = Store(settings.options.cache_dir or default_folder())
+        self.store = DiskStore(settings.options.cache_dir or default_folder())
         self.seen = SeenInputs(settings.options.dynamic)
         self.graphs = CudaGraphs(events) if settings.options.cuda_graphs else None
         self.stored: VariantStore | None = None

@@ -21,7 +21,7 @@ from kiln.native import _frames
 from kiln.native._frames import Entry
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
-from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.guards.reference import code_key
 from kiln.runtime.guards.tree import TreeRows
 from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, write_variant
@@ -38,7 +38,7 @@ Arguments = Mapping[str, object]
 class VariantStore:
     """The variants of one `kiln.compile` call on disk. `start_key(label)`: the key that all of them share."""
 
-    def __init__(self, store: Store, events: EventSink, start_key: Callable[[str], KeyBuilder]) -> None:
+    def __init__(self, store: DiskStore, events: EventSink, start_key: Callable[[str], KeyBuilder]) -> None:
         self.store = store
         self.events = events
         self.start_key = start_key

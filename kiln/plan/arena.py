@@ -1,11 +1,11 @@
-"""Which buffers of a plan need no tensor: they live in one arena per call.
+"""Memory planning: which buffers live in the arena of a call, which reuse the memory of inputs.
 
-    %2 = allocate f32[s0, 768]        only kernels touch %2: raw, bytes at an offset of the arena
+    %2 = allocate f32[s0, 768]        only kernels use %2: raw, an offset into the arena
     %3 = allocate f32[s0, 768]        an ATen step reads %3: a tensor of its own
 
-A slot is raw when every use is a kernel argument, a view that is raw itself, or `Free`. The executor places raw
-buffers by their lives (first step, last step) when sizes are known; two whose lives do not meet may share memory, so
-`reuse` between raw slots needs no step.
+A slot is raw when it is used only by kernels, `FreeStep`s and raw views. The executor lays out raw buffers by their
+live ranges once sizes are known; buffers with disjoint live ranges may share memory, so `reuse` between raw slots needs
+no step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class RawBuffer:
-    """Life of a raw allocation: from step `first` to step `last`, both included."""
+    """Live range of a raw allocation: steps `first` to `last`, inclusive."""
 
     slot: Slot
     first: int
@@ -35,7 +35,7 @@ class RawBuffer:
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`buffers`: raw allocations in the order of their steps. `views`: raw views, which are only pointers."""
+    """`buffers`: raw allocations in the order of their steps. `views`: raw views."""
 
     buffers: tuple[RawBuffer, ...]
     views: frozenset[Slot]
@@ -64,7 +64,7 @@ def plan_memory(plan: Plan) -> MemoryPlan:
 
 
 def _needs_tensor(plan: Plan) -> set[Slot]:
-    """Slots with a use that wants a tensor object, or that leave the plan."""
+    """Slots that are outputs or have a use that needs a tensor object."""
     found = {output.slot for output in plan.outputs if output.slot is not None}
     found.update(step.out for step in plan.steps if isinstance(step, AllocateStep) and step.reuse in plan.donated)
     for step in plan.steps:
@@ -74,7 +74,7 @@ def _needs_tensor(plan: Plan) -> set[Slot]:
 
 
 def _last_uses(plan: Plan) -> dict[Slot, int]:
-    """The last step that reads or defines each slot; `Free` and `reuse` are no uses of the contents."""
+    """The last step that reads or defines each slot; `FreeStep` and `reuse` do not use the contents."""
     last: dict[Slot, int] = {}
     for place, step in enumerate(plan.steps):
         if isinstance(step, AllocateStep | ViewStep):
@@ -86,7 +86,7 @@ def _last_uses(plan: Plan) -> dict[Slot, int]:
 
 
 def with_frees(plan: Plan) -> Plan:
-    """The plan with a `Free` after the last use of every slot that has none: arguments that the callee owns, too."""
+    """The plan with a `FreeStep` after the last use of every slot without one, owned arguments included."""
     kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
     last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
     gone: set[Slot | None] = set()
@@ -107,7 +107,7 @@ def with_frees(plan: Plan) -> Plan:
 
 
 SMALLEST_DONATED = 32 * 1024
-"""Bytes below which looking whether the memory is free costs more than it saves."""
+"""Below this many bytes, checking that the memory is unused costs more than it saves."""
 
 
 def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
@@ -116,8 +116,8 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
         launch k_1(%0, %2)                            launch k_1(%0, %2)
         %3 = allocate f32[128, 256]            =>     %3 = allocate f32[128, 256] in memory of %0
 
-    `owned`: inputs that may belong to nobody else. Whether one does is asked at each call: with retain_graph=True, or
-    where a hook keeps the tensor, the buffer gets memory of its own.
+    `owned`: inputs that nobody else may hold. Each call checks: with retain_graph=True, or where a hook keeps the
+    tensor, the buffer gets memory of its own.
     """
     last, views = _ends(plan)
     waiting = {slot: size for slot in owned if (size := _num_bytes(plan.inputs[slot].spec)) >= SMALLEST_DONATED}
@@ -129,8 +129,8 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
     for place, step in enumerate(plan.steps):
         if isinstance(step, AllocateStep) and step.reuse is None:
             size, device = _num_bytes(step.spec), step.spec.device
-            dead = (one for one in waiting if last[one] < place and one not in freed)
-            fitting = [one for one in dead if waiting[one] >= size and _device_of(plan, one) == device]
+            dead = (slot for slot in waiting if last[slot] < place and slot not in freed)
+            fitting = [slot for slot in dead if waiting[slot] >= size and _device_of(plan, slot) == device]
             if fitting and size >= SMALLEST_DONATED:
                 found = min(fitting, key=waiting.__getitem__)
                 del waiting[found]
@@ -143,7 +143,7 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
 
 
 def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
-    """Of each input, the last step that uses it or a view of it, and these views."""
+    """For each input, the last step that uses it or a view of it, and its views."""
     owner: dict[Slot, Slot] = {slot: slot for slot in range(len(plan.inputs))}
     last: dict[Slot, int] = dict.fromkeys(owner, -1)
     views: defaultdict[Slot, list[Slot]] = defaultdict(list)

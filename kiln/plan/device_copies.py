@@ -1,11 +1,11 @@
-"""Kernels of a GPU and values that stand in CPU memory.
+"""Copies CPU arguments of GPU kernels to the GPU.
 
     launch t(%0, %1, %2)                     %4 = aten.clone.default(%0) -> f32[]
         with %0: f32[] on the CPU      =>    %3 = aten._to_copy.default(%4, device=cuda:0) -> f32[ @cuda:0]
                                              launch t(%3, %1, %2)
                                              free %3, %4
 
-A scalar tensor on the CPU may stand where torch wants one on the GPU, and reaches a kernel as a tensor like any other.
+As in eager, a scalar tensor on the CPU can be combined with tensors on the GPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kiln.tensor.spec import TensorSpec
 
 
 def with_device_copies(plan: Plan) -> Plan:
-    """`plan`, where every kernel of a GPU gets its arguments on that GPU. Nested plans are left alone.
+    """The plan with copies in front of GPU kernels that have CPU arguments. Nested plans are left alone.
 
-    Raises InvalidPlan where such a kernel writes CPU memory.
+    Raises InvalidPlan for a GPU kernel that writes CPU memory.
     """
     triton = {kernel.symbol: kernel for kernel in plan.kernels if kernel.language == "triton"}
     if not triton:
@@ -63,9 +63,9 @@ def device_of(tensors: Iterable[Slot], specs: dict[Slot, TensorSpec]) -> torch.d
 
 
 def copy_steps(source: Slot, host: Slot, target: Slot, spec: TensorSpec, device: torch.device) -> list[Step]:
-    """`source` to `target` on `device` without a wait: of pageable memory the driver takes what stands there now.
+    """Copy `source` to `target` on `device` without waiting: the driver reads pageable memory at once.
 
-    `source` may be pinned, which would be read later; so it is its copy `host` that is sent.
+    `source` may be pinned and would be read later, so its copy `host` is sent.
     """
     layout = replace(spec, offset=0)
     kwargs = (("device", device), ("non_blocking", True))

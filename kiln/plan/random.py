@@ -2,12 +2,11 @@
 
     draw_seed(torch.device("cpu"), 4096)   is   tensor([5577006791947779410, 0])
 
-A kernel computes its numbers from seed, offset and the element's index; backward gets the same pair and computes
-the same numbers again. The generators advance, so `torch.manual_seed` decides what is drawn and two calls differ.
+A kernel computes its numbers from seed, offset and element index; backward gets the same pair and computes the same
+numbers again. The generators advance, so `torch.manual_seed` determines what is drawn and two calls differ.
 * CPU: the Mersenne twister has no offset; each draw takes a fresh 63-bit seed from it.
-* CUDA: the generator's seed and its offset, which moves on by `increment` (rounded up to 4, as torch does). While the
-  user records a CUDA graph, torch keeps the state of its generators from being read: an operator draws the seed, in
-  each replay another one.
+* CUDA: the generator's seed and offset; the offset advances by `increment` (rounded up to 4, as in torch). While the
+  user captures a CUDA graph the state of the generator cannot be read: an operator draws a new seed in each replay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What autograd has to know of a differentiable region: data, saved with its two plans.
+"""What autograd needs to know of a differentiable region: data, stored with its two plans.
 
 forward (x, w) -> y, t;  backward (x, t, dy) -> dx, dw
 RegionSpec(num_inputs=2, outputs=(y,), differentiable=(True,), saved=(Saved("input", 0), Saved("extra", 1)))
@@ -65,11 +65,11 @@ class RegionSpec:
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")
-        changed = {*self.mutated, *(one for one, _ in self.written)}
-        for one in self.saved:
+        changed = {*self.mutated, *(input_ for input_, _ in self.written)}
+        for saved in self.saved:
             require(
-                one.kind != "input" or one.index not in changed,
-                f"input {one.index} is changed by forward: backward must save a copy of its old value",
+                saved.kind != "input" or saved.index not in changed,
+                f"input {saved.index} is changed by forward: backward must save a copy of its old value",
             )
         for output, differentiable in zip(self.outputs, self.differentiable, strict=True):
             require(

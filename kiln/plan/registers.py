@@ -3,9 +3,9 @@
     symbols: s0 = %0.size(0)        register 0 = s0, registers 1, 2, 3 = 8, 1, 0 (constants)
     sizes (s0, 8), units 8*s0       mul r4 = r0 r1;  mov r5 = r0   (5 and 6 hold the vector s0, 8)
 
-Constants stand in the register file from the start; what depends on inputs is computed once at the entry of a call,
-what depends on a number read from data right after its `HostRead`. A vector (sizes, strides, kernel arguments) is a
-run of neighbouring registers, so a step names it by its first register and nothing is copied at run time.
+Constants are in the register file from the start; what depends on inputs is computed on entry to a call, what depends
+on a number read from data right after its `HostReadStep`. A vector (sizes, strides, kernel arguments) is a run of
+neighbouring registers named by the first, so nothing is copied at run time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ OPERATIONS = {FloorDiv: OperationKind.FLOOR_DIV, Mod: OperationKind.MOD, Min: Op
 @final
 @dataclass
 class Segment:
-    """Operations (op, target, a, b) done together: at the entry, or after one HostRead."""
+    """Operations (op, target, a, b) that run together: on entry, or after one `HostReadStep`."""
 
     operations: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 @final
 class RegisterFile:
-    """Hands out registers and writes the operations that fill them."""
+    """Assigns registers and collects the operations that fill them."""
 
     def __init__(self) -> None:
-        self.ints: list[int] = []  # what the register holds before the call
+        self.ints: list[int] = []  # initial values
         self.floats: list[float] = []
         self.segments = [Segment()]
         self._scalars: dict[Int, tuple[int, int]] = {}  # value to (register, segment that defines it)
@@ -53,7 +53,7 @@ class RegisterFile:
         self._scalars[symbol] = (register, len(self.segments) - 1)
 
     def start_segment(self) -> int:
-        """What depends on symbols bound from now on is computed in a new segment; its number."""
+        """Number of a new segment, for all that depends on symbols bound from now on."""
         self.segments.append(Segment())
         return len(self.segments) - 1
 
@@ -62,7 +62,7 @@ class RegisterFile:
         return self._place(value)[0]
 
     def vector(self, values: Sequence[Int]) -> int:
-        """The first of the registers that hold `values` side by side."""
+        """The first of neighbouring registers with `values`."""
         key = tuple(values)
         if key in self._vectors:
             return self._vectors[key]
@@ -76,7 +76,7 @@ class RegisterFile:
         return start
 
     def float_vector(self, values: Sequence[tuple[str, float | int]]) -> int:
-        """Floats side by side; each is ("constant", number), ("float", register) or ("int", int register)."""
+        """The first of neighbouring float registers. Values: ("constant", number), ("float" or "int", register)."""
         key = tuple(f"{kind}:{value!r}" for kind, value in values)
         if key in self._float_vectors:
             return self._float_vectors[key]

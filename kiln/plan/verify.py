@@ -1,4 +1,4 @@
-"""Rules that every plan obeys, checked when an executor is made and in tests of the plan writer.
+"""The plan verifier; runs whenever an executor is made.
 
 verify_plan(plan)      raises InvalidPlan("P1: %7 is used before it is defined, in: launch k0(%7)")
 """
@@ -26,7 +26,7 @@ class InvalidPlan(KilnError):
 def verify_plan(plan: Plan) -> None:
     """Raise InvalidPlan unless
 
-    P1  a slot is used only after its definition and before its `Free`; it is defined once;
+    P1  a slot is used only after its definition and before its `FreeStep`; it is defined once;
     P2  every symbol is bound by an input, or by a HostReadStep above its use;
     P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
@@ -53,7 +53,7 @@ def slot_specs(plan: Plan) -> dict[Slot, TensorSpec]:
 
 
 def expressions_in(step: Step, seen: set[int]) -> list[Expr | Relation]:
-    """Every expression below a step, nested plans excepted. Layouts whose address is in `seen` are passed over."""
+    """All expressions in a step, except in nested plans. Skips layouts whose id is in `seen`."""
     found: list[Expr | Relation] = []
     stack = [getattr(step, name) for name in step.__slots__]
     while stack:

@@ -77,7 +77,7 @@ def make_region(
         spec.num_inputs,
         forward,
         [result_row(*pair, spec.num_inputs) for pair in zip(spec.outputs, spec.differentiable, strict=True)],
-        [one.row() for one in spec.saved],
+        [saved.row() for saved in spec.saved],
         spec.written,
         backward,
         differentiate,
@@ -153,16 +153,18 @@ class SecondDerivative:
     def _results(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Raises NoSecondDerivative where the replay draws random numbers: they are not those of the forward."""
         generators = generators_of(inputs)
-        before = [one.get_state() for one in generators]
+        before = [generator.get_state() for generator in generators]
         results = self.replay(*inputs)
-        if all(torch.equal(state, one.get_state()) for state, one in zip(before, generators, strict=True)):
+        if all(
+            torch.equal(*pair) for pair in zip(before, (generator.get_state() for generator in generators), strict=True)
+        ):
             return results
-        for state, one in zip(before, generators, strict=True):
-            one.set_state(state)
+        for state, generator in zip(before, generators, strict=True):
+            generator.set_state(state)
         raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
 
 
 def generators_of(values: Sequence[Any]) -> list[torch.Generator]:
     """torch's default generators: the CPU's, and those of the GPUs on which tensors among `values` are."""
     devices = {value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
-    return [torch.default_generator, *(torch.cuda.default_generators[one.index] for one in devices)]
+    return [torch.default_generator, *(torch.cuda.default_generators[device.index] for device in devices)]

@@ -4,7 +4,7 @@
      "calls": [[["torch._C._nn:gelu"], [["value", 0]], [], 2],        %2 = gelu(%0)
                ["sum", [["value", 2], -1], [], 3]]}                    %3 = %2.sum(-1)
 
-    replay = Replay(data, constants)
+    replay = EagerReplay(data, constants)
     results = replay(x, weight)              # by eager operators, under autograd and the modes of the capture
 
 The first derivatives of a region are a compiled plan, which nothing can differentiate; the same calls run eagerly can
@@ -37,7 +37,7 @@ SETTERS: dict[str, Callable[..., Any]] = {
 
 
 @final
-class Replay:
+class EagerReplay:
     """`replay(*inputs)`: the results that the user sees. `data` is read when it is first needed."""
 
     def __init__(self, data: bytes, constants: Sequence[torch.Tensor] = ()) -> None:
@@ -54,7 +54,7 @@ class Replay:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         program = self._program
         written = frozenset(program["written"])
-        values = [one.clone() if number in written else one for number, one in enumerate(inputs)]
+        values = [value.clone() if number in written else value for number, value in enumerate(inputs)]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
         with ambient(program["state"]):
             for target, args, kwargs, result in program["calls"]:
@@ -125,9 +125,9 @@ def symbol_values(bindings: Sequence[Any], inputs: Sequence[Any]) -> dict[str, i
 
 def ambient_state() -> dict[str, Json]:
     """The modes that decide what a torch call does and that the log of a recording does not have."""
-    devices = [one for one in ("cpu", "cuda") if torch.is_autocast_enabled(one)]
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {
-        "autocast": [[one, str(torch.get_autocast_dtype(one)).removeprefix("torch.")] for one in devices],
+        "autocast": [[device, str(torch.get_autocast_dtype(device)).removeprefix("torch.")] for device in devices],
         "cache": torch.is_autocast_cache_enabled(),
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }

@@ -4,7 +4,7 @@
     outs = run(x, weight)                  # a tuple; no Python frame, the interpreter lock is released
 
 Below autograd and autocast, whatever the caller's modes: `autograd.py` builds the differentiable region on top.
-Thread-safe and re-entrant. Differences from `python_executor.py`, the reference, are faults.
+Thread-safe and re-entrant. Any difference from the reference (`kiln/plan/reference.py`) is a bug.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
 
 
 Observer = Callable[[Plan, Libraries, Sequence[torch.Tensor], Collection[int], Any], Any]
-"""Gets what an executor was made from and the executor; gives what is called in its place."""
+"""Receives an executor and what it was made from; returns what is called instead."""
 
 OBSERVERS: list[Observer] = []
-"""Registered by who watches plans run: tests, tools. Empty, an executor stands for itself."""
+"""Registered by tests and tools that watch plans run."""
 
 
 def make_executor(
@@ -52,7 +52,7 @@ def make_executor(
 
     Raises InvalidPlan, UnknownOperator, MissingKernel.
     """
-    names = [one.name for one in plan.inputs]
+    names = [declared.name for declared in plan.inputs]
     program = program or encode_program(plan, adapt)
     executor = load_executor(program, libraries, constants, Explain(plan.name, names, libraries))
     for observe in OBSERVERS:

@@ -70,7 +70,7 @@ def save_bundle(
             sections[f"plan/{name}"] = encode_plan(plan)
         if facts.seeds and not facts.refusal:
             sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), own)
-        inputs = [one.name for one in plan.inputs]
+        inputs = [declared.name for declared in plan.inputs]
         entries[name] = {
             "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts)
         }  # fmt: skip

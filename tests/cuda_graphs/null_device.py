@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kiln.runtime.cuda_graphs.device import Graph, RecordingFailed, Results, Run
+from kiln.runtime.cuda_graphs.device import RecordedGraph, RecordingFailed, Results, Run
 from kiln.runtime.cuda_graphs.recording import flat_view, span_bytes
 from kiln.support.errors import KilnError
 
@@ -69,7 +69,7 @@ class NullDevice:
     def enter(self) -> None:
         pass
 
-    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
         if self.fail is not None:
             if isinstance(self.fail, KilnError):
                 raise self.fail

@@ -26,7 +26,7 @@ from kiln.plan.errors import IndexOutOfRange
 from kiln.plan.plan import Kernel, Plan, PlanInput, Step
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.executor import Explain, load_executor, make_executor
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
@@ -53,7 +53,7 @@ KERNELS = (SCALE, GATHER, COPY_PAIR)
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
-    return compile_kernels(KERNELS, Store(tmp_path_factory.mktemp("store")), EventSink())
+    return compile_kernels(KERNELS, DiskStore(tmp_path_factory.mktemp("store")), EventSink())
 
 
 @pytest.fixture(autouse=True)
@@ -315,7 +315,7 @@ def settled_cost(images: Any) -> float:
 @pytest.mark.parametrize("status", [False, True])
 def test_cost_of_a_launch(status: bool, tmp_path: Path) -> None:
     plan, _ = launches(LAUNCHES, status)
-    made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
+    made = compile_kernels(plan.kernels, DiskStore(tmp_path), EventSink())
     run = make_executor(plan, made)
     none = make_executor(replace(plan, steps=()), made)
     x, y = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
@@ -337,7 +337,7 @@ def test_cost_of_allocations(tmp_path: Path) -> None:
         ]
         steps += [FreeStep((n + 1,))] if n else []
     plan = replace(plan, steps=tuple(steps), num_slots=LAUNCHES + 2, mutated=())
-    made = compile_kernels(plan.kernels, Store(tmp_path), EventSink())
+    made = compile_kernels(plan.kernels, DiskStore(tmp_path), EventSink())
     run = make_executor(plan, made)
     x = torch.zeros(16, device=CUDA)
     print(f"\nallocate, launch and free: {best_of(lambda: run(x, x), LAUNCHES):.3f} us")
@@ -385,8 +385,8 @@ def test_cost_of_compiling(tmp_path: Path) -> None:
             for n, name in enumerate(names)
         ]
 
-    compile_kernels(kernels(0)[:1], Store(tmp_path), EventSink(), 1)
+    compile_kernels(kernels(0)[:1], DiskStore(tmp_path), EventSink(), 1)
     for place, workers in enumerate((1, 16, 4, 8, 16)):
         started = time.perf_counter()
-        compile_kernels(kernels(100 + 20 * place), Store(tmp_path), EventSink(), workers)
+        compile_kernels(kernels(100 + 20 * place), DiskStore(tmp_path), EventSink(), workers)
         print(f"\n16 kernels, {workers} workers: {time.perf_counter() - started:.2f} s")

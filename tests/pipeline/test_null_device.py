@@ -19,7 +19,7 @@ from kiln.pipeline.context import CompileContext, Dump
 from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.plan import Plan
 from kiln.plan.steps import AtenStep
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.executor import make_executor
 from kiln.support.events import EventSink
 from kiln.support.options import Options
@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {
 
 
 def plan_of(text: str, folder: Path, host: Target = Target()) -> Plan:  # noqa: B008  a frozen value
-    context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(folder))
+    context = CompileContext(Options(), host, host, EventSink(), Dump(None), DiskStore(folder))
     return graph_to_plan(parse_graph(text), context)
 
 

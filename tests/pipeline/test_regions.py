@@ -15,7 +15,7 @@ from kiln.pipeline import compiled_region
 from kiln.pipeline.compiled_region import CompiledRegion, finish_regions
 from kiln.pipeline.session import KilnWarning
 from kiln.plan.plan import Kernel
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 
@@ -65,7 +65,7 @@ def test_guards_are_made_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) 
 
 def test_compilers_that_nobody_waits_for_are_stopped(tmp_path: Path) -> None:
     kernel = Kernel("k_unwaited", "cpp", 'extern "C" void k_unwaited() {}', (), 0)
-    work = start_compile([kernel], Store(tmp_path), EventSink())
+    work = start_compile([kernel], DiskStore(tmp_path), EventSink())
     folder, process = work.units[0].folder, work.units[0].process
     del work
     gc.collect()

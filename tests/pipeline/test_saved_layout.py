@@ -16,7 +16,7 @@ from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.plan.signature import SavedTensor
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
@@ -46,7 +46,7 @@ def halves_of(first: str = "", rows: str = "16", env: ShapeEnv | None = None) ->
 
 def changed(halves: Partition, folder: Path, env: ShapeEnv | None = None) -> Partition:
     host = Target(vector_bytes=32)
-    context = CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)), env)
+    context = CompileContext(Options(), host, host, EventSink(), Dump(None), DiskStore(str(folder)), env)
     made = saved_as_made(halves, context, (UnfuseBias(), ALWAYS))
     verify(made.forward, "forward")
     verify(made.backward, "backward")

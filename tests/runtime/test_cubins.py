@@ -18,7 +18,7 @@ from kiln.build import cubins, triton_compile, triton_worker, triton_workers
 from kiln.build.cubins import NoTriton, TritonRefused, start_cubins
 from kiln.build.triton_workers import WorkerError, Workers
 from kiln.plan.plan import Kernel
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Cubin
 from kiln.support import optional
 from kiln.support.events import EventSink
@@ -29,8 +29,8 @@ pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cubins"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> DiskStore:
+    return DiskStore(tmp_path_factory.mktemp("cubins"))
 
 
 def for_capability(kernel: Kernel, capability: int) -> Kernel:
@@ -38,7 +38,7 @@ def for_capability(kernel: Kernel, capability: int) -> Kernel:
 
 
 @pytest.mark.slow  # imports Triton and LLVM
-def test_two_kinds_of_gpu(store: Store) -> None:
+def test_two_kinds_of_gpu(store: DiskStore) -> None:
     for capability in (80, 90):
         scale, gather = (for_capability(one, capability) for one in (SCALE, GATHER))
         made = start_cubins([scale, gather, scale], store, EventSink(), workers=2).wait()
@@ -55,7 +55,7 @@ def test_kernels_of_one_code_share_a_cubin(tmp_path: Path) -> None:
     """Names and the comment at the head do not matter."""
     source = "# kernel over (i0: 4096)\n" + SCALE.source.replace("t_scale", "t_again")
     again = replace(SCALE, symbol="t_again", source=source)
-    made = start_cubins([SCALE, again], Store(tmp_path), EventSink()).wait()
+    made = start_cubins([SCALE, again], DiskStore(tmp_path), EventSink()).wait()
     assert made["t_scale"] is made["t_again"]
     other = replace(SCALE, source=SCALE.source.replace("tl.load", "tl. load"))
     assert cubins.cubin_key(other) != cubins.cubin_key(SCALE) == cubins.cubin_key(again)
@@ -63,11 +63,11 @@ def test_kernels_of_one_code_share_a_cubin(tmp_path: Path) -> None:
 
 WARM = """
 import sys
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.build.cubins import start_cubins
 from kiln.support.events import EventSink
 from tests.runtime.triton_samples import SCALE
-work = start_cubins([SCALE], Store(sys.argv[1]), EventSink())
+work = start_cubins([SCALE], DiskStore(sys.argv[1]), EventSink())
 assert not work.running and work.wait()["t_scale"].entry == "t_scale"
 assert "triton" not in sys.modules
 print("warm")
@@ -75,7 +75,7 @@ print("warm")
 
 
 @pytest.mark.slow
-def test_a_warm_start_imports_no_triton(store: Store) -> None:
+def test_a_warm_start_imports_no_triton(store: DiskStore) -> None:
     start_cubins([SCALE], store, EventSink()).wait()
     done = subprocess.run(
         [sys.executable, "-c", WARM, str(store.folder)], cwd=Path(__file__).parents[2], capture_output=True, text=True
@@ -84,7 +84,7 @@ def test_a_warm_start_imports_no_triton(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_what_triton_refuses_is_a_coded_error(store: Store) -> None:
+def test_what_triton_refuses_is_a_coded_error(store: DiskStore) -> None:
     bad = replace(
         SCALE, symbol="t_bad", source="import triton\n@triton.jit\ndef t_bad(x, out, n, factor, BLOCK):\n  y\n"
     )
@@ -92,13 +92,13 @@ def test_what_triton_refuses_is_a_coded_error(store: Store) -> None:
         start_cubins([bad], store, EventSink()).wait()
 
 
-def test_types_that_cannot_be_passed(store: Store) -> None:
+def test_types_that_cannot_be_passed(store: DiskStore) -> None:
     odd = replace(SCALE, meta=(("signature", ("*fp32", "tensordesc<fp32[4]>")),))
     with pytest.raises(TritonRefused, match="tensordesc"):
         cubins.parameter_letters(odd)
 
 
-def test_a_machine_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_triton(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(package: str, *, purpose: str) -> None:
         raise MissingPackage(package=package, purpose=purpose)
 

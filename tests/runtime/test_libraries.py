@@ -11,7 +11,7 @@ import torch
 
 from kiln.build.cpp_compile import KernelsDoNotCompile, balanced_groups, compile_kernels
 from kiln.plan.reference import PythonExecutor
-from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.executor import make_executor
 from kiln.runtime.kernels import Libraries, MissingKernel
 from kiln.support.events import EventSink
@@ -25,7 +25,7 @@ def compiled_counts(events: EventSink) -> list[tuple[object, object]]:
 
 
 def test_kernels_are_compiled_once(tmp_path: Path) -> None:
-    events, store = EventSink(), Store(tmp_path)
+    events, store = EventSink(), DiskStore(tmp_path)
     compile_kernels([ADD, SCALE, ADD], store, events)
     compile_kernels([SCALE, GATHER], store, events)
     compile_kernels([ADD, SCALE, GATHER], store, events)
@@ -34,16 +34,16 @@ def test_kernels_are_compiled_once(tmp_path: Path) -> None:
 
 def test_the_folder_can_be_moved(tmp_path: Path) -> None:
     events = EventSink()
-    compile_kernels([ADD], Store(tmp_path / "a"), events)
+    compile_kernels([ADD], DiskStore(tmp_path / "a"), events)
     os.rename(tmp_path / "a", tmp_path / "b")
-    libraries = compile_kernels([ADD], Store(tmp_path / "b"), events)
+    libraries = compile_kernels([ADD], DiskStore(tmp_path / "b"), events)
     assert compiled_counts(events) == [(1, 0), (0, 1)]
     x = torch.randn(2, 8)
     PythonExecutor(add_norm(), libraries)(x, x, torch.randn(8, 4))
 
 
 def test_a_damaged_library_is_a_miss(tmp_path: Path) -> None:
-    events, store = EventSink(), Store(tmp_path)
+    events, store = EventSink(), DiskStore(tmp_path)
     path = compile_kernels([ADD], store, events).files()[0]
     data = path.read_bytes()
     path.unlink()  # a new file: the old one is mapped into this process
@@ -54,16 +54,16 @@ def test_a_damaged_library_is_a_miss(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    libraries = compile_kernels([ADD], Store(tmp_path / "file"), EventSink())
+    libraries = compile_kernels([ADD], DiskStore(tmp_path / "file"), EventSink())
     assert libraries.address("k_add")
     assert all(path.exists() for path in libraries.files())
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
     with pytest.raises(KernelsDoNotCompile, match=r"KILN4102[\s\S]*k_bad[\s\S]*nonsense"):
-        compile_kernels([kernel("k_bad", "nonsense;", "")], Store(tmp_path), EventSink())
+        compile_kernels([kernel("k_bad", "nonsense;", "")], DiskStore(tmp_path), EventSink())
     with pytest.raises(MissingKernel):
-        compile_kernels([ADD], Store(tmp_path), EventSink()).function("k_none")
+        compile_kernels([ADD], DiskStore(tmp_path), EventSink()).function("k_none")
 
 
 def test_groups_are_balanced() -> None:
@@ -74,7 +74,7 @@ def test_groups_are_balanced() -> None:
 
 
 def test_entries_survive_only_intact(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = DiskStore(tmp_path)
     store.put("plan", "abcd", b"contents")
     assert store.get("plan", "abcd") == b"contents" and store.get("plan", "other") is None
     path = store.path("plan", "abcd")
@@ -86,7 +86,7 @@ def test_entries_survive_only_intact(tmp_path: Path) -> None:
 
 
 def test_the_store_is_bounded(tmp_path: Path) -> None:
-    store = Store(tmp_path, max_bytes=10_000)
+    store = DiskStore(tmp_path, max_bytes=10_000)
     for n in range(20):
         store.put("plan", content_key(str(n)), bytes(1000))
         os.utime(store.path("plan", content_key(str(n))), (n, n))
@@ -99,7 +99,7 @@ def test_the_store_is_bounded(tmp_path: Path) -> None:
 
 def test_kernels_may_call_libm_and_libgcc(tmp_path: Path) -> None:
     body = "auto o = (float*)t[0]; o[0] = __builtin_erff((float)f[0]); o[1] = (float)(__int128)f[0];"
-    libraries = compile_kernels([kernel("k_libm", body, "w", floats=1)], Store(tmp_path), EventSink())
+    libraries = compile_kernels([kernel("k_libm", body, "w", floats=1)], DiskStore(tmp_path), EventSink())
     assert libraries.address("k_libm")
 
 

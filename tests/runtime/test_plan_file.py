@@ -16,7 +16,7 @@ from kiln.plan.text import plan_text
 from kiln.runtime import loader as plan_file
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
 from tests.runtime.samples import add_norm, gather
@@ -100,7 +100,7 @@ def test_floats_survive_exactly() -> None:
 
 
 def test_a_miss_is_explained(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = DiskStore(tmp_path)
     old = KeyBuilder("Net.forward").add("numerics", "fast").add("shape", [1, 2]).add("gone", 1)
     assert explain_miss(store, old) == "Net.forward was never stored"
     remember(store, old)
@@ -116,8 +116,8 @@ def test_a_miss_is_explained(tmp_path: Path) -> None:
 def test_many_processes_share_a_store(tmp_path: Path) -> None:
     script = """
 import sys
-from kiln.runtime.cache.store import Store
-store = Store(sys.argv[1], max_bytes=200_000)
+from kiln.runtime.cache.store import DiskStore
+store = DiskStore(sys.argv[1], max_bytes=200_000)
 for n in range(300):
     key = f"{n % 7:02d}key"
     body = store.get("plan", key)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import final
 
-from kiln.runtime.cache.store import Store, content_key
+from kiln.runtime.cache.store import DiskStore, content_key
 
 LONGEST_SHOWN = 80
 
@@ -47,12 +47,12 @@ def explain(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def remember(store: Store, key: KeyBuilder) -> None:
+def remember(store: DiskStore, key: KeyBuilder) -> None:
     """Keep the parts as the last ones stored under the label."""
     store.put("parts", content_key(key.label), json.dumps(key.parts, sort_keys=True).encode())
 
 
-def explain_miss(store: Store, key: KeyBuilder) -> str:
+def explain_miss(store: DiskStore, key: KeyBuilder) -> str:
     """Why there is no entry for `key`, in a sentence."""
     data = store.get("parts", content_key(key.label))
     if data is None:

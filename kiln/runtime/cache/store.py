@@ -1,6 +1,6 @@
 """Content-addressed entries in a folder that many processes share.
 
-    store = Store(default_folder(), max_bytes=2 << 30)
+    store = DiskStore(default_folder(), max_bytes=2 << 30)
     store.put("kernel", key, data)          # a file kernel/ab/ab12...: written aside, then renamed
     store.get("kernel", key)                # the bytes, or None: absent, cut short and corrupted are all a miss
 
@@ -58,7 +58,7 @@ class StoredEntry:
     used: float
 
 
-class Store:
+class DiskStore:
     """Entries by (kind, key); `kind` is the folder: "kernel", "library", "plan", "region"."""
 
     def __init__(self, folder: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> None:

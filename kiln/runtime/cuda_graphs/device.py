@@ -37,7 +37,7 @@ class RecordingFailed(KilnError, RuntimeError):
     try_ = ("it runs without a graph from now on; mode='default' records none",)
 
 
-class Graph(Protocol):
+class RecordedGraph(Protocol):
     """What was recorded. `bytes`: of the memory pool."""
 
     bytes: int
@@ -57,7 +57,7 @@ class GraphDevice(Protocol):
     def is_recording(self) -> bool:
         """Whether the caller's stream is being recorded already, by whomever."""
 
-    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
         """What `run(*args)` launches, as a graph that reads the arguments where they stand, and what it returned.
 
         Raises RecordingFailed, and what earlier kernels reported.
@@ -108,11 +108,11 @@ class CudaGraphDevice:
             current.wait_stream(self.last)
         self.last, self._last_raw = current, raw
 
-    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+    def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
         with self.lock:
             return self._record_twice(run, args, name)
 
-    def _record_twice(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+    def _record_twice(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
         try:
             return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError:
@@ -122,7 +122,7 @@ class CudaGraphDevice:
         except torch.cuda.OutOfMemoryError as problem:
             raise RecordingFailed(plan=name, problem=f"out of memory: {first_line(problem)}") from problem
 
-    def _record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[Graph, Results]:
+    def _record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self.device)
         with torch.cuda.device(self.device), torch.cuda.stream(self.side):

@@ -59,7 +59,7 @@ def graph_facts(plan: Plan) -> GraphFacts:
 def device_of(plan: Plan) -> torch.device:
     """The device of the plan's tensors, the first that is no CPU."""
     devices = [spec.device for spec in slot_specs(plan).values()]
-    return next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def refusals(plan: Plan, device: torch.device) -> Iterator[str]:

@@ -148,7 +148,7 @@ class GraphedPlan:
 
         An argument may be what is saved. It is no argument in place: those stood before the graph's memory was made.
         """
-        oldest = held[0] if len(held) == 1 else min(held, key=lambda one: one.used)
+        oldest = held[0] if len(held) == 1 else min(held, key=lambda recording: recording.used)
         held_bytes, pool_bytes = oldest.state.held_bytes(), oldest.graph.bytes
         if held_bytes >= TWIN_BYTES and pool_bytes <= TWIN_SHARE * held_bytes and self._has_room(pool_bytes):
             twin = self._record(args, oldest.copied) if len(held) < TWINS and not self.stopped else None
@@ -160,7 +160,7 @@ class GraphedPlan:
 
     def _with_moved(self, moved: list[Recording], args: tuple[Any, ...]) -> Any:
         """The layout is known, and arguments stand elsewhere than in all its recordings."""
-        nearest = min(moved, key=lambda one: len(one.state.moved(args)))
+        nearest = min(moved, key=lambda recording: len(recording.state.moved(args)))
         places = nearest.state.moved(args)
         again = [place for place in places if self._moves[place] < MOVES]
         stale = {place for place in again if isinstance(args[place], nn.Parameter)}
@@ -222,7 +222,7 @@ class GraphedPlan:
             self._stop(problem.reason if isinstance(problem, RecordingFailed) else "no memory for its arguments")
             return None
         while self.recordings and (len(self.recordings) >= KEPT or not self._has_room(made.graph.bytes)):
-            self._drop(min(self.recordings, key=lambda one: one.used))
+            self._drop(min(self.recordings, key=lambda recording: recording.used))
         made.used = self.calls
         self.recordings.append(made)
         self.log.recorded(self.what.facts.name, made.graph.bytes)
@@ -230,7 +230,9 @@ class GraphedPlan:
 
     def _has_room(self, pool_bytes: int) -> bool:
         """For one pool more."""
-        return sum(one.graph.bytes for one in self.recordings) + pool_bytes <= POOL_SHARE * self.device.memory
+        return (
+            sum(recording.graph.bytes for recording in self.recordings) + pool_bytes <= POOL_SHARE * self.device.memory
+        )
 
     def _drop(self, recording: Recording) -> None:
         if recording in self.recordings:

@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 
 from kiln.native._executor import Replay
-from kiln.runtime.cuda_graphs.device import Graph, GraphDevice
+from kiln.runtime.cuda_graphs.device import GraphDevice, RecordedGraph
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 
@@ -52,7 +52,7 @@ class Recording:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: RecordedGraph,
         device: GraphDevice,
         state: Replay,
         buffers: Sequence[torch.Tensor],

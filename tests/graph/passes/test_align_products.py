@@ -31,7 +31,7 @@ from kiln.pipeline.stages import graph_to_plan, repeated_layers_to_plan, run_sta
 from kiln.plan.plan import Plan
 from kiln.plan.steps import LaunchStep
 from kiln.plan.text import plan_text
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.executor import make_executor
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
@@ -468,7 +468,7 @@ def test_a_tangent_is_made_padded() -> None:
 
 def context_in(folder: Path, env: ShapeEnv | None = None) -> CompileContext:
     host = Target(vector_bytes=32, threads=2)
-    return CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)), env)
+    return CompileContext(Options(), host, host, EventSink(), Dump(None), DiskStore(str(folder)), env)
 
 
 def plan_of(graph: Graph, folder: Path, env: ShapeEnv | None = None) -> Plan:
