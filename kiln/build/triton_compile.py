@@ -34,7 +34,7 @@ def jit_function(source: str, symbol: str) -> Any:
     """What the definition of `symbol` in `source` makes: a `triton.JITFunction`, or an interpreted one."""
     name = f"kiln/{symbol}.py"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": f"kiln_kernel_{symbol}", "__file__": name}
+    namespace: dict[str, object] = {"__name__": f"kiln_kernel_{symbol}", "__file__": name}
     try:
         exec(compile(source, name, "exec"), namespace)
     finally:
@@ -71,12 +71,12 @@ def compile_source(source: str, symbol: str, meta: Mapping[str, Any]) -> dict[st
 class Made:
     """Triton's result: what its stages tell of the kernel, and the texts of which something is kept."""
 
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     ptx: str
     cubin: bytes
 
 
-def run_stages(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
+def run_stages(source: object, target: object, options: Mapping[str, object]) -> Made:
     """`source` through all stages. Triton's own way is taken where that fails: it raises what a user should read, and
     a version whose stages are called otherwise compiles all the same.
     """
@@ -87,16 +87,16 @@ def run_stages(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
         return Made(compiled.metadata._asdict(), compiled.asm["ptx"], compiled.asm["cubin"])
 
 
-def without_cache(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
+def without_cache(source: Any, target: object, options: Mapping[str, object]) -> Made:
     """What `triton.compile` of Triton 3.6 and 3.7 does between looking into its cache and writing it."""
     compiler = load_required("triton", purpose=PURPOSE).compiler.compiler
     backend = compiler.make_backend(target)
     parsed = backend.parse_options({**options, **source.parse_options()})
-    metadata: dict[str, Any] = {"target": target, **parsed.__dict__}
+    metadata: dict[str, object] = {"target": target, **parsed.__dict__}
     context = compiler.ir.context()
     compiler.ir.load_dialects(context)
     backend.load_dialects(context)
-    stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+    stages: dict[str, Callable[[object, dict[str, object]], object]] = {}
     backend.add_stages(stages, parsed, source.language)
     form = source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
     texts: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def without_cache(source: Any, target: Any, options: Mapping[str, Any]) -> Made:
     return Made(metadata, texts["ptx"], texts["cubin"])
 
 
-def facts(made: Made, num_parameters: int) -> dict[str, Any]:
+def facts(made: Made, num_parameters: int) -> dict[str, object]:
     """What is kept of Triton's result. Newer Tritons append pointers to the parameters: scratch memory, profiling."""
     entry, metadata = ENTRY.search(made.ptx), made.metadata
     if entry is None:

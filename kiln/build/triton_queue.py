@@ -26,8 +26,8 @@ class Job:
     """A call and the number of those who wait for it."""
 
     key: str
-    call: Callable[[], Any]
-    future: Future[Any] = field(default_factory=Future)
+    call: Callable[[], object]
+    future: Future[object] = field(default_factory=Future)
     waiting: int = 1
 
 
@@ -42,7 +42,7 @@ class CompileQueue:
     threads: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)  # reentrant: garbage collection may call `drop`
 
-    def submit(self, key: str, call: Callable[[], Any], threads: int) -> Future[Any]:
+    def submit(self, key: str, call: Callable[[], object], threads: int) -> Future[Any]:
         """The future of `call`, or of the unfinished one with the same key."""
         with self.lock:
             if self.owner != os.getpid():

@@ -58,13 +58,13 @@ class PythonExecutor:
         self.constants = tuple(constants)
         self.specs = slot_specs(plan)
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> tuple[object, ...]:
         return self.run(inputs)
 
-    def start(self, inputs: Sequence[Any]) -> ReferenceRun:
+    def start(self, inputs: Sequence[object]) -> ReferenceRun:
         return ReferenceRun(self, inputs)
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def run(self, inputs: Sequence[object]) -> tuple[object, ...]:
         run = self.start(inputs)
         while run.step() is not None:
             pass
@@ -74,7 +74,7 @@ class PythonExecutor:
 class ReferenceRun:
     """One call: the values of all slots and symbols, and the number of the next step. Implements `PlanRun`."""
 
-    def __init__(self, executor: PythonExecutor, inputs: Sequence[Any]) -> None:
+    def __init__(self, executor: PythonExecutor, inputs: Sequence[object]) -> None:
         self.executor = executor
         self.plan, self.specs, self.constants = executor.plan, executor.specs, executor.constants
         self.inputs = tuple(inputs)
@@ -129,17 +129,17 @@ class ReferenceRun:
         self.position += 1
         return step
 
-    def results(self) -> tuple[Any, ...]:
+    def results(self) -> tuple[object, ...]:
         """The outputs, after the last step."""
         for slot in self.plan.mutated:
             if not self.values[slot].is_inference():
                 torch.autograd.graph.increment_version(self.values[slot])
-        done: list[Any] = []
+        done: list[object] = []
         for output in self.plan.outputs:
             done.append(self.result(output, done))
         return tuple(done)
 
-    def result(self, output: PlanOutput, done: Sequence[Any]) -> Any:
+    def result(self, output: PlanOutput, done: Sequence[object]) -> object:
         if output.alias_input is not None:
             return self.rebuild(self.inputs[output.alias_input], output.view, self.plan.inputs[output.alias_input].spec)
         if output.alias_output is not None:
@@ -150,7 +150,7 @@ class ReferenceRun:
             return self.values[output.slot]
         return self.number(output.value) if isinstance(output.value, Expr) else output.value
 
-    def rebuild(self, base: Any, view: TensorSpec | None, base_spec: TensorSpec | None) -> Any:
+    def rebuild(self, base: Any, view: TensorSpec | None, base_spec: TensorSpec | None) -> object:
         """`base` itself, or the view of it; autograd sees the view when it is on."""
         if view is None:
             return base
@@ -195,11 +195,11 @@ class ReferenceRun:
         )
         return status.value
 
-    def nested(self, plan: Plan, args: Sequence[object]) -> tuple[Any, ...]:
+    def nested(self, plan: Plan, args: Sequence[object]) -> tuple[object, ...]:
         executor = self.executor
         return PythonExecutor(plan, executor.libraries, executor.constants, executor.launch).run(args)
 
-    def argument(self, value: object) -> Any:
+    def argument(self, value: object) -> object:
         """An argument of an ATen step with `Ref`s and size expressions replaced by their values."""
         if isinstance(value, Ref):
             return self.values[value.slot]

@@ -45,7 +45,7 @@ class UnreadablePlan(KilnError, ValueError):
 
 
 # fmt: off
-SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], Any]], ...] = (
+SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], object]], ...] = (
     # key     type                 to text                      from text
     ("expr",  Expr,                str,                         parse_int),
     ("rel",   Relation,            str,                         parse_relation),
@@ -59,7 +59,7 @@ SCALARS: tuple[tuple[str, type, Callable[[Any], str], Callable[[str], Any]], ...
 READERS = {key: read for key, _, _, read in SCALARS}
 
 
-def encode_plan(plan: Any) -> bytes:
+def encode_plan(plan: object) -> bytes:
     """A plan, a region spec, or a tuple of what they hold."""
     return json.dumps(to_json(plan), separators=(",", ":"), allow_nan=False).encode()
 
@@ -99,7 +99,7 @@ class Decoder:
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], Any] = {}
 
-    def value(self, data: Any) -> Any:
+    def value(self, data: object) -> object:
         if isinstance(data, list):
             return tuple(self.value(item) for item in data)
         if not isinstance(data, dict):

@@ -32,7 +32,7 @@ from kiln.plan.region import RegionSpec, Saved, result_row
 from kiln.plan.steps import ViewStep
 from kiln.support.errors import KilnError
 
-Function = Callable[..., Sequence[Any]]
+Function = Callable[..., Sequence[object]]
 Mask = tuple[bool, ...]
 
 
@@ -118,7 +118,7 @@ class SecondDerivative:
     spec: RegionSpec
     replay: Function
 
-    def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[Any]:
+    def __call__(self, inputs: Sequence[object], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[object]:
         """Views of the inputs keep the paths apart: an input may have been computed from another one.
 
         The gradients have a history where gradients are on.
@@ -150,7 +150,7 @@ class SecondDerivative:
         )
         return [next(found) if needed else None for needed in mask]
 
-    def _results(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _results(self, inputs: Sequence[object]) -> Sequence[Any]:
         """Raises NoSecondDerivative where the replay draws random numbers: they are not those of the forward."""
         generators = generators_of(inputs)
         before = [generator.get_state() for generator in generators]
@@ -164,7 +164,7 @@ class SecondDerivative:
         raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
 
 
-def generators_of(values: Sequence[Any]) -> list[torch.Generator]:
+def generators_of(values: Sequence[object]) -> list[torch.Generator]:
     """torch's default generators: the CPU's, and those of the GPUs on which tensors among `values` are."""
     devices = {value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[device.index] for device in devices)]

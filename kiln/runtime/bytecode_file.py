@@ -91,7 +91,7 @@ class CodeFile:
             self.resumes.append(row)
         return self._numbers[id(dispatcher)]
 
-    def globals(self, dictionary: dict[str, Any]) -> dict[str, Json]:
+    def globals(self, dictionary: dict[str, object]) -> dict[str, Json]:
         if dictionary is self.root.__globals__:
             return {"globals": ""}
         name = dictionary.get("__name__")
@@ -122,12 +122,12 @@ class CodeReader:
         parts: Sequence[object],
         rows: Sequence[Any],
         resume: Callable[[FunctionType], Any],
-        side_exit: Callable[[FunctionType], Any],
+        side_exit: Callable[[FunctionType], object],
     ) -> None:
         self.root = root
         self.parts = parts
         self.side_exit = side_exit
-        self.resumes: list[Any] = []
+        self.resumes: list[object] = []
         for row in rows:
             self.resumes.append(resume(FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))))
 
@@ -144,7 +144,7 @@ class CodeReader:
         ((kind, content),) = data.items()
         return self.READERS[kind](self, content)
 
-    def dictionary(self, name: str) -> dict[str, Any]:
+    def dictionary(self, name: str) -> dict[str, object]:
         return vars(resolve(f"{name}:")) if name else self.root.__globals__
 
     READERS: dict[str, Callable[[CodeReader, Any], object]] = {

@@ -27,7 +27,7 @@ from kiln.runtime.guards.reference import resolve
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
 
-SETTERS: dict[str, Callable[..., Any]] = {
+SETTERS: dict[str, Callable[..., object]] = {
     "grad_enabled": torch._C._set_grad_enabled,
     "autocast": torch.set_autocast_enabled,
     "autocast_dtype": torch.set_autocast_dtype,
@@ -72,8 +72,8 @@ class _Run:
         self.constants = constants
 
     def call(self, target: Any, args: Json, kwargs: Json, result: Any) -> None:
-        given: list[Any] = self.arguments(args)
-        named: dict[str, Any] = dict(self.arguments(kwargs))
+        given: list[object] = self.arguments(args)
+        named: dict[str, object] = dict(self.arguments(kwargs))
         if result == SET_STATE:
             SETTERS[target](*given)
         elif isinstance(target, str):
@@ -84,7 +84,7 @@ class _Run:
     def arguments(self, rows: Any) -> list[Any]:
         return [self.value(row) for row in rows]
 
-    def value(self, row: Any) -> Any:
+    def value(self, row: Any) -> object:
         if not isinstance(row, list):
             return row
         kind, content = row
@@ -102,7 +102,7 @@ class _Run:
 SET_STATE = "set"
 """In place of the numbers of its results: the call changes a mode."""
 
-READERS: Mapping[str, Callable[[_Run, Any], Any]] = {
+READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "value": lambda run, number: run.values[number],
     "tensor": lambda run, number: run.constants[number],
     "expr": lambda run, text: evaluate(parse_int(text), run.symbols),

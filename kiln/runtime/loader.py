@@ -62,7 +62,7 @@ def save_bundle(
     Without `readable` the plans themselves are left out: nobody can read them or compile their kernels again.
     """
     sections: dict[str, bytes] = {}
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     for name, plan in plans.items():
         own, facts = (adapt or {}).get(name, ()), graph_facts(plan)
         sections[f"program/{name}"] = (programs or {}).get(name) or encode_program(plan, own)
@@ -81,7 +81,7 @@ def save_bundle(
     return pack(sections)
 
 
-def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[str, Any]:
+def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[str, object]:
     """Enters libraries and cubins, each once, into `sections`; gives their part of the manifest."""
     files = {path: path.read_bytes() for path in libraries.files()}
     names = {path: content_key(data) for path, data in files.items()}

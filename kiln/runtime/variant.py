@@ -66,9 +66,9 @@ class Variant:
 class Makers:
     """What the loader is handed: how sections become callables, and what makes dispatchers."""
 
-    part: Callable[[bytes], Callable[..., Any]]
-    resume: Callable[[FunctionType], Any]
-    side_exit: Callable[[FunctionType], Any]
+    part: Callable[[bytes], Callable[..., object]]
+    resume: Callable[[FunctionType], object]
+    side_exit: Callable[[FunctionType], object]
 
 
 def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: PartWriter) -> bytes:
@@ -97,12 +97,12 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
     return pack({**{name: json_bytes(data) for name, data in sections.items()}, **parts})
 
 
-def plain(value: Any) -> Json:
+def plain(value: object) -> Json:
     """Numbers and texts as they are; sizes with symbols, which no report adds up, as text."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def json_bytes(data: Any) -> bytes:
+def json_bytes(data: object) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 

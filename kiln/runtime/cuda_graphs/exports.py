@@ -22,7 +22,7 @@ import torch
 from kiln.native._executor import give_memory, is_lent
 from kiln.runtime.cuda_graphs.recording import plainly
 
-Tells = Callable[..., Any]
+Tells = Callable[..., object]
 
 
 def move_out(tensor: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ def moved_first(tell: Tells, move: Callable[[Any], None]) -> Tells:
     """`tell(held, ...)`, after `move(held)`."""
 
     @wraps(tell)
-    def moving(held: Any, *args: Any, **kwargs: Any) -> Any:
+    def moving(held: Any, *args: object, **kwargs: object) -> object:
         move(held)
         return tell(held, *args, **kwargs)
 
@@ -54,10 +54,10 @@ def moved_first(tell: Tells, move: Callable[[Any], None]) -> Tells:
 def watch_exports() -> None:
     """From now on what tells a pointer moves results of graphs first; once per process."""
     described: Any = torch.Tensor.__cuda_array_interface__
-    array_interface: Any = property(moved_first(described.__get__, move_out), doc=described.__doc__)
+    array_interface: object = property(moved_first(described.__get__, move_out), doc=described.__doc__)
     dlpack: Any = torch.utils.dlpack
     to_dlpack = moved_first(dlpack.to_dlpack, move_out)
-    watched: tuple[tuple[Any, str, Any], ...] = (
+    watched: tuple[tuple[object, str, object], ...] = (
         (torch.Tensor, "__dlpack__", moved_first(torch.Tensor.__dlpack__, move_out)),
         (torch.Tensor, "__cuda_array_interface__", array_interface),
         (torch, "to_dlpack", to_dlpack),

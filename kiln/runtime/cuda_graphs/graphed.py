@@ -60,7 +60,7 @@ MOVES = 2
 STRIKES = 16
 """Calls of one layout with too much to copy before the plan is not recorded any more."""
 
-Layout = tuple[Any, ...]
+Layout = tuple[object, ...]
 
 
 class GraphLog(Protocol):
@@ -100,7 +100,7 @@ class GraphedPlan:
         self._shared = False
         self._moves: Counter[int] = Counter()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         if self._thread != get_ident() and not self._claim():
             return self.plain(*args)
         if self.device.is_recording():
@@ -143,7 +143,7 @@ class GraphedPlan:
 
     # ------------------------------------------------------------------------------------- calls that nothing fits
 
-    def _with_held(self, held: list[Recording], args: tuple[Any, ...]) -> Any:
+    def _with_held(self, held: list[Recording], args: tuple[object, ...]) -> object:
         """The caller holds results of every recording that fits.
 
         An argument may be what is saved. It is no argument in place: those stood before the graph's memory was made.
@@ -158,7 +158,7 @@ class GraphedPlan:
         oldest.used = self.calls
         return oldest.run(args)
 
-    def _with_moved(self, moved: list[Recording], args: tuple[Any, ...]) -> Any:
+    def _with_moved(self, moved: list[Recording], args: tuple[object, ...]) -> object:
         """The layout is known, and arguments stand elsewhere than in all its recordings."""
         nearest = min(moved, key=lambda recording: len(recording.state.moved(args)))
         places = nearest.state.moved(args)
@@ -177,7 +177,7 @@ class GraphedPlan:
             self._drop(nearest)
         return made.run(args)
 
-    def _unseen(self, args: tuple[Any, ...]) -> Any:
+    def _unseen(self, args: tuple[object, ...]) -> object:
         """A layout without a recording: recorded when it comes the second time."""
         layout = layout_of(args)
         sighting = self.sightings.get(layout)
@@ -209,7 +209,7 @@ class GraphedPlan:
     def _may_copy(self, args: tuple[Any, ...], places: Iterable[int]) -> bool:
         return sum(span_bytes(args[place]) for place in places) <= COPY_BYTES
 
-    def _record(self, args: tuple[Any, ...], copied: Collection[int]) -> Recording | None:
+    def _record(self, args: tuple[object, ...], copied: Collection[int]) -> Recording | None:
         """A new recording, kept; None where there will be none."""
         if self.attempts >= ATTEMPTS:
             self._stop(f"{ATTEMPTS} recordings were made for changing arguments")
@@ -244,12 +244,12 @@ class GraphedPlan:
         self.log.refused(self.what.facts.name, reason)
 
 
-def layout_of(args: tuple[Any, ...]) -> Layout:
+def layout_of(args: tuple[object, ...]) -> Layout:
     return tuple(
         (arg.dtype, tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else (type(arg), arg)
         for arg in args
     )
 
 
-def addresses_of(args: tuple[Any, ...]) -> tuple[int, ...]:
+def addresses_of(args: tuple[object, ...]) -> tuple[int, ...]:
     return tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else 0 for arg in args)

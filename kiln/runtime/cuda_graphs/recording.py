@@ -27,7 +27,7 @@ from kiln.runtime.cuda_graphs.seeds import SeedRows
 # Verdicts of `Replay.check`, csrc/executor/graphs.cpp
 FITS, HELD, MOVED, OTHER = range(4)
 
-Function = Callable[..., Sequence[Any]]
+Function = Callable[..., Sequence[object]]
 
 
 @final
@@ -71,7 +71,7 @@ class Recording:
         """When it was replayed last, in calls of the plan."""
 
     @staticmethod
-    def make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
+    def make(what: Recordable, device: GraphDevice, args: tuple[object, ...], copied: Collection[int]) -> Recording:
         """Record the plan for `args`. Nothing is computed yet: `run` does it. Raises what `GraphDevice.record` does."""
         with plainly():
             return Recording._make(what, device, args, copied)
@@ -93,7 +93,7 @@ class Recording:
         made.seeds, made.increments = what.seeds, results[count:]
         return made
 
-    def run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def run(self, args: tuple[Any, ...]) -> tuple[object, ...]:
         """The results for arguments that fit."""
         with self.device.lock:
             self.device.enter()
