@@ -19,8 +19,8 @@ def intern(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     ),
     (
         "kiln/capture/interpreter/pure.py",
-        "PURE_FUNCTIONS: tuple[Any, ...] = (\n",
-        "PURE_FUNCTIONS: tuple[Any, ...] = (\n    zlib.crc32,\n",
+        "PURE_FUNCTIONS: tuple[object, ...] = (\n",
+        "PURE_FUNCTIONS: tuple[object, ...] = (\n    zlib.crc32,\n",
     ),
     (
         "kiln/capture/interpreter/pure.py",

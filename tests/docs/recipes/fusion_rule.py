@@ -4,9 +4,23 @@ RECIPE = "A fusion rule"
 EDITS = [
     (
         "kiln/loops/fusion/rules.py",
-        "FUSION_RULES = (\n",
-        'FUSION_RULES = (\n    FusionRule("distant-siblings", siblings, aligned),\n',
-    )
+        "# fmt: off\n",
+        '''def distant_siblings(pair: Pair) -> bool:
+    """Siblings, however little they share.
+
+    y = exp(x); z = x + a + b + c + ...        one launch
+    """
+    return siblings(pair)
+
+
+# fmt: off
+''',
+    ),
+    (
+        "kiln/loops/fusion/rules.py",
+        '    FusionRule("small-sums", ',
+        '    FusionRule("distant-siblings", distant_siblings, aligned),\n    FusionRule("small-sums", ',
+    ),
 ]
 
 
@@ -22,4 +36,4 @@ def check() -> None:
     tensors = [torch.randn(50) for _ in range(12)]
     for actual, expected in zip(compiled(*tensors), both(*tensors), strict=True):
         torch.testing.assert_close(actual, expected)
-    assert kiln.report_of(compiled).launches == 1  # without the rule, sharing one of twelve tensors is not worth it
+    assert kiln.report_of(compiled).launches == 1
