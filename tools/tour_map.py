@@ -126,7 +126,7 @@ MAP = {
     ),
     "Plan and run time": (
         ("Which stages lead from a graph to a plan?", "kiln/pipeline/stages.py", "GRAPH_TO_PLAN"),
-        ("Which steps does a plan have?", "kiln/plan/plan.py", "Launch"),
+        ("Which steps does a plan have?", "kiln/plan/steps/__init__.py", "STEPS"),
         ("Which buffers share memory?", "kiln/plan/arena.py", "plan_memory"),
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
         ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),
