@@ -60,12 +60,12 @@ class SwapStep(Step):
 def check() -> None:
     import torch
 
-    from kiln.build.cpp_compile import Libraries
     from kiln.plan.plan import Plan, PlanInput, PlanOutput
     from kiln.plan.reference import PythonExecutor
     from kiln.plan.steps import AllocateStep, CopyStep, SwapStep
     from kiln.plan.text import plan_text
     from kiln.runtime.executor import make_executor
+    from kiln.runtime.kernels import Libraries
     from kiln.tensor.spec import TensorSpec
 
     layout = TensorSpec(torch.float32, (4,), (1,))
@@ -82,6 +82,6 @@ def check() -> None:
     )  # fmt: skip
     x, y = torch.randn(4), torch.randn(4)
     for make in (PythonExecutor, make_executor):
-        first, second = make(plan, Libraries())(x, y)
+        first, second = make(plan, Libraries({}, ()))(x, y)
         assert torch.equal(first, y) and torch.equal(second, x)
     assert "swap %2, %3" in plan_text(plan)
