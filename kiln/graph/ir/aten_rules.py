@@ -21,7 +21,7 @@ from kiln.tensor.spec import TensorSpec
 
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
-"""What stands for a tensor: a real one, an fx node."""
+"""The representation of a tensor: a real tensor, an fx node."""
 Sizes = Sequence[object]
 
 

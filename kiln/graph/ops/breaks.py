@@ -39,7 +39,7 @@ class DataDependentOp(TraceBreak):
 
 
 class DataDependentScalar(TraceBreak):
-    """The value of a tensor, asked for by `.item()`, `bool()`, `if` or indexing."""
+    """The value of a tensor is needed, by `.item()`, `bool()`, `if` or indexing."""
 
     code = "KILN2403"
     what = "`{op}` asks for the value of a tensor"

@@ -166,11 +166,11 @@ def group_norm(
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
     y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
-    whole = e.node("view", y, sizes=spec.sizes)
-    whole = affine(e, whole, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
+    full = e.node("view", y, sizes=spec.sizes)
+    full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
     made = relaid(
         e,
-        e.convert(whole, spec.dtype),
+        e.convert(full, spec.dtype),
         format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides)),
     )
     kept = statistics_dtype(spec, weight)

@@ -442,8 +442,8 @@ def xlogy(e: Emit, x: Operand, y: Operand) -> Node:
 @elementwise
 def _xlogy(e: Emit, x: Node, y: Node) -> Node:
     p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
-    whole = p("where", p("eq", x, 0), zero, p("mul", x, p("log", y)))
-    return p("where", p("isnan", y), y, whole)
+    product = p("where", p("eq", x, 0), zero, p("mul", x, p("log", y)))
+    return p("where", p("isnan", y), y, product)
 
 
 @decompose("logaddexp.default")
@@ -482,8 +482,8 @@ def xlog1py(e: Emit, x: Operand, y: Operand) -> Node:
 @elementwise
 def _xlog1py(e: Emit, x: Node, y: Node) -> Node:
     p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
-    whole = p("where", p("eq", x, 0), zero, p("mul", x, p("log1p", y)))
-    return p("where", p("isnan", y), y, whole)
+    product = p("where", p("eq", x, 0), zero, p("mul", x, p("log1p", y)))
+    return p("where", p("isnan", y), y, product)
 
 
 @decompose("special_entr.default")

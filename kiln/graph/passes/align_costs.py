@@ -74,7 +74,7 @@ class Costs:
         return max(flops / misaligned, moved) - max(flops / rates.aligned, moved)
 
     def copy(self, node: Node) -> float:
-        """Of copying `node` with a kernel of its own."""
+        """Of copying `node` by a separate kernel."""
         moved = 2 * self._number(node.tensor.numel()) * node.tensor.dtype.itemsize
         return moved / self.rates.memory + self.rates.launch
 

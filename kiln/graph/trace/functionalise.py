@@ -49,12 +49,12 @@ class Functionaliser:
         view.node = self._apply(view.step, self.read(parent), parent)
         view.version = view.storage.version
 
-    def within(self, view: StorageView, whole: Node) -> Node:
-        """`view` as a view of `whole`, a value for the root of its storage."""
+    def within(self, view: StorageView, root_value: Node) -> Node:
+        """`view` as a view of `root_value`, a value for the root of its storage."""
         if view.step is None:
-            return whole
+            return root_value
         parent = parent_of(view)
-        return self._apply(view.step, self.within(parent, whole), parent)
+        return self._apply(view.step, self.within(parent, root_value), parent)
 
     def _apply(self, step: ViewStep, node: Node, parent: StorageView) -> Node:
         name, attrs = step

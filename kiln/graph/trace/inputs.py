@@ -80,7 +80,7 @@ class InputRecord:
 
 @final
 class InputTable:
-    """The inputs of one recording, in the order of registration."""
+    """The inputs of a recording, in the order of registration."""
 
     def __init__(self, mode: RecordingMode) -> None:
         self.mode = mode
@@ -106,7 +106,7 @@ class InputTable:
         return Node(PRIMS["input"], (), {"index": len(self.records), "name": name}, spec)
 
     def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
-        """Register a tensor, in a storage of its own or in that of an input that it overlaps."""
+        """Register a tensor, with its own storage or in that of an overlapping input."""
         node = self.node(name, spec)
         grad = real.requires_grad
         fake = leaf = self.mode.fake(self._memory.view_of(real, node), grad)

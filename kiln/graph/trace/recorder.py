@@ -80,7 +80,7 @@ def alike(old: object, new: object) -> bool:
 
 
 def changes_state(target: Target) -> bool:
-    """Whether its name tells that it changes a tensor: `detach_`, `requires_grad_`, `register_hook`."""
+    """Whether, by its name, it changes a tensor: `detach_`, `requires_grad_`, `register_hook`."""
     if not isinstance(target, str):
         return False
     in_place = target.endswith("_") and not target.endswith("__")

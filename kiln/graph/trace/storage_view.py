@@ -98,10 +98,10 @@ def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
 
 def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
     """Whether an `as_strided` may use elements of the storage outside of the root."""
-    whole = extent(root)
+    full = extent(root)
     sizes, strides = cast(Sizes, attrs["sizes"]), cast(Sizes, attrs["strides"])
     part = extent(root.with_view(sizes, strides, cast(Int, attrs["offset"])))
-    return whole is None or part is None or part[0] < whole[0] or part[1] > whole[1]
+    return full is None or part is None or part[0] < full[0] or part[1] > full[1]
 
 
 def new_storage(node: Node) -> StorageView:

@@ -22,7 +22,7 @@ from kiln.symbolic import ShapeEnv
 @final
 @dataclass(slots=True)
 class Trace:
-    """`fake_outputs` are the outputs handed to `finish`."""
+    """`fake_outputs`: the outputs passed to `finish`."""
 
     calls: list[TorchCall]
     inputs: list[InputRecord]

@@ -78,8 +78,8 @@ def random_meta(
 
 
 @META("item")
-def item_meta(oracle: SizeOracle, whole: tuple[TensorSpec | ScalarSpec | None, ...], *, index: int) -> Spec:
-    part = whole[index]
+def item_meta(oracle: SizeOracle, results: tuple[TensorSpec | ScalarSpec | None, ...], *, index: int) -> Spec:
+    part = results[index]
     if part is None:
         raise ValueError(f"result {index} is not a tensor")
     return part

@@ -68,7 +68,7 @@ def check_numel(oracle: SizeOracle, op: str, left: Int, right: Int) -> None:
 
 
 def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | None:
-    """Splits each contiguous run of dimensions anew; no new dimension may cross two runs."""
+    """Splits each contiguous run of dimensions; a new dimension may not cross runs."""
     result: list[Int] = [1] * len(sizes)
     rest = len(sizes) - 1
     chunk: Int = 1
