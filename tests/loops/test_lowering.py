@@ -49,8 +49,8 @@ def reasons(name: str) -> list[tuple[str, str]]:
         ("broadcast_outer", "exp", "in_memory"),
         ("gathers", "exp", "repeated"),
         ("long_chain", "add", "deep"),
-        ("nested_cats", "sin", "many_places"),
-        ("flipped_and_not", "exp", "many_places"),
+        ("nested_cats", "sin", "many_copies"),
+        ("flipped_and_not", "exp", "many_copies"),
     ],
 )
 def test_why_a_value_has_a_buffer(name: str, op: str, rule: str) -> None:

@@ -95,7 +95,9 @@ class SplitForms:
         axes = [Axis(part.symbol, part.size) for parts in splits.values() for part in parts]
         self.symbols = frozenset(axis.symbol for axis in axes)
         self.opaque = opaque
-        self.values: Mapping[Symbol, Int] = {axis: _value(parts) for axis, parts in splits.items() if len(parts) > 1}
+        self.values: Mapping[Symbol, Int] = {
+            axis: sum(part.symbol * part.multiple for part in parts) for axis, parts in splits.items() if len(parts) > 1
+        }
         self.bounds = axis_bounds(axes) if self.values else None
 
     def form(self, spec: TensorSpec, index: Index) -> Affine | None:
@@ -104,10 +106,3 @@ class SplitForms:
         if self.bounds is not None:
             address = simplify_in_ranges(substituted(address, self.values), self.bounds)
         return affine(address, self.symbols, self.opaque)
-
-
-def _value(parts: tuple[SubAxis, ...]) -> Int:
-    total: Int = 0
-    for part in parts:
-        total = total + part.symbol * part.multiple
-    return total

@@ -80,10 +80,7 @@ class Member:
 
     def value(self, axis: Symbol) -> Int:
         """An axis of the node as an expression over group symbols."""
-        total: Int = 0
-        for term, multiple in self.axis_terms[axis]:
-            total = total + term * multiple
-        return total
+        return sum(symbol * multiple for symbol, multiple in self.axis_terms[axis])
 
     def accesses(self) -> Iterator[MemberAccess]:
         yield from self.reads

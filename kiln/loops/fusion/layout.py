@@ -20,6 +20,7 @@ from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.body.builder import without_dead
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
+from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer
 from kiln.support.target import Target
@@ -32,6 +33,7 @@ NANOSECONDS_PER_BYTE, NANOSECONDS_PER_FLOP = 0.05, 0.05
 NANOSECONDS_PER_MISS, FAR_BYTES = 5, 1 << 20
 """What a look-up in a tensor of so many bytes costs."""
 LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
+"""Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
 SHORT_ROW = 12
 """Rows that do not fill a vector."""
 
@@ -124,9 +126,8 @@ def _strip(group: Group, target: Target) -> int:
     """Long strips for pointwise loops; short ones where a strip is most of the work, so that all threads have some."""
     if not any(group.inner(member) for member in group.members):
         return LONGEST_STRIP
-    wanted = group.points_hint(group.units) // (4 * target.threads)
-    shortest = SHORTEST_STRIP_BYTES // 4
-    return max(shortest, min(LONGEST_STRIP, 1 << max(wanted, 1).bit_length() - 1))
+    wanted = floor_power(group.points_hint(group.units) // wanted_pieces(target))
+    return max(SHORTEST_STRIP_BYTES // 4, min(LONGEST_STRIP, wanted))
 
 
 def _misses(node: FusableNode, buffers: Mapping[str, Buffer]) -> int:
@@ -149,5 +150,4 @@ def _grain(group: Group, buffers: Mapping[str, Buffer]) -> int:
         size = sum(1 for _ in member.accesses()) * member.node.out.spec.dtype.itemsize
         cost += points * (size * NANOSECONDS_PER_BYTE + flops(member.node.body) * NANOSECONDS_PER_FLOP)
         cost += points * _misses(member.node, buffers) * NANOSECONDS_PER_MISS
-    units = GRAIN_NANOSECONDS / max(cost, 0.01)
-    return 1 << max(int(units).bit_length() - 1, 0)
+    return floor_power(int(GRAIN_NANOSECONDS / max(cost, 0.01)))

@@ -89,10 +89,8 @@ class LastUses:
 
     def dying(self, group: Group) -> tuple[str, ...]:
         """Arguments of `group` whose memory it may write over."""
-        return tuple(name for name in dict.fromkeys(_read(group)) if self._dies(name, group))
-
-    def _dies(self, name: str, group: Group) -> bool:
-        return name in self._own and self._last[name] is group and not self.graph.uses[name].kept
+        last = (name for name in dict.fromkeys(_read(group)) if name in self._own and self._last[name] is group)
+        return tuple(name for name in last if not self.graph.uses[name].kept)
 
 
 def _read(group: Group) -> Iterator[str]:

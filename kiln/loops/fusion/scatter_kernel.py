@@ -20,17 +20,14 @@ from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import Axis, points, stride_along
 from kiln.loops.fusion.assemble import KernelCall, assemble
 from kiln.loops.fusion.kernel_draft import KernelDraft
+from kiln.loops.fusion.layout import GRAIN_NANOSECONDS, LONGEST_STRIP
 from kiln.loops.kernel.atomics import is_atomic
 from kiln.loops.kernel.kernel import Phase, Store
+from kiln.loops.kernel.occupancy import floor_power
 from kiln.loops.program.nodes import Buffer, Scatter
 from kiln.support.target import Target
 from kiln.symbolic import symbol
 from kiln.tensor.size_hint import size_hint
-
-STRIP = 256
-"""Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
-GRAIN_NANOSECONDS = 20_000
-"""Work that is worth a thread, at a nanosecond for each value."""
 
 
 def scatter_kernel(node: Scatter, buffers: Mapping[str, Buffer], target: Target) -> KernelCall:
@@ -42,9 +39,8 @@ def scatter_kernel(node: Scatter, buffers: Mapping[str, Buffer], target: Target)
     phase = Phase(inner, node.body, (Store(node.out.name, node.index, 0, node.combine),))
     strip, grain = 0, 1
     if not target.is_gpu:
-        strip = STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
-        grain = max(int(GRAIN_NANOSECONDS / max(size_hint(points(inner)), 1)), 1)
-        grain = 1 << grain.bit_length() - 1
+        strip = LONGEST_STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
+        grain = floor_power(GRAIN_NANOSECONDS // max(size_hint(points(inner)), 1))  # a nanosecond for each value
     return assemble(KernelDraft("scatter", units, (phase,), (), buffers, strip, grain, node.origin), target)
 
 
@@ -65,5 +61,5 @@ def copy_kernel(source: Buffer, out: Buffer, buffers: Mapping[str, Buffer], targ
     body = builder.finish(builder.load(source.name, index, source.spec.dtype))
     phase = Phase((), body, (Store(out.name, index, 0),))
     return assemble(
-        KernelDraft("pointwise", axes, (phase,), (), buffers, 0 if target.is_gpu or not axes else STRIP), target
+        KernelDraft("pointwise", axes, (phase,), (), buffers, 0 if target.is_gpu or not axes else LONGEST_STRIP), target
     )

@@ -1,12 +1,12 @@
-"""What lowering knows of each primitive op: two columns.
+"""The two columns of lowering: how each primitive op becomes loops.
 
     ELEMENT["add"](body, node, index, mask)     the place of one element of the result, in a loop body;
-                                                loads are guarded by `mask`, the place of a bool or None
+                                                loads are guarded by `mask`: the place of a bool, or None
     STATEMENT["sum"](lowering, node)            the loop node (or call) that writes the whole result
 
 An op with an element rule can be inlined into its readers, or realised: written to a buffer by a `Pointwise` node.
-An op with only a statement always has a buffer. What touches a dtype that loops do not have (complex numbers, 8-bit
-floats) is left to ATen: see `library.py`.
+An op with only a statement always has a buffer. Dtypes that loops do not have (complex numbers, 8-bit floats) are left
+to ATen: see `library.py`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LOOP_DTYPES = frozenset({
 })  # fmt: skip
 """Dtypes that loops compute with."""
 NO_LOOPS = frozenset({Kind.VIEW, Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED})
-"""Kinds of op that are no loops whatever the dtype."""
+"""Kinds of op that never become loops by their dtype."""
 
 
 def without_loops(nodes: Iterable[Node], target: Target) -> frozenset[Node]:
-    """The nodes that are left to ATen because of a dtype, or because their sums need one order."""
+    """The nodes that are left to ATen because of a dtype, or because their sums must have a fixed order."""
     return frozenset([
         node
         for node in nodes
@@ -46,7 +46,7 @@ def without_loops(nodes: Iterable[Node], target: Target) -> frozenset[Node]:
 
 
 def _adds_in_any_order(node: Node, target: Target) -> bool:
-    """Would atomic additions round differently in each call, though the program asks for one order?"""
+    """Would atomic additions round differently in each call, though the program must be deterministic?"""
     if not (target.is_gpu and target.deterministic and node.op.kind is Kind.SCATTER):
         return False
     adds = node.attrs["accumulate"] if node.op.name == "index_put" else node.attrs["reduce"] == "sum"

@@ -1,4 +1,4 @@
-"""Elements of POINTWISE and CREATE ops, one rule per op: what one element of the result is.
+"""Elements of POINTWISE and CREATE ops: how one element of the result is computed.
 
 add(x, bias)    at (i0, i1)    =>   add(element of x at (i0, i1), element of bias at (i1))
 iota(start=2)   at (i0)        =>   index(i0 + 2)
@@ -22,14 +22,14 @@ from kiln.tensor.spec import ScalarSpec
 
 def pointwise(body: Body, node: Node, index: Index, mask: int | None) -> int:
     spec = node.tensor
-    operands = [body.broadcast_element(one, index, spec.sizes, mask) for one in node.inputs]
+    operands = [body.broadcast_element(operand, index, spec.sizes, mask) for operand in node.inputs]
     return body.builder.pointwise(node.op, spec.dtype, *operands)
 
 
 def division(body: Body, node: Node, index: Index, mask: int | None) -> int:
-    """Where the result is masked so is the divisor, and a masked load gives 0: integers are divided by 1 there."""
+    """A masked load gives 0: where the mask does not hold, integers are divided by 1 instead."""
     spec = node.tensor
-    left, right = [body.broadcast_element(one, index, spec.sizes, mask) for one in node.inputs]
+    left, right = [body.broadcast_element(operand, index, spec.sizes, mask) for operand in node.inputs]
     if mask is not None and not spec.dtype.is_floating_point:
         right = body.choose(spec.dtype, mask, right, body.builder.constant(1, spec.dtype))
     return body.builder.pointwise(node.op, spec.dtype, left, right)
@@ -53,7 +53,7 @@ def constant(body: Body, node: Node, index: Index, mask: int | None) -> int:
 def scalar_tensor(body: Body, node: Node, index: Index, mask: int | None) -> int:
     scalar = node.inputs[0].spec
     if not isinstance(scalar, ScalarSpec) or scalar.value is None:
-        raise NoLowering(op="scalar_tensor", problem=f"{scalar} has no symbol that a kernel could take")
+        raise NoLowering(op="scalar_tensor", problem=f"{scalar} has no symbol to pass to a kernel")
     return body.builder.index(scalar.value, node.tensor.dtype)
 
 

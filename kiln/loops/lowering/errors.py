@@ -1,4 +1,4 @@
-"""What lowering cannot do: errors with codes KILN30xx.
+"""Errors of lowering, with codes KILN30xx.
 
 A graph with `cond`  =>  KILN3001: no loops for `cond`
 """
@@ -18,7 +18,7 @@ class NoLowering(KilnError):
 
 
 class NoMemory(KilnError):
-    """Something that must stand in memory, but has no tensor."""
+    """A value that must be in memory, but is no tensor."""
 
     code = "KILN3002"
     what = "a result of `{op}` is used as a tensor in memory"

@@ -1,10 +1,10 @@
-"""Index arithmetic of views: from the index of a view's element to that of the same element below it.
+"""Index arithmetic of views: from the index of an element in a view to its index in the viewed tensor.
 
     view   f32[6, 64] of f32[6, 4, 16]      (i0, i1)      =>  (i0, i1//16, i1 % 16)
     view   f32[6, 4, 16] of f32[6, 64]      (i0, i1, i2)  =>  (i0, 16*i1 + i2)
 
 Dimensions are matched in runs of equal size, so that an index crosses only the dimensions that are really regrouped.
-Inside a loop every size is at least 1, and a loop symbol is below its size: that is what simplification uses.
+Simplification uses that inside a loop every size is at least 1, and a loop symbol is below its size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import final
 
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import Axis
+from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.symbolic import (
     BoundAnalysis,
     Expr,
@@ -40,14 +40,14 @@ def loop_symbol(number: int) -> Symbol:
 
 def loop_axes(sizes: Sequence[Int], start: int = 0) -> tuple[Axis, ...]:
     """Axes i0, i1, ... over `sizes`."""
-    return tuple([Axis(loop_symbol(start + place), size) for place, size in enumerate(sizes)])
+    return tuple([Axis(loop_symbol(start + dim), size) for dim, size in enumerate(sizes)])
 
 
 @lru_cache(maxsize=4096)
 def regrouped(old: Sizes, new: Sizes) -> tuple[tuple[int, int, int, int], ...]:
     """Runs (old start, old stop, new start, new stop) of dimensions with equal products, as short as possible.
 
-    Products are compared as text; where they never meet again, the rest is one run.
+    Products are compared as expressions; where they never meet again, the rest is one run.
     """
     runs: list[tuple[int, int, int, int]] = []
     a = b = 0
@@ -66,7 +66,7 @@ def regrouped(old: Sizes, new: Sizes) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _is_shorter(left: Int, right: Int) -> bool:
-    """Should the left product grow? For symbolic sizes: when it divides the other one."""
+    """Should the left product grow? Of symbolic products the one that divides the other."""
     if isinstance(left, int) and isinstance(right, int):
         return left < right
     return not isinstance(right, int) and isinstance(right % left if left != 0 else right, int)
@@ -78,7 +78,7 @@ def view_index(index: Index, new: Sizes, old: Sizes) -> Index:
         return index
     result: list[Int] = [0] * len(old)
     if 0 in old:
-        # No element, no loop: any index will do.
+        # There is no element: any index will do.
         return tuple(result)
     for old_start, old_stop, new_start, new_stop in regrouped(old, new):
         flat = linear(index[new_start:new_stop], new[new_start:new_stop])
@@ -108,13 +108,13 @@ class IndexRanges:
         symbolic = [axis for axis in axes if isinstance(axis.size, Expr)]
         for axis in symbolic:
             ranges[axis.symbol] = Range(0)
-            ranges |= {one: Range(1) for one in _symbols(axis.size)}
+            ranges |= {size: Range(1) for size in symbols_of(axis.size)}
         self._symbolic = bool(symbolic)
         self._bounds = BoundAnalysis(ranges)
         self._done: dict[Int, Int] = {}
 
     def simplify(self, value: Int) -> Int:
-        """`value` with divisions that the ranges decide resolved."""
+        """`value` without the divisions that the ranges decide."""
         if not isinstance(value, Expr) or isinstance(value, Symbol) or not _divides(value):
             return value
         found = self._done.get(value)
@@ -138,7 +138,7 @@ class IndexRanges:
         )
 
     def inside(self, index: Int, size: Int) -> bool:
-        """Is it known that 0 <= index < size at every point of the loops?"""
+        """Does 0 <= index < size hold at every point of the loops?"""
         return self.always(rel_le(0, index)) and self.always(rel_lt(index, size))
 
     def _below_symbolic_sizes(self, value: Int) -> Int:
@@ -155,8 +155,9 @@ class IndexRanges:
                 simpler: Int = 0
                 for monomial, coefficient in value.terms:
                     part: Int = coefficient
-                    for one in monomial:
-                        part = part * ((0 if isinstance(atom, FloorDiv) else atom.dividend) if one is atom else one)
+                    for factor in monomial:
+                        replaced: Int = 0 if isinstance(atom, FloorDiv) else atom.dividend
+                        part = part * (replaced if factor is atom else factor)
                     simpler = simpler + part
                 return self._below_symbolic_sizes(simpler)
         return value
@@ -166,15 +167,11 @@ class IndexRanges:
         if not isinstance(value, Expr):
             return value
         for monomial, coefficient in value.terms:
-            if coefficient < 0 and any(one in self.sizes for one in monomial):
+            if coefficient < 0 and any(factor in self.sizes for factor in monomial):
                 return None
-        if any(not isinstance(one, Symbol) for monomial, _ in value.terms for one in monomial):
+        if any(not isinstance(atom, Symbol) for atom in _atoms(value)):
             return None
-        return value.substitute({one: size - 1 for one, size in self.sizes.items()})
-
-
-def _symbols(value: Int) -> frozenset[Symbol]:
-    return value.free_symbols() if isinstance(value, Expr) else frozenset()
+        return value.substitute({loop: size - 1 for loop, size in self.sizes.items()})
 
 
 def _divides(value: Expr) -> bool:

@@ -98,11 +98,6 @@ def _complex_constant(lowering: Lowering, node: Node) -> None:
     call(lowering, node, "aten.complex.default", [BufferArg(buffer.name) for buffer in parts])
 
 
-def _clone(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
-    """Whatever strides the kernel gives: the executor brings results into the planned layout."""
-    return AtenCall("aten.clone.default", tuple(inputs), ())
-
-
 def _pad(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg] | None:
     """With a real number that is known."""
     value = node.inputs[1].attrs["value"] if node.inputs[1].op.name == "constant" else None
@@ -113,21 +108,13 @@ def _pad(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg] | None:
     return AtenCall("aten.constant_pad_nd.default", (inputs[0], amounts, complex(value).real), ())
 
 
-def _full(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
-    return AtenCall("aten.repeat.default", (inputs[0], node.tensor.sizes), ())
-
-
-def _reshape(node: Node, inputs: list[BufferArg]) -> AtenCall[BufferArg]:
-    return AtenCall("aten._reshape_copy.default", (inputs[0], node.tensor.sizes), ())
-
-
 CALLS_OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[BufferArg] | None]] = {
-    "clone": _clone,
-    "full": _full,
+    "clone": lambda node, inputs: AtenCall("aten.clone.default", tuple(inputs), ()),
+    "full": lambda node, inputs: AtenCall("aten.repeat.default", (inputs[0], node.tensor.sizes), ()),
     "pad": _pad,
-    "reshape": _reshape,
+    "reshape": lambda node, inputs: AtenCall("aten._reshape_copy.default", (inputs[0], node.tensor.sizes), ()),
 }
-"""Primitives that take several calls by the column `aten`, but only one where layouts are planned."""
+"""Primitives that take several calls by the column `aten`, but only one where the executor keeps the planned layout."""
 
 
 @STATEMENT("assert")

@@ -16,6 +16,7 @@ from typing import final
 
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.rewrite import live_nodes
 from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index, Load, LoopBody
 from kiln.loops.body.indexing import Axis
@@ -24,7 +25,7 @@ from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.random import RandomStreams
-from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, reachable
+from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, results
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -50,7 +51,7 @@ class Lowering:
         self.constants: list[tuple[Buffer, str]] = []
         self.buffers: dict[Node, Buffer] = {}
         self.buffers_by_name: dict[str, Buffer] = {}
-        self.results_of_graph = frozenset([base_of(one.value) for one in graph.outputs if one.alias is None])
+        self.results_of_graph = frozenset([base_of(output.value) for output in graph.outputs if output.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
@@ -58,12 +59,13 @@ class Lowering:
         self._streams = RandomStreams(self.new_buffer)
 
     def run(self) -> LoopProgram:
-        inputs = tuple([self._input(place, node) for place, node in enumerate(self.graph.inputs)])
-        nodes = list(reachable(self.graph))
-        outside = without_loops(nodes, self.target)
-        realised = choose_realised(self.graph, nodes, outside)
+        inputs = tuple([self._input(position, node) for position, node in enumerate(self.graph.inputs)])
+        live = live_nodes(self.graph.nodes, results(self.graph))
+        nodes = [node for node in self.graph.nodes if node in live]
+        left_to_aten = without_loops(nodes, self.target)
+        realised = choose_realised(self.graph, nodes, left_to_aten)
         for node in nodes:
-            if node in outside:
+            if node in left_to_aten:
                 STATEMENT["aten"](self, node)
             elif node in realised:
                 self._realise(node, realised[node])
@@ -75,7 +77,7 @@ class Lowering:
         loops = (*self._streams.draws(), *self.nodes)
         return LoopProgram(self.graph.name, inputs, tuple(self.constants), loops, outputs, writes)
 
-    # What rules use.
+    # For the rules of both columns.
 
     def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int:
         """The place of one element: loaded where `node` has a buffer, else computed."""
@@ -95,7 +97,7 @@ class Lowering:
         return Body(self, axes)
 
     def new_buffer(self, spec: TensorSpec, base: str | None = None) -> Buffer:
-        """A buffer for a result; what is fresh starts its own storage."""
+        """A buffer for a result; without a `base` it has memory of its own."""
         made = self.buffers_by_name[f"b{self._count}"] = Buffer(f"b{self._count}", spec, base)
         self._count += 1
         return made
@@ -112,7 +114,7 @@ class Lowering:
             self.emit(Extern((buffer,), "aten.clone.default", (self.argument(node),), origin=origin_text(node)))
             return buffer
         axes = loop_axes(spec.sizes)
-        return self._stored(spec, axes, self.whole_body(axes, node), node)
+        return self._stored(spec, axes, self.full_body(axes, node), node)
 
     def empty(self, spec: TensorSpec, node: Node) -> Buffer:
         """A new buffer with any contents."""
@@ -120,8 +122,8 @@ class Lowering:
         self.emit(Extern((buffer,), "kiln.empty", (), origin=origin_text(node)))
         return buffer
 
-    def whole_body(self, axes: tuple[Axis, ...], node: Node) -> LoopBody:
-        """The body that gives each element of `node` at its place."""
+    def full_body(self, axes: tuple[Axis, ...], node: Node) -> LoopBody:
+        """The body that gives each element of `node`."""
         body = self.body(axes)
         return body.finish(self.element(body, node, tuple([axis.symbol for axis in axes]), None))
 
@@ -131,7 +133,7 @@ class Lowering:
         return buffer
 
     def _same_memory(self, node: Node, axes: tuple[Axis, ...], body: LoopBody) -> Buffer | None:
-        """The buffer of which `body` would make an exact copy, unless the caller is to get that copy."""
+        """The buffer that `body` would copy exactly, unless the caller must get a copy."""
         if len(body.ops) != 1 or not isinstance(load := body.ops[0], Load) or node in self.results_of_graph:
             return None
         for at, axis in zip(load.index, axes, strict=False):
@@ -152,19 +154,19 @@ class Lowering:
         return BufferArg(buffer.name, None if spec == buffer.spec else spec)
 
     def random_stream(self, node: Node) -> tuple[str, Int]:
-        """The buffer of (seed, offset) and the first counter of a random node."""
+        """The buffer of (seed, offset), and the first counter of the node."""
         return self._streams.of(node)
 
     # Nodes.
 
-    def _input(self, place: int, node: Node) -> Buffer | Symbol:
+    def _input(self, position: int, node: Node) -> Buffer | Symbol:
         spec = node.spec
         if isinstance(spec, TensorSpec):
-            buffer = self.buffers[node] = self.buffers_by_name[f"a{place}"] = Buffer(f"a{place}", spec)
+            buffer = self.buffers[node] = self.buffers_by_name[f"a{position}"] = Buffer(f"a{position}", spec)
             return buffer
         if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol):
             return spec.value
-        raise NoLowering(op="input", problem=f"argument {place} is {spec}, which kernels cannot take")
+        raise NoLowering(op="input", problem=f"argument {position} is {spec}, which kernels cannot take")
 
     def _realise(self, node: Node, rule: str) -> None:
         self._reasons[node.op.name, rule] += 1
@@ -176,14 +178,14 @@ class Lowering:
             self.buffers[node] = self.empty(node.tensor, node)
             return
         axes = loop_axes(node.tensor.sizes)
-        body = self.whole_body(axes, node)
+        body = self.full_body(axes, node)
         same = self._same_memory(node, axes, body)
         self.buffers[node] = same or self._stored(node.tensor, axes, body, node)
 
     def _statement(self, node: Node) -> None:
         rule = STATEMENT.get(node.op.name)
         if rule is None:
-            raise NoLowering(op=node.op.name, problem="it has no rule in the columns of lowering")
+            raise NoLowering(op=node.op.name, problem="neither column of lowering has a rule for it")
         rule(self, node)
 
     # Results.
@@ -208,7 +210,7 @@ class Lowering:
         return LoopOutput(buffer=found.name, view=found.spec)
 
     def _is_overwritten(self, buffer: Buffer) -> bool:
-        """Is it an input that gets new contents at the end of the region?"""
+        """Is it an input that is overwritten at the end of the region?"""
         return any(self.buffers[node].name == buffer.name for node in self.written)
 
 

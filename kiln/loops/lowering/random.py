@@ -106,18 +106,6 @@ class Draw:
         return self.apply("lt", self.number("uniform"), limit, dtype=torch.bool)
 
 
-def _uniform(draw: Draw, low: float, high: float) -> int:
-    return draw.scaled(draw.number("uniform"), high - low, low)
-
-
-def _normal(draw: Draw, mean: float, std: float) -> int:
-    return draw.scaled(draw.number("normal"), std, mean)
-
-
-def _bernoulli(draw: Draw, p: float) -> int:
-    return draw.below(draw.constant(p))
-
-
 def _randint(draw: Draw, low: Int, high: Int) -> int:
     """In double precision: exact for ranges below 2^53, and for them as even as 53 random bits are."""
     wide = Draw(draw.body, draw.key, draw.counter, torch.float64)
@@ -125,15 +113,12 @@ def _randint(draw: Draw, low: Int, high: Int) -> int:
     return draw.body.builder.pointwise(PRIMS["convert"], _WIDE, number)
 
 
-def _exponential(draw: Draw, rate: float) -> int:
-    complement = draw.apply("neg", draw.number("uniform"))
-    return draw.scaled(draw.apply("log1p", complement), -1.0 / rate, 0.0)
-
-
 DISTRIBUTIONS: Mapping[str, Callable[..., int]] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "bernoulli": _bernoulli,
+    "uniform": lambda draw, low, high: draw.scaled(draw.number("uniform"), high - low, low),
+    "normal": lambda draw, mean, std: draw.scaled(draw.number("normal"), std, mean),
+    "bernoulli": lambda draw, p: draw.below(draw.constant(p)),
+    "exponential": lambda draw, rate: draw.scaled(
+        draw.apply("log1p", draw.apply("neg", draw.number("uniform"))), -1.0 / rate, 0.0
+    ),
     "randint": _randint,
-    "exponential": _exponential,
 }

@@ -31,7 +31,7 @@ REDUCE_OPS: Mapping[str, ReduceOp] = {
 # fmt: on
 
 
-def symbols(axes: Sequence[Axis]) -> Index:
+def own_index(axes: Sequence[Axis]) -> Index:
     return tuple([axis.symbol for axis in axes])
 
 
@@ -40,28 +40,28 @@ def reduction(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     sizes, over = x.tensor.sizes, [axis for axis in node.attrs["axes"] if x.tensor.sizes[axis] != 1]
     if not over:
-        # Of one element each: the value itself, or index 0.
+        # Each reduces one element: to itself, or to index 0.
         lowering.buffers[node] = _unreduced(lowering, node)
         return
     kept_axes = [axis for axis in range(len(sizes)) if axis not in node.attrs["axes"]]
     order = kept_axes + over
-    place = {axis: number for number, axis in enumerate(order)}
-    axes = tuple([Axis(loop_symbol(place[axis]), sizes[axis]) for axis in order])
-    kept, reduced = axes[: len(axes) - len(over)], axes[len(axes) - len(over) :]
+    symbols = {axis: loop_symbol(number) for number, axis in enumerate(order)}
+    axes = tuple([Axis(symbols[axis], sizes[axis]) for axis in order])
+    kept, reduced = axes[: len(kept_axes)], axes[len(kept_axes) :]
     body = lowering.body(axes)
-    value = body.element(x, tuple([loop_symbol(place[axis]) if axis in place else 0 for axis in range(len(sizes))]))
+    value = body.element(x, tuple([symbols.get(axis, 0) for axis in range(len(sizes))]))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
     lowering.emit(Reduction(out, kept, reduced, REDUCE_OPS[node.op.name], body.finish(value), origin_text(node)))
 
 
 def _unreduced(lowering: Lowering, node: Node) -> Buffer:
-    """Where only axes of size 1 are reduced."""
-    x, gone = node.inputs[0], node.attrs["axes"]
+    """Only axes of size 1 are reduced."""
+    x, reduced = node.inputs[0], node.attrs["axes"]
     axes = loop_axes(node.tensor.sizes)
     body = lowering.body(axes)
     if node.op.result == "same":
-        rest = iter(symbols(axes))
-        place = body.element(x, tuple([0 if axis in gone else next(rest) for axis in range(x.tensor.rank)]))
+        rest = iter(own_index(axes))
+        place = body.element(x, tuple([0 if axis in reduced else next(rest) for axis in range(x.tensor.rank)]))
     else:
         place = body.builder.constant(0, node.tensor.dtype)
     out = lowering.new_buffer(node.tensor)
@@ -77,7 +77,7 @@ def scan(lowering: Lowering, node: Node) -> None:
         return
     axes = loop_axes(x.tensor.sizes)
     body = lowering.body(axes)
-    value = body.element(x, symbols(axes))
+    value = body.element(x, own_index(axes))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
     op, along = REDUCE_OPS[node.op.name], node.attrs["axis"]
     lowering.emit(Scan(out, axes, along, op, body.finish(value), origin_text(node)))
@@ -94,18 +94,18 @@ FRESH = frozenset({
     "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
     "aten.embedding_dense_backward.default",
 })  # fmt: skip
-"""Calls whose result is memory of its own."""
+"""Calls whose result has memory of its own."""
 
 
-def _begun(lowering: Lowering, node: Node) -> Buffer:
-    """What a scatter writes into: the memory of its first input if that is a call's and nothing else needs it."""
+def _initialised(lowering: Lowering, node: Node) -> Buffer:
+    """What a scatter writes into: its first input if a call made it and nothing else needs it, else a copy."""
     x, *others = node.inputs
     buffer = lowering.buffers.get(x)
     fresh = x.op.kind is Kind.LIBRARY and x.attrs["target"] in FRESH and x.spec == node.spec
     if buffer is None or buffer.base is not None or not fresh or x in others or x in lowering.results_of_graph:
         return lowering.store(node.tensor, x)
     written = any(write.value is x for write in lowering.graph.writes)
-    readers = sum(x in one.inputs for one in lowering.graph.nodes)
+    readers = sum(x in other.inputs for other in lowering.graph.nodes)
     return lowering.store(node.tensor, x) if written or readers > 1 else buffer
 
 
@@ -113,11 +113,11 @@ def _begun(lowering: Lowering, node: Node) -> Buffer:
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     combine = SCATTER_OPS[node.attrs["reduce"]]
-    out = lowering.buffers[node] = _begun(lowering, node)
+    out = lowering.buffers[node] = _initialised(lowering, node)
     if 0 in indices.tensor.sizes:
         return
     axes = loop_axes(indices.tensor.sizes)
-    at = symbols(axes)
+    at = own_index(axes)
     body = lowering.body(axes)
     index = at
     if x.tensor.rank:
@@ -133,12 +133,12 @@ def scatter(lowering: Lowering, node: Node) -> None:
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
-    out = lowering.buffers[node] = _begun(lowering, node)
+    out = lowering.buffers[node] = _initialised(lowering, node)
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"], lowering.env)
     if 0 in sizes:
         return
     axes = loop_axes(sizes)
-    at = symbols(axes)
+    at = own_index(axes)
     body = lowering.body(axes)
     index = indexed(body, node, x.tensor.sizes, indices, at, None)
     value = body.broadcast_element(values, at, sizes, None)
@@ -180,19 +180,19 @@ def empty(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("cat")
 def cat(lowering: Lowering, node: Node) -> None:
-    """Each input is written into its part of the result: no tests in the loops."""
+    """Each input is written into its part of the result, so that loops test no index."""
     spec, axis = node.tensor, node.attrs["axis"]
-    if 0 in spec.sizes or sum(one.tensor.sizes[axis] != 0 for one in node.inputs) < 2:
+    if 0 in spec.sizes or sum(x.tensor.sizes[axis] != 0 for x in node.inputs) < 2:
         lowering.buffers[node] = lowering.store(spec, node)
         return
     out = lowering.buffers[node] = lowering.empty(spec, node)
     start: Int = 0
-    for one in node.inputs:
-        sizes = one.tensor.sizes
+    for x in node.inputs:
+        sizes = x.tensor.sizes
         axes = loop_axes(sizes)
         part = spec.with_view(sizes, spec.strides, spec.offset + start * spec.strides[axis])
         body = lowering.body(axes)
-        value = body.element(one, symbols(axes))
+        value = body.element(x, own_index(axes))
         if sizes[axis] != 0:
             buffer = lowering.new_buffer(part, base=out.name)
             lowering.emit(Pointwise(buffer, axes, body.finish(value), origin_text(node)))

@@ -4,7 +4,7 @@
     slice(x, axis=0, 2:8:3)         at (i0)       =>   x at (3*i0 + 2)
     view(x: f32[4, 8], (32,))       at (i0)       =>   x at (i0//8, i0 % 8)
 
-`as_strided` and `view_dtype` look through to the storage: they are statements that make a buffer on the same memory.
+`as_strided` and `view_dtype` need the storage itself: they are statements that make a buffer on the same memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX_RULES: dict[str, IndexRule] = {}
 
 
 def index_rule(*names: str) -> Callable[[IndexRule], IndexRule]:
-    """Fills the cells of ops whose element is one element of their first input."""
+    """Registers ops whose element is an element of their first input, at the index that the rule gives."""
 
     def fill(rule: IndexRule) -> IndexRule:
         for name in names:
@@ -36,9 +36,7 @@ def index_rule(*names: str) -> Callable[[IndexRule], IndexRule]:
 
 
 def element_below(body: Body, node: Node, index: Index, mask: int | None) -> int:
-    below = INDEX_RULES[node.op.name](node, index)
-    simplify = body.ranges.simplify
-    return body.element(node.inputs[0], tuple([simplify(at) for at in below]), mask)
+    return body.element(node.inputs[0], body.simplified(INDEX_RULES[node.op.name](node, index)), mask)
 
 
 @ELEMENT("expand")
@@ -94,10 +92,9 @@ def diagonal(node: Node, index: Index) -> Index:
     *rest, along = index
     others = iter(rest)
     row, column = (along, along + offset) if offset >= 0 else (along - offset, along)
-    places = {axis1: row, axis2: column}
-    return tuple([
-        places[axis] if axis in places else next(others) for axis in range(node.inputs[0].tensor.rank)
-    ])  # fmt: skip
+    by_axis = {axis1: row, axis2: column}
+    rank = node.inputs[0].tensor.rank
+    return tuple([by_axis[axis] if axis in by_axis else next(others) for axis in range(rank)])
 
 
 @index_rule("unfold")
