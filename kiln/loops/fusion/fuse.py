@@ -168,14 +168,14 @@ class _Fuser:
 
     def _finish_partial(self, group: Group, node: Reduction, number: int) -> None:
         """Parts of the sum are left: a group that combines them."""
-        member = next(one for one in group.members if one.node is node)
-        kept_in_strips = all(one in group.units for one in member.symbols_of(node.kept)) and bool(node.kept)
+        member = next(member for member in group.members if member.node is node)
+        kept_in_strips = bool(node.kept) and member.symbols_of(node.kept).keys() <= group.units.keys()
         rest = make_partial(group, member, kept_in_strips, self.target)
         assert member.partial is not None
         part = member.partial.buffer
         self.buffers[part.name] = part
         combine = self._single(rest, number)
-        combine.units = {one: None for one in combine.units if one not in combine.members[0].reduced()}
+        combine.units = {unit: None for unit in combine.units if unit not in combine.members[0].reduced()}
         combine.parts_of = group
         self.graph.add_combine(combine, group, part.name, node.out.name)
         self.order.append(combine)

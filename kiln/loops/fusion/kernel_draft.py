@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.body.indexing import Axis
-from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
+from kiln.loops.kernel.kernel import Local, Phase
 from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Symbol
 
@@ -34,11 +34,3 @@ class KernelDraft:
     """Values of the sizes that became arguments."""
     overwrites: Mapping[str, str] = field(default_factory=dict)
     """Results by the arguments whose memory they took over."""
-
-
-def stores_of(phase: Phase) -> Iterator[Store | Accumulate]:
-    """What a phase writes, to memory or to locals."""
-    for effect in phase.effects:
-        yield effect
-        if isinstance(effect, Accumulate) and effect.running is not None:
-            yield effect.running

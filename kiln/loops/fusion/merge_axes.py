@@ -19,7 +19,7 @@ from kiln.loops.body.affine import Affine, affine
 from kiln.loops.body.body import Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.body.builder import symbols_used
 from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted, symbols_of
-from kiln.loops.fusion.kernel_draft import KernelDraft, stores_of
+from kiln.loops.fusion.kernel_draft import KernelDraft
 from kiln.loops.kernel.kernel import Accumulate, Phase, Store
 from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Symbol, simplify_in_ranges
@@ -76,8 +76,10 @@ def _accesses(phase: Phase) -> Iterator[tuple[str, Index]]:
     for op in phase.body.ops:
         if isinstance(op, Load):
             yield op.buffer, op.index
-    for store in stores_of(phase):
-        yield store.target, store.index
+    for effect in phase.effects:
+        yield effect.target, effect.index
+        if isinstance(effect, Accumulate) and effect.running is not None:
+            yield effect.running.target, effect.running.index
 
 
 # Which axes are merged.

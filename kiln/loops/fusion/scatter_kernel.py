@@ -26,7 +26,7 @@ from kiln.loops.kernel.kernel import Phase, Store
 from kiln.loops.kernel.occupancy import floor_power
 from kiln.loops.program.nodes import Buffer, Scatter
 from kiln.support.target import Target
-from kiln.symbolic import symbol
+from kiln.symbolic import Symbol, symbol
 from kiln.tensor.size_hint import size_hint
 
 
@@ -47,10 +47,11 @@ def scatter_kernel(node: Scatter, buffers: Mapping[str, Buffer], target: Target)
 def _runs_along(node: Scatter, axis: Axis, other: Axis, buffers: Mapping[str, Buffer]) -> bool:
     """Are neighbours in memory neighbours along `axis` more often than along `other`?"""
     touched = [(load.buffer, load.index) for load in accesses(node.body)] + [(node.out.name, node.index)]
-    strides = [
-        [stride_along(buffers[name].spec, index, one.symbol) for name, index in touched] for one in (axis, other)
-    ]
-    return strides[0].count(1) > strides[1].count(1)
+
+    def neighbours(symbol: Symbol) -> int:
+        return sum(stride_along(buffers[name].spec, index, symbol) == 1 for name, index in touched)
+
+    return neighbours(axis.symbol) > neighbours(other.symbol)
 
 
 def copy_kernel(source: Buffer, out: Buffer, buffers: Mapping[str, Buffer], target: Target) -> KernelCall:
@@ -60,6 +61,5 @@ def copy_kernel(source: Buffer, out: Buffer, buffers: Mapping[str, Buffer], targ
     builder = BodyBuilder()
     body = builder.finish(builder.load(source.name, index, source.spec.dtype))
     phase = Phase((), body, (Store(out.name, index, 0),))
-    return assemble(
-        KernelDraft("pointwise", axes, (phase,), (), buffers, 0 if target.is_gpu or not axes else LONGEST_STRIP), target
-    )
+    strip = LONGEST_STRIP if axes and not target.is_gpu else 0
+    return assemble(KernelDraft("pointwise", axes, (phase,), (), buffers, strip), target)

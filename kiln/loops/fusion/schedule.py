@@ -40,7 +40,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     fused = fuse(program, buffers, target)
     uses, table = LastUses(fused.groups, fused.graph, buffers), KernelTable()
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target)]
-    steps = tuple(one.step for one in scheduled)
+    steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
     return KernelProgram(
         program.name, program.inputs, program.constants, steps, allocations(scheduled, given, buffers),

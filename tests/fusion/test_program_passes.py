@@ -1,12 +1,24 @@
-"""Sums over rows on a GPU: their terms are made where the rows are, and short sums share a launch."""
+"""Passes over loop programs: text before and after, and the same values; what the GPU's make of a loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+import torch
+
 from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.program.interpret import run_program
 from kiln.loops.program.passes.materialise_row_terms import MaterialiseRowTerms
+from kiln.loops.program.passes.pipeline import run_program_passes
+from kiln.loops.program.passes.recompute_at_gather import RecomputeAtGather
+from kiln.loops.program.passes.sink_column_sums import SinkColumnSums
 from kiln.loops.program.text import program_text
+from kiln.loops.program.verify import verify_program
+from kiln.support.events import EventSink
 from kiln.support.target import Target
-from tests.fusion.check import scheduled
+from tests.fusion.check import TARGET, arguments, scheduled
+from tests.fusion.programs import PROGRAMS
 from tests.loop_ir.parse import parse_program
 
 GPU = Target(device="cuda", capability=(9, 0), multiprocessors=132)
@@ -22,30 +34,52 @@ loops loss
 """
 
 
-def launches(text: str) -> list[KernelLaunch]:
-    return [step for step in scheduled(text, GPU).steps if isinstance(step, KernelLaunch)]
-
-
-def test_terms_are_a_node_of_their_own() -> None:
-    program = parse_program("""
-loops loss
+COLUMN_FIRST = """
+loops column_first
+    x: f32[64, 32] = input 0
+    dw: f32[32] = reduction sum over (i0: 64) keeping (i1: 32): load x[i0, i1]
+    half: f32[32] = pointwise (i0: 32): mul(load dw[i0], f32(0.5))
+    s: f32[64] = reduction sum over (i1: 32) keeping (i0: 64): load x[i0, i1]
+    dx: f32[64, 32] = pointwise (i0: 64, i1: 32): sub(load x[i0, i1], load s[i0])
+    return dx, half
+"""
+ROW_TERMS = """
+loops row_terms
     x: f32[64, 100] = input 0
     y: f32[64] = input 1
     total: f32[64] = reduction sum over (i1: 100) keeping (i0: 64): load x[i0, i1]
     loss: f32[] = reduction sum over (i0: 64) keeping (): sub(load total[i0], load y[i0])
     return loss
-""")
-    assert program_text(MaterialiseRowTerms().run(program, GPU)[0]) == program_text(
-        parse_program("""
-loops loss
-    x: f32[64, 100] = input 0
-    y: f32[64] = input 1
-    total: f32[64] = reduction sum over (i1: 100) keeping (i0: 64): load x[i0, i1]
-    loss_terms: f32[64] = pointwise (i0: 64): sub(load total[i0], load y[i0])
-    loss: f32[] = reduction sum over (i0: 64) keeping (): load loss_terms[i0]
-    return loss
-""")
-    )
+"""
+CASES = {
+    "recompute-at-gather": (RecomputeAtGather(), PROGRAMS["picked"], {"s0": 3}),
+    "materialise-row-terms": (MaterialiseRowTerms(), ROW_TERMS, {}),
+    "sink-column-sums": (SinkColumnSums(), COLUMN_FIRST, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_and_values(name: str, golden: Callable[..., None]) -> None:
+    rewrite, text, sizes = CASES[name]
+    program = parse_program(text)
+    changed, changes = rewrite.run(program, GPU)
+    verify_program(changed)
+    golden(f"{program_text(program)}\n\n=> {changes} changes\n\n{program_text(changed)}")
+    given = arguments(program, sizes)
+    for actual, expected in zip(run_program(changed, given), run_program(program, given), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_which_passes_run() -> None:
+    """A CPU keeps the rows in its cache: terms and columns stay."""
+    for text in (ROW_TERMS, COLUMN_FIRST):
+        program = parse_program(text)
+        assert run_program_passes(program, TARGET, EventSink()) == program
+        assert run_program_passes(program, GPU, EventSink()) != program
+
+
+def launches(text: str) -> list[KernelLaunch]:
+    return [step for step in scheduled(text, GPU).steps if isinstance(step, KernelLaunch)]
 
 
 def test_sums_of_other_things_stay() -> None:
