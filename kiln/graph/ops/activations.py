@@ -71,6 +71,8 @@ def threshold_backward(e: Emit, grad: Node, x: Node, threshold: Number) -> Node:
 @decompose("gelu.default")
 @elementwise
 def gelu(e: Emit, x: Node, *, approximate: str = "none") -> Node:
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
     p = e.pointwise
     if approximate == "tanh":
         curve = p("tanh", _tanh_argument(e, x))
@@ -302,6 +304,8 @@ def hardshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
 @decompose("softshrink.default")
 @elementwise
 def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
+    if isinstance(lambd, int | float) and not lambd >= 0:
+        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}")
     p = e.pointwise
     moved = p("where", p("gt", x, lambd), p("sub", x, lambd), p("add", x, lambd))
     shrunk = zero_where(e, p("le", p("abs", x), lambd), moved)

@@ -157,6 +157,8 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
 @decompose("rot90.default")
 def rot90(e: Emit, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     first, second = (axis_of(dim, x.tensor.rank) for dim in dims)
+    if first == second:
+        raise RuntimeError(f"expected rotation dims to be different, but got dim0 = {first} and dim1 = {second}")
     turns = k % 4
     order = list(range(x.tensor.rank))
     order[first], order[second] = second, first
@@ -336,6 +338,8 @@ def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce
         return copy(e, x)
     base, at = with_dims(e, x), with_dims(e, whole_index(e, "scatter", index))
     if isinstance(src, Node):
+        if src.tensor.dtype is not x.tensor.dtype:
+            raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
         source = with_dims(e, src)
         if source.tensor.sizes != at.tensor.sizes:
             for axis, size in enumerate(at.tensor.sizes):

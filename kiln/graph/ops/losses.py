@@ -74,7 +74,7 @@ def _mse_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
 
 @decompose("smooth_l1_loss.default")
 def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
-    if beta < 0:
+    if isinstance(beta, int | float) and beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
@@ -103,7 +103,7 @@ def _smooth_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: f
 
 @decompose("huber_loss.default")
 def huber_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
-    if delta <= 0:
+    if isinstance(delta, int | float) and delta <= 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
     p, (left, right, _) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))

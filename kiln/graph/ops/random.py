@@ -9,7 +9,7 @@ A generator object breaks the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -49,11 +49,26 @@ def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Attr, dtype: t
 # In place: the old contents do not matter.
 
 
+VALID: dict[str, Callable[..., bool]] = {
+    "uniform": lambda low, high: low <= high,
+    "normal": lambda mean, deviation: deviation >= 0,
+    "exponential": lambda rate: rate > 0,
+    "bernoulli": lambda p: 0 <= p <= 1,
+    "randint": lambda low, high: low < high,
+}
+
+
+def refuse_parameters(distribution: str, params: Sequence[object]) -> None:
+    """As eager; parameters that are symbols are not looked at."""
+    numbers = [one for one in params if isinstance(one, int | float)]
+    if len(numbers) == len(params) and not VALID[distribution](*numbers):
+        raise RuntimeError(f"{distribution} does not take the parameters {tuple(params)}")
+
+
 def _filling(distribution: str, *defaults: Attr) -> Decomposition:
     def rule(e: Emit, x: Node, *params: Attr, generator: object = None) -> Node:
         refuse_generator(distribution, generator)
-        if distribution == "bernoulli" and params and isinstance(params[0], int | float) and not 0 <= params[0] <= 1:
-            raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={params[0]}")
+        refuse_parameters(distribution, (*params, *defaults[len(params) :]))
         return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
 
     return rule
