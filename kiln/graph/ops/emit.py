@@ -18,7 +18,7 @@ import torch
 from kiln.graph.ir.build import Builder, Number
 from kiln.graph.ir.node import Argument, Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.meta import CHECKS, pointwise_spec, preserved_strides
+from kiln.graph.prims.meta import ASKED, META, pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.values import Given, Real
@@ -69,9 +69,13 @@ class Emit(Builder):
 
     def node(self, name: str, *inputs: Node, **attrs: Attr) -> Node:
         """A node whose input shapes have been checked against what its kernel relies on."""
-        if (check := CHECKS.get(name)) is not None:
-            check(self.oracle, *[node.spec for node in inputs], **attrs)
-        return super().node(name, *inputs, **attrs)
+        specs = [node.spec for node in inputs]
+        check = ASKED.get(name)
+        if check is not None:
+            check(self.oracle, *specs, **attrs)
+        made = Node(_ROWS[name], inputs, attrs, META.cells[name](self.oracle, *specs, **attrs), self.origin)
+        self.nodes.append(made)
+        return made
 
     def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
         """A number, a size or a real number over sizes, as a tensor of rank 0."""

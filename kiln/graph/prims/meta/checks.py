@@ -10,6 +10,7 @@ covers everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -40,8 +41,18 @@ def fail(op: str, problem: str) -> None:
 
 
 def require_axes(op: str, rank: int, axes: Sequence[int]) -> None:
-    if len(set(axes)) != len(axes) or any(not 0 <= axis < max(rank, 1) for axis in axes):
-        fail(op, f"dimensions {tuple(axes)} of a tensor of rank {rank}")
+    if len(set(axes)) == len(axes):
+        for axis in axes:
+            if not 0 <= axis < (rank or 1):
+                break
+        else:
+            return
+    fail(op, f"dimensions {tuple(axes)} of a tensor of rank {rank}")
+
+
+def require_axis(op: str, rank: int, axis: int) -> None:
+    if not 0 <= axis < (rank or 1):
+        fail(op, f"dimension {axis} of a tensor of rank {rank}")
 
 
 def require_sizes(oracle: SizeOracle, op: str, have: Sizes, expected: Sizes) -> None:
@@ -95,33 +106,38 @@ def check_reduction(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...])
 
 @CHECKS("cumsum", "cumprod", "cummax", "cummin")
 def check_scan(oracle: SizeOracle, x: TensorSpec, *, axis: int) -> None:
-    require_axes("scan", x.rank, (axis,))
+    require_axis("scan", x.rank, axis)
 
 
 # Views.
 
 
+@lru_cache(maxsize=1024)
+def is_permutation(dims: tuple[int, ...], rank: int) -> bool:
+    return sorted(dims) == list(range(rank))
+
+
 @CHECKS("permute")
 def check_permute(oracle: SizeOracle, x: TensorSpec, *, dims: tuple[int, ...]) -> None:
-    if sorted(dims) != list(range(x.rank)):
+    if not is_permutation(dims, x.rank):
         fail("permute", f"dimensions {dims} of a tensor of rank {x.rank}")
 
 
 @CHECKS("unsqueeze")
 def check_unsqueeze(oracle: SizeOracle, x: TensorSpec, *, axis: int) -> None:
-    require_axes("unsqueeze", x.rank + 1, (axis,))
+    require_axis("unsqueeze", x.rank + 1, axis)
 
 
 @CHECKS("squeeze")
 def check_squeeze(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> None:
     require_axes("squeeze", x.rank, axes)
-    if not all(equal(oracle, x.sizes[axis], 1) for axis in axes):
+    if not all([x.sizes[axis] == 1 or equal(oracle, x.sizes[axis], 1) for axis in axes]):
         fail("squeeze", f"dimensions {axes} of sizes {list(x.sizes)} are not all of size 1")
 
 
 @CHECKS("slice")
 def check_slice(oracle: SizeOracle, x: TensorSpec, *, axis: int, start: Int, stop: Int, step: Int) -> None:
-    require_axes("slice", x.rank, (axis,))
+    require_axis("slice", x.rank, axis)
     size = x.sizes[axis]
     if less(oracle, step, 1):
         fail("slice", f"step {step}")
@@ -131,7 +147,7 @@ def check_slice(oracle: SizeOracle, x: TensorSpec, *, axis: int, start: Int, sto
 
 @CHECKS("select")
 def check_select(oracle: SizeOracle, x: TensorSpec, *, axis: int, index: Int) -> None:
-    require_axes("select", x.rank, (axis,))
+    require_axis("select", x.rank, axis)
     require_inside(oracle, "select", index, x.sizes[axis])
 
 
@@ -142,7 +158,7 @@ def check_diagonal(oracle: SizeOracle, x: TensorSpec, *, offset: int, axis1: int
 
 @CHECKS("unfold")
 def check_unfold(oracle: SizeOracle, x: TensorSpec, *, axis: int, size: Int, step: Int) -> None:
-    require_axes("unfold", x.rank, (axis,))
+    require_axis("unfold", x.rank, axis)
     if less(oracle, step, 1) or less(oracle, size, 0):
         fail("unfold", f"size {size} and step {step}")
     whole = x.sizes[axis] if x.rank else 1
@@ -184,7 +200,7 @@ def _check_along(oracle: SizeOracle, op: str, x: TensorSpec, index: TensorSpec, 
     """The index has the rank of `x`, and its sizes, except along `axis`, are at most those of `x`."""
     if x.rank != index.rank:
         fail(op, f"an index of rank {index.rank} for a tensor of rank {x.rank}")
-    require_axes(op, x.rank, (axis,))
+    require_axis(op, x.rank, axis)
     if not x.rank:
         return
     for other in range(x.rank):
@@ -286,3 +302,7 @@ def check_random(oracle: SizeOracle, *specs: TensorSpec, sizes: Sizes, **attrs: 
 @CHECKS("iota")
 def check_iota(oracle: SizeOracle, *, length: Int, **attrs: object) -> None:
     require_not_negative(oracle, "iota", (length,))
+
+
+ASKED: dict[str, ShapeCheck] = {name: check for name, check in CHECKS.cells.items() if check is not CHECKED_BY_META}
+"""The checks that there is something to run of."""
