@@ -43,6 +43,13 @@ class Assembler:
         self.items.append(Instr("LOAD_CONST", value, lineno=self.line))
         return self
 
+    def super_attr(self, name: str) -> None:
+        """`super(cls, self).name` for the three values on the stack, from CPython 3.12 on.
+
+        Both arguments are named: `super()` would look for the cell `__class__`, which the transformed code may lack.
+        """
+        self.op("LOAD_SUPER_ATTR", (False, True, name))
+
     def attr(self, name: str) -> Assembler:
         self.op("LOAD_ATTR", name)
         return self

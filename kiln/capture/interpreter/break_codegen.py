@@ -31,6 +31,7 @@ MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
+    "LOAD_SUPER_METHOD": lambda body, name: body.super_attr(name),
 }
 """How instructions that push a NULL below their value are written: without it, the resume function pushes it."""
 
@@ -311,6 +312,8 @@ def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Instruction, pops: i
         NULL_BELOW[inst.name](body, inst.arg)
         results = [None]
         pushed -= 1
+    elif inst.name == "LOAD_SUPER_ATTR":
+        body.super_attr(inst.arg)
     elif inst.name == "CALL":
         names = keyword_names(frame)
         if names:
