@@ -133,7 +133,7 @@ MAP = {
         ("Where are saved tensors and their versions checked?", "csrc/executor/region.cpp", ""),
         ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
         ("When is the backward compiled?", "kiln/pipeline/backward.py", "BackwardCompiler"),
-        ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "Replay"),
+        ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "EagerReplay"),
         ("Why did the cache miss?", "kiln/runtime/cache/key.py", "explain_miss"),
         ("How is a compiled variant saved and loaded?", "kiln/runtime/variant.py", "load_variant"),
         ("What does KILN_LOG print?", "kiln/report/listeners.py", ""),
