@@ -4,8 +4,8 @@
     a.const(len); a.op("LOAD_FAST", "x"); a.call(1); a.op("RETURN_VALUE")
     code = a.finish(like=function.__code__, arguments=("x",))
 
-Calls push the callable first, then the arguments, then `call(count)`. With one argument or more this needs no
-NULL: CPython takes (callable, first argument) for (method, self).
+A call pushes the callable, then the arguments, then `call(count)`. With at least one argument no NULL is needed:
+CPython takes (callable, first argument) for (method, self).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Assembler", "CellVar", "FreeVar", "Instr", "Label", "TryBegin", "Try
 OLD_CALLS = sys.version_info < (3, 12)
 """CALL is preceded by PRECALL."""
 METHOD_BIT = sys.version_info >= (3, 12)
-"""LOAD_ATTR says whether it loads a method."""
+"""The argument of LOAD_ATTR has a bit that asks for a method."""
 
 
 @final
@@ -62,7 +62,7 @@ class Assembler:
         self.items.append(Instr("LOAD_GLOBAL", (False, name), lineno=self.line))
 
     def call(self, count: int, names: tuple[str, ...] = ()) -> Assembler:
-        """The last `len(names)` of the `count` arguments are keywords."""
+        """The last `len(names)` of the `count` arguments are keyword arguments."""
         if count == 0:
             self.op("PUSH_NULL")
             self.op("SWAP", 2)
@@ -75,7 +75,7 @@ class Assembler:
         return self
 
     def jump_if(self, positive: bool, target: Label) -> None:
-        """Pop the top and jump where its truth is `positive`."""
+        """Pop a value and jump if its truth value is `positive`."""
         forward = "POP_JUMP_FORWARD_IF_TRUE" in dis.opmap
         name = f"POP_JUMP_{'FORWARD_' if forward else ''}IF_{'TRUE' if positive else 'FALSE'}"
         self.items.append(Instr(name, target, lineno=self.line))
@@ -116,7 +116,7 @@ class Assembler:
         if freevars:
             made.flags |= CompilerFlags.NESTED
         made.extend(self.items)
-        size = depth if depth is not None else sum(1 for one in self.items if isinstance(one, Instr)) + 8
+        size = depth if depth is not None else sum(1 for item in self.items if isinstance(item, Instr)) + 8
         return made.to_code(stacksize=min(size, 4096), compute_exception_stack_depths=False)
 
 

@@ -6,8 +6,8 @@
                                       3  BINARY_OP <add>
                                       4  RETURN_VALUE 0
 
-Inline caches and EXTENDED_ARG are gone; jump targets are indices into the list. Raw and normal instructions
-correspond one to one, so an index also names the instruction when the code is edited.
+Inline caches and EXTENDED_ARG are removed; jump targets are indices into the list. Raw and normal instructions
+correspond one to one, so an index also identifies the instruction when the code is edited.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONDITIONAL = frozenset(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_N
 OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
 JUMPS = CONDITIONAL | OR_POP | {"JUMP", "FOR_ITER", "SEND"}
 ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"])
-"""Instructions after which the next one is not reached."""
+"""Instructions that never fall through."""
 
 _CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
 
@@ -41,7 +41,7 @@ _CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[a
 @final
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A normal instruction. `arg` is what the version table made of it; for jumps an index."""
+    """A normal instruction. `arg` is decoded by the version table; for jumps it is an index."""
 
     name: str
     arg: Any
@@ -52,7 +52,7 @@ class Instruction:
 @final
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """Where a frame goes on when the instruction raises."""
+    """Where execution continues if the instruction raises."""
 
     target: int
     depth: int
@@ -62,7 +62,7 @@ class Handler:
 @final
 @dataclass(frozen=True, slots=True)
 class DecodedCode:
-    """`handlers[i]` guards instruction `i`, or is None. `locations[i]` is its line, filled in when asked for."""
+    """`handlers[i]` is the exception handler of instruction `i`, `locations[i]` its line, filled in on demand."""
 
     code: CodeType
     instructions: tuple[Instruction, ...]
@@ -89,11 +89,11 @@ def raw_instructions(code: CodeType) -> Iterator[RawInstruction]:
 def decode(code: CodeType, table: VersionTable | None = None) -> DecodedCode:
     """Read `code` with the table of the running Python, unless another is given.
 
-    An opcode without a row gets the name `UNKNOWN` and its raw name as argument: whoever executes it says so.
+    An opcode without a row becomes `UNKNOWN` with its raw name as argument; executing it breaks the graph.
     """
     rows = (table or TABLES[sys.version_info[:2]]).rows
     raws = list(raw_instructions(code))
-    # A jump may go to the EXTENDED_ARG in front of its target: the first unit of an instruction counts.
+    # A jump may target the EXTENDED_ARG in front of an instruction, so its first unit counts.
     starts = [0, *(raw.next_unit for raw in raws[:-1])]
     lines = _lines(code)
     instructions = []
@@ -123,10 +123,10 @@ def _handlers(
     instructions: list[Instruction], starts: list[int], ranges: tuple[ExceptionRange, ...]
 ) -> tuple[Handler | None, ...]:
     handlers: list[Handler | None] = [None] * len(instructions)
-    for one in ranges:
-        handler = Handler(_index(starts, one.target), one.depth, one.lasti)
-        for index in range(_index(starts, one.start), len(instructions)):
-            if instructions[index].unit >= one.end:
+    for guarded in ranges:
+        handler = Handler(_index(starts, guarded.target), guarded.depth, guarded.lasti)
+        for index in range(_index(starts, guarded.start), len(instructions)):
+            if instructions[index].unit >= guarded.end:
                 break
             handlers[index] = handler
     return tuple(handlers)
@@ -135,8 +135,8 @@ def _handlers(
 def text(decoded: DecodedCode) -> str:
     """One line per instruction."""
     rows = []
-    for index, one in enumerate(decoded.instructions):
-        arg = getattr(one.arg, "__name__", repr(one.arg))
+    for index, inst in enumerate(decoded.instructions):
+        arg = getattr(inst.arg, "__name__", repr(inst.arg))
         handler = decoded.handlers[index]
-        rows.append(f"{index:4} {one.name} {arg}" + (f"   # except -> {handler.target}" if handler else ""))
+        rows.append(f"{index:4} {inst.name} {arg}" + (f"   # except -> {handler.target}" if handler else ""))
     return "\n".join(rows)

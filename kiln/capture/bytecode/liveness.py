@@ -1,10 +1,10 @@
-"""Which local variables may still be read at an instruction.
+"""Liveness: which local variables may still be read at an instruction.
 
     x = f(a)          # before: a
     if c: return x    # before: x, c, b
     return b
 
-A backward fixed point over the instructions; an exception may leave any guarded instruction for its handler.
+A backward fixed point over the instructions; any instruction in an exception region may jump to its handler.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
 
 
 def live_locals(decoded: DecodedCode) -> list[frozenset[str]]:
-    """For each instruction the names that are read before they are written, from there on."""
+    """For each instruction, the names that may be read before they are written."""
     count = len(decoded.instructions)
     live: list[frozenset[str]] = [frozenset()] * (count + 1)
     changed = True
     while changed:
         changed = False
         for index in range(count - 1, -1, -1):
-            one = _before(decoded, index, live)
-            if one != live[index]:
-                live[index] = one
+            names = _before(decoded, index, live)
+            if names != live[index]:
+                live[index] = names
                 changed = True
     return live[:count]
 

@@ -7,8 +7,8 @@
         return x * b                          return x * b
 
 Parameters: live locals in the order of `co_varnames`, cells (which replace the code's own cells and free
-variables), values of the stack, then the state of the frames that were inlined. A frame that was in the middle of an
-inlined call makes that call again, to the callee's resume function, inside the same exception handlers.
+variables), stack values, then the state of inlined frames. A frame that was inside an inlined call first calls the
+callee's resume function, within the same exception handlers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kiln.capture.bytecode.decode import DecodedCode
 from kiln.support.errors import require
 
 CLASS_CELL = "__class__"
-"""The free variable that `super()` needs: it stays one, so the resume function has a closure of this cell."""
+"""`super()` needs this free variable, so the resume function keeps it in a closure."""
 NULL = None
-"""A NULL slot of the stack: pushed again, not passed."""
+"""A NULL on the stack: pushed again, not passed as an argument."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class InnerCall:
-    """The call a resumed frame makes first: `function(*inner arguments)`, in place of instruction `at`.
+    """The call that a resumed frame makes first: `function(*arguments)`, in place of instruction `at`.
 
-    `keep`: the result is pushed. Else it is dropped and the stack slot named by `instead` is pushed, if there is one.
+    `keep`: the result is pushed. Otherwise it is dropped and the parameter `instead`, if any, is pushed.
     """
 
     function: Any
@@ -45,7 +45,7 @@ class InnerCall:
 @final
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where and with what a frame goes on: at instruction `target`, `stack` restored from parameters."""
+    """Where a frame continues: at instruction `target`, with `stack` restored from parameters."""
 
     target: int
     locals: tuple[str, ...]
@@ -53,11 +53,11 @@ class Entry:
     stack: tuple[str | None, ...]
     extra: tuple[str, ...] = ()
     first: str | None = None
-    """A local or cell that must be the first parameter: `super()` without arguments looks there."""
+    """The local or cell that must be the first parameter, where `super()` without arguments looks for `self`."""
 
     def parameters(self) -> tuple[str, ...]:
-        names = (*self.locals, *self.cells, *(one for one in self.stack if one is not NULL), *self.extra)
-        return (self.first, *(one for one in names if one != self.first)) if self.first in names else names  # type: ignore[return-value]
+        names = (*self.locals, *self.cells, *(name for name in self.stack if name is not NULL), *self.extra)
+        return (self.first, *(name for name in names if name != self.first)) if self.first in names else names  # type: ignore[return-value]
 
 
 def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, number: int) -> CodeType:
@@ -87,7 +87,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, num
 
 
 def _set_depths(items: list[Any], decoded: DecodedCode) -> None:
-    """The library leaves the stack depth of exception regions open; the exception table has it."""
+    """The library does not set the stack depth of exception regions; the exception table has it."""
     count = 0
     waiting: list[TryBegin] = []
     for item in items:
@@ -131,7 +131,7 @@ def _region_of(items: list[Any], position: int) -> TryBegin | None:
 
 
 def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[Any]:
-    """The original instructions with the label; cells come as arguments, so none is made."""
+    """The original instructions with the label, without those that make cells: cells come as arguments."""
     body: list[Any] = []
     for index, item in enumerate(items):
         if index == position:

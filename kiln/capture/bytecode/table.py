@@ -1,7 +1,7 @@
-"""What a version file says of each opcode: the normal name and how its argument is read.
+"""What a version file says about each opcode: its normal name and how its argument is decoded.
 
-CPython renames and packs opcodes in every version. A version file maps each raw opcode to a *normal*
-one with a decoded argument, so that the interpreter has one handler per meaning:
+CPython renames and packs opcodes in every version. A version file maps each raw opcode to a *normal* opcode
+with a decoded argument, so that the interpreter has one handler per meaning:
 
     3.11  POP_JUMP_FORWARD_IF_FALSE 12     =>  POP_JUMP_IF_FALSE  instruction 31
     3.11  LOAD_METHOD 3                    =>  LOAD_METHOD        "append"
@@ -38,7 +38,7 @@ Decoder = Callable[[RawInstruction], Decoded]
 @final
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The argument of a jump before units are turned into instruction indices."""
+    """The argument of a jump, in code units; `decode` makes it an instruction index."""
 
     unit: int
 
@@ -46,7 +46,7 @@ class Jump:
 @final
 @dataclass(frozen=True, slots=True)
 class VersionTable:
-    """`rows` maps raw opcode names to decoders; raw names without a row are not modelled in this version."""
+    """`rows` maps raw opcode names to decoders; opcodes without a row are not supported in this version."""
 
     version: tuple[int, int]
     rows: Mapping[str, Decoder]
@@ -58,7 +58,7 @@ def plain(raw: RawInstruction) -> Decoded:
 
 
 def renamed(name: str, arg: object = None) -> Decoder:
-    """Another name; the argument stays, unless one is given."""
+    """Another name, and another argument if one is given."""
     if arg is None:
         return lambda raw: (name, raw.arg)
     return lambda raw: (name, arg)
@@ -84,7 +84,7 @@ def slot_name(code: CodeType, index: int) -> str:
 
 
 def local(raw: RawInstruction) -> Decoded:
-    """The argument is a slot of the fast locals: by name."""
+    """The argument is a slot of the fast locals; decoded to its name."""
     return raw.opname, slot_name(raw.code, raw.arg)
 
 
@@ -119,7 +119,7 @@ _BINARY = (
     *("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imul", "imod", "ior", "ipow", "irshift", "isub"),
     *("itruediv", "ixor"),
 )
-BINARY_OPERATORS: tuple[Callable[[Any, Any], Any], ...] = tuple(getattr(operator, one) for one in _BINARY)
+BINARY_OPERATORS: tuple[Callable[[Any, Any], Any], ...] = tuple(getattr(operator, name) for name in _BINARY)
 """In the order of BINARY_OP's argument (3.11 to 3.13)."""
 
 

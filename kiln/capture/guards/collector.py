@@ -1,13 +1,13 @@
-"""Collecting the guards of a frame while it is interpreted: each question once, weaker ones dropped.
+"""Collects the guards of a frame while it is interpreted, without duplicates and implied guards.
 
     self: type_is Net            self: type_is Net
     self: type_is Net      =>    x: equals 3
     x: type_is int
     x: equals 3
 
-Guards keep the order in which the interpreter asked, so a guard stands after those on the path to its
-value. Implication: `equals`, `is_none` and `is` tell the type too; `dict_keys` tells the length and the
-absence of every other key.
+Guards keep the order in which they were added, so a guard follows those on the path to its value.
+Implication: `equals`, `is_none` and `is` imply the type; `dict_keys` implies the length and the absence
+of every other key.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.DICT_KEYS: (GuardKind.LENGTH,),
     GuardKind.SET_ITEMS: (GuardKind.LENGTH,),
 }
-IMPLIED = {kind.value: tuple(one.value for one in weaker) for kind, weaker in _IMPLIED.items()}
+IMPLIED = {kind.value: tuple(implied.value for implied in weaker) for kind, weaker in _IMPLIED.items()}
 """A guard of the key's kind makes guards of these kinds on the same source redundant."""
 _SEVERAL = (
     *(GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION),
     GuardKind.SET_ITEMS,
 )
 DETAILED = frozenset(kind.value for kind in _SEVERAL)
-"""Kinds of which one source may have several."""
+"""Kinds that may occur several times on one source."""
 ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
 
 
 def detail_of(kind: type[Source]) -> Callable[[Source], object]:
-    """What tells two steps of a kind from one base apart."""
-    names = [one.name for one in fields(kind) if one.name != "base"]
+    """What distinguishes two sources of a kind with the same base."""
+    names = [field.name for field in fields(kind) if field.name != "base"]
     return attrgetter(*names) if names else lambda source: None
 
 
@@ -61,10 +61,10 @@ class GuardCollector:
     def add(
         self, source: Source, kind: GuardKind, expected: object = None, at: Location | None = None, why: str = ""
     ) -> None:
-        """Ask `kind` of `source`, unless it was asked before.
+        """Add a guard unless it is there already.
 
-        Sources are told apart by identity here (hashing a path costs more than checking it); equal
-        paths that are different objects are merged by `finish`.
+        Sources are compared by identity here (hashing a path costs more than checking it); `finish` merges
+        equal paths that are different objects.
         """
         # `_value_`: the property `value` of an enum member costs more than the rest of this.
         name = kind._value_
@@ -73,25 +73,25 @@ class GuardCollector:
             self._guards[key] = Guard(source, kind, expected, at, why)
 
     def asked(self, source: Source, kind: str) -> bool:
-        """Whether this very path was asked so before; `kind` is the value of one that a source has once."""
+        """Whether this source object has a guard of `kind`, the value of a kind that occurs once per source."""
         return (id(source), kind, None) in self._guards
 
     def __len__(self) -> int:
         return len(self._guards)
 
     def first(self, count: int) -> list[Guard]:
-        """The guards that were asked first."""
+        """The guards that were added first."""
         return list(islice(self._guards.values(), count))
 
     def finish(self) -> list[Guard]:
-        """The guards that say something which no other says."""
-        paths = Paths()
-        numbered = [(paths.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
+        """All guards that no other guard implies."""
+        numbers = SourceNumbers()
+        numbered = [(numbers.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
         keyed = {number for number, kind, _ in numbered if kind == DICT_KEYS}
         weaker = {(number, other) for number, kind, _ in numbered for other in IMPLIED.get(kind, ())}
         kept: dict[tuple[int, str, str], Guard] = {}
         for number, kind, guard in numbered:
-            if (number, kind) in weaker or (kind == ABSENT and paths.base(number) in keyed):
+            if (number, kind) in weaker or (kind == ABSENT and numbers.base(number) in keyed):
                 continue
             detail = repr(guard.expected) if kind in DETAILED else ""
             kept.setdefault((number, kind, detail), guard)
@@ -99,8 +99,8 @@ class GuardCollector:
 
 
 @final
-class Paths:
-    """Equal sources get equal numbers; each step of a path is looked at once, not once per guard below it."""
+class SourceNumbers:
+    """Equal sources get equal numbers; each step of a path is compared once, not once per guard below it."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -125,12 +125,12 @@ class Paths:
         return found
 
     def base(self, number: int) -> int:
-        """The number of the dict that the path takes an item of, else -1."""
+        """The number of the dict whose item the source is, else -1."""
         return self._bases[number]
 
 
 def explain(guards: list[Guard]) -> str:
-    """One line per guard, with the user line that asked for it."""
+    """One line per guard, with the user line that caused it."""
     return "\n".join(
         guard.text() + (f"   # {guard.location.file}:{guard.location.line}" if guard.location else "")
         for guard in guards

@@ -4,8 +4,8 @@
         a.append(x)          since what is written to `a` would be seen in `b`
         return len(b)
 
-One object that was found on two paths must be one again; two objects of a type, of which one is changed, must be two
-again. Cells and the memory of tensors are told apart in the same way. What is only read may coincide.
+An object that was found on two paths must be found on both again; two objects of a type of which one is changed must
+stay two. The same holds for cells and the memory of tensors. Objects that are only read may coincide.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import AttrSource, LocalSource, OffsetSource, Source
 
 SHARED = (Tensor, Object, Dict, List, Set)
-"""Kinds of values of which one object may be reached on several paths."""
+"""Kinds of values that may be reached on several paths."""
 
 
 def alias_guards(s: CaptureState) -> None:
-    """All of them."""
+    """Add all alias guards of the capture."""
     for value, sources in s.identities.aliases():
         if isinstance(value, SHARED) and value.source is not None:
             one_group(s, [value.source, *sources])
@@ -49,7 +49,7 @@ def one_group(s: CaptureState, paths: list[Source]) -> None:
 
 
 def several_groups(s: CaptureState, groups: Iterable[list[Source]], by: str = "object") -> None:
-    """The paths of a group lead to one thing, those of two groups to two."""
+    """Guard that the paths of a group lead to one object, and those of different groups to different objects."""
     rows = [(path, number) for number, group in enumerate(groups) for path in group]
     if len(rows) > 1:
         paths, numbers = zip(*rows, strict=True)
@@ -57,7 +57,7 @@ def several_groups(s: CaptureState, groups: Iterable[list[Source]], by: str = "o
 
 
 def changed_objects(s: CaptureState) -> None:
-    """Containers and instances of which one was changed: no other of its type may be the same object."""
+    """An object that was changed must not be the same as another object of its type."""
     changed: set[type] = set()
     written: set[int] = set()
     for effect in s.effects:
@@ -77,7 +77,7 @@ def changed_objects(s: CaptureState) -> None:
 
 
 def instance_dicts(s: CaptureState, written: set[int]) -> None:
-    """A dict among the arguments is not to become the `__dict__` of an object that the program looks into."""
+    """A dict argument must not be the `__dict__` of an object that the program reads, if either is changed."""
     known = [
         value
         for value in s.identities.objects.values()
@@ -88,17 +88,19 @@ def instance_dicts(s: CaptureState, written: set[int]) -> None:
     dicts = [value for value in used if isinstance(value, Dict) and type(value.source) is LocalSource]
     owners = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
     if dicts and owners and any(id(value) in written for value in (*dicts, *owners)):
-        paths = [value.source for value in dicts] + [AttrSource(one.source, "__dict__") for one in owners if one.source]
+        paths = [value.source for value in dicts] + [
+            AttrSource(owner.source, "__dict__") for owner in owners if owner.source
+        ]
         several_groups(s, [[path] for path in paths if path is not None])
 
 
 def has_plain_dict(value: Object) -> bool:
-    """Modules keep theirs to themselves."""
+    """Modules are left out: their `__dict__` is not passed around."""
     return type(getattr(value.original, "__dict__", None)) is dict and not issubclass(value.cls, torch.nn.Module)
 
 
 def was_read(value: Value) -> bool:
-    """Whether the program looked into it."""
+    """Whether the program read its contents."""
     if isinstance(value, Object):
         return bool(value.attrs) or value.native is not None
     known: Any = value
@@ -106,7 +108,7 @@ def was_read(value: Value) -> bool:
 
 
 def cells(s: CaptureState) -> None:
-    """Cells; where one was written, two are not to become one."""
+    """Guard which cells are the same; once a cell was written, different cells must stay different."""
     groups = list(s.identities.cell_paths.values())
     if any(isinstance(effect, CellEffect) for effect in s.effects):
         several_groups(s, groups)
@@ -116,8 +118,8 @@ def cells(s: CaptureState) -> None:
 
 
 def memory(s: CaptureState) -> None:
-    """Where an input is written: which inputs lie in one storage, and where in it. So too where some overlap: results
-    that are views of one may be views of the other."""
+    """Guard which inputs share a storage, and their offsets, if an input is written or some overlap: a result that is
+    a view of one may be a view of the other."""
     inputs = [tensor for tensor in s.part(RegionInputs).tensors if has_storage(tensor.real)]
     groups: dict[int, list[RegionInput]] = {}
     for tensor in inputs:

@@ -1,4 +1,4 @@
-"""Cutting a frame at a graph break: state, effects, the instruction itself, and the calls of resume functions.
+"""Code for a graph break: save the state, make the effects, run the instruction, call the resume functions.
 
     y = g(x)                       y, = region(x)
     print(y)            =>         <build callee, arguments and live state>; <effects>
@@ -33,21 +33,21 @@ NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
     "LOAD_SUPER_METHOD": lambda body, name: body.super_attr(name),
 }
-"""How instructions that push a NULL below their value are written: without it, the resume function pushes it."""
+"""Instructions that push a NULL below their value are written without it; the resume function pushes it."""
 
 
 @final
 @dataclass
 class Resumption:
-    """A resume function for a chain of frames and the temporaries that hold its arguments."""
+    """A resume function for a chain of frames, and the temporaries that hold its arguments."""
 
     function: Callable[..., object]
     arguments: list[str]
 
 
 @final
-class Cut:
-    """The writing of one graph break."""
+class BreakWriter:
+    """Writes one graph break."""
 
     def __init__(self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
         self.state = s
@@ -58,7 +58,7 @@ class Cut:
         self.kept: list[Value] = []
 
     def store(self, value: Value) -> str:
-        """Build `value` once, before the effects; the temporary that holds it."""
+        """Build `value` once, before the effects; returns its temporary."""
         name = self.stored.get(id(value))
         if name is None:
             name = self.stored[id(value)] = self.writer.store(value)
@@ -66,7 +66,7 @@ class Cut:
         return name
 
     def prepare(self) -> None:
-        """Build all live state of all frames, before effects and the instruction can change anything."""
+        """Build the live state of all frames before the effects and the instruction can change it."""
         for index, frame in enumerate(self.frames):
             for name in self.live_names(frame):
                 self.store(frame.locals[name])
@@ -99,7 +99,7 @@ class Cut:
     def resume(
         self, target: int, pops: int, results: list[str | None], depth: int | None = None, first: int = 0
     ) -> Resumption:
-        """Resume functions for frames `first`..root; frame `first` goes on at `target` with `results` on its stack."""
+        """Resume functions for the frames `first`..root; `first` continues at `target` with `results` on its stack."""
         frame = self.frames[first]
         base = frame.saved if first == 0 else frame.stack
         kept = base[: len(base) - pops] if depth is None else base[:depth]
@@ -146,7 +146,7 @@ class Cut:
         code = resume_code(frame.decoded, entry, call, number)
         closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
         function = types.FunctionType(code, frame.globals.dictionary, code.co_name, None, closure)
-        unsorted = (*names, *cells, *(one for one in slots if one is not None), *extra)
+        unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
 
@@ -187,7 +187,7 @@ class Cut:
         self.writer.op("RETURN_VALUE")
 
     def handler(self) -> tuple[int, Handler] | None:
-        """The innermost frame whose code handles an exception of the instruction, and its handler."""
+        """The innermost frame with a handler for an exception of the instruction, and the handler."""
         for index, frame in enumerate(self.frames):
             found = frame.decoded.handlers[frame.at]
             if found is not None:
@@ -196,7 +196,7 @@ class Cut:
 
 
 def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
-    """The rest of the transformed code from the break on; where a value cannot be rebuilt, break further out."""
+    """Write the transformed code from the break on; if a value cannot be rebuilt, break further out."""
     try:
         write_resumption(s, writer, stop, make_resume)
     except UnsupportedValue as problem:
@@ -207,36 +207,36 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
 
 
 def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
-    cut = Cut(s, writer, stop, make_resume)
-    frame = cut.frames[0]
+    breaking = BreakWriter(s, writer, stop, make_resume)
+    frame = breaking.frames[0]
     inst = frame.decoded.instructions[frame.at]
-    refuse(cut, frame, inst.name, stop)
-    cut.prepare()
+    refuse(breaking, frame, inst.name, stop)
+    breaking.prepare()
     for effect in s.effects:
         effect.emit(writer)
     pops = OPCODES[inst.name].operands(inst.arg)
     operands = frame.saved[len(frame.saved) - pops :]
-    writer.body.line = cut.frames[-1].location().line  # what the instruction raises is raised there
-    found = cut.handler()
+    writer.body.line = breaking.frames[-1].location().line  # where an exception of the instruction is reported
+    found = breaking.handler()
     begin = None
     landing = Label()
     if found is not None:
         begin = TryBegin(landing, False, 0)
         writer.body.items.append(begin)
     for value in operands:
-        writer.op("PUSH_NULL") if value is None else writer.op("LOAD_FAST", cut.store(value))
+        writer.op("PUSH_NULL") if value is None else writer.op("LOAD_FAST", breaking.store(value))
     if inst.name in CONDITIONAL or inst.name in OR_POP:
-        write_branch(cut, frame, inst, begin)
+        write_branch(breaking, frame, inst, begin)
     elif inst.name == "FOR_ITER":
-        write_loop(cut, frame, inst, begin)
+        write_loop(breaking, frame, inst, begin)
     else:
-        write_instruction(cut, frame, inst, pops, begin)
+        write_instruction(breaking, frame, inst, pops, begin)
     if found is not None:
-        write_handler(cut, landing, *found)
+        write_handler(breaking, landing, *found)
 
 
-def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
-    """Where the state cannot be carried over, break further out."""
+def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
+    """Break further out if the state cannot be carried over."""
     problem = ""
     if isinstance(stop, FrameInspection):
         stop.frames, stop.resumable = stop.frames[1:2], False
@@ -244,40 +244,40 @@ def refuse(cut: Cut, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
     row = OPCODES.get(name)
     if row is None or row.pops is None:
         problem = f"{name} cannot be executed outside of its frame"
-    elif row.uses_globals and len(cut.frames) > 1:
+    elif row.uses_globals and len(breaking.frames) > 1:
         problem = f"{name} belongs to another module"
-    elif any(frame.handled for frame in cut.frames):
+    elif any(frame.handled for frame in breaking.frames):
         problem = stop.reason
     if not problem:
         return
-    if len(cut.frames) == 1:
-        raise NotResumable(reason=problem, place=frame.code.co_qualname)
-    raised = NotResumable(reason=problem, place=frame.code.co_qualname)
+    if len(breaking.frames) == 1:
+        raise NotResumable(reason=problem, function=frame.code.co_qualname)
+    raised = NotResumable(reason=problem, function=frame.code.co_qualname)
     raised.at = stop.at
-    raise raised.before(cut.frames[1])
+    raise raised.before(breaking.frames[1])
 
 
-def end_try(cut: Cut, begin: TryBegin | None) -> None:
+def end_try(breaking: BreakWriter, begin: TryBegin | None) -> None:
     if begin is not None:
-        cut.writer.body.items.append(TryEnd(begin))
+        breaking.writer.body.items.append(TryEnd(begin))
 
 
-def write_branch(cut: Cut, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
-    """Test the value for real; each side has its own resume function."""
-    body = cut.writer.body
+def write_branch(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
+    """Test the value at run time; each branch has its own resume function."""
+    body = breaking.writer.body
     taken = Label()
     keep = inst.name in OR_POP
-    value = cut.store(frame.saved[-1])  # type: ignore[arg-type]
+    value = breaking.store(frame.saved[-1])  # type: ignore[arg-type]
     if "NONE" in inst.name:
         body.const(None)
         body.items.append(Instr("IS_OP", 0, lineno=body.line))
     positive = "TRUE" in inst.name or inst.name == "POP_JUMP_IF_NONE"
     end_label = jump_if(positive)
     body.items.append(Instr(end_label, taken, lineno=body.line))
-    end_try(cut, begin)
-    cut.tail_call(cut.resume(frame.at + 1, 1, []))
+    end_try(breaking, begin)
+    breaking.tail_call(breaking.resume(frame.at + 1, 1, []))
     body.label(taken)
-    cut.tail_call(cut.resume(inst.arg, 1, [value] if keep else []))
+    breaking.tail_call(breaking.resume(inst.arg, 1, [value] if keep else []))
 
 
 def jump_if(positive: bool) -> str:
@@ -285,27 +285,29 @@ def jump_if(positive: bool) -> str:
     return name + ("TRUE" if positive else "FALSE")
 
 
-def write_loop(cut: Cut, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
-    """Ask the iterator for real: another item, or the end of the loop."""
-    body = cut.writer.body
+def write_loop(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
+    """Advance the iterator at run time: either another item or the end of the loop."""
+    body = breaking.writer.body
     done = Label()
     body.items.append(Instr("FOR_ITER", done, lineno=body.line))
-    end_try(cut, begin)
-    name = cut.writer.temporary()
+    end_try(breaking, begin)
+    name = breaking.writer.temporary()
     body.op("STORE_FAST", name)
     body.op("POP_TOP")
-    cut.tail_call(cut.resume(frame.at + 1, 0, [name]))
+    breaking.tail_call(breaking.resume(frame.at + 1, 0, [name]))
     body.label(done)
     after = inst.arg
     if frame.decoded.instructions[after].name == "END_FOR":
         body.op("END_FOR")
         after += 1
-    cut.tail_call(cut.resume(after, 1, []))
+    breaking.tail_call(breaking.resume(after, 1, []))
 
 
-def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Instruction, pops: int, begin: TryBegin | None) -> None:
-    """Execute the instruction for real and hand its results to the resume function."""
-    body = cut.writer.body
+def write_instruction(
+    breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, pops: int, begin: TryBegin | None
+) -> None:
+    """Execute the instruction at run time and pass its results to the resume function."""
+    body = breaking.writer.body
     results: list[str | None] = []
     pushed = OPCODES[inst.name].results(inst.arg)
     if inst.name in NULL_BELOW:
@@ -323,13 +325,13 @@ def write_instruction(cut: Cut, frame: SymbolicFrame, inst: Instruction, pops: i
         body.op("CALL", inst.arg)
     else:
         body.items.append(nth_instruction(frame.code, frame.at).copy())
-    end_try(cut, begin)
+    end_try(breaking, begin)
     if inst.name == "RAISE_VARARGS":
         return
-    names_of = [cut.writer.temporary() for _ in range(pushed)]
+    names_of = [breaking.writer.temporary() for _ in range(pushed)]
     for name in reversed(names_of):
         body.op("STORE_FAST", name)
-    cut.tail_call(cut.resume(frame.at + 1, pops, [*results, *names_of]))
+    breaking.tail_call(breaking.resume(frame.at + 1, pops, [*results, *names_of]))
 
 
 def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:
@@ -348,16 +350,16 @@ def nth_instruction(code: types.CodeType, index: int) -> Instr:
     return [item for item in parsed(code) if isinstance(item, Instr)][index]
 
 
-def write_handler(cut: Cut, landing: Label, index: int, handler: Handler) -> None:
-    """The instruction raised: go on in the program's own handler, with the exception on its stack."""
-    body = cut.writer.body
+def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Handler) -> None:
+    """If the instruction raises, continue in the program's handler, with the exception on its stack."""
+    body = breaking.writer.body
     body.label(landing)
-    name = cut.writer.temporary()
+    name = breaking.writer.temporary()
     body.op("STORE_FAST", name)
     results: list[str | None] = [name]
     if handler.lasti:
-        zero = cut.writer.temporary()
+        zero = breaking.writer.temporary()
         body.const(0)
         body.op("STORE_FAST", zero)
         results.insert(0, zero)
-    cut.tail_call(cut.resume(handler.target, 0, results, handler.depth, index))
+    breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index))

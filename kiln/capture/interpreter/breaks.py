@@ -2,8 +2,8 @@
 
     raise DataDependentBranch(at=location, statement="if")
 
-A graph break compiles the graph so far, runs one instruction in Python and goes on in a resume function.
-A skipped frame runs eager as a whole. `Restart` and `Raised` are no user errors: they steer the interpreter.
+A graph break compiles the graph so far, runs one instruction in Python and continues in a resume function.
+A skipped frame runs eager as a whole. `Raised` is not a user error: it carries an exception of the user's program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kiln.support.location import Location
 
 
 class BrokenFrame(Protocol):
-    """A frame that a break goes through, at the step in front of which it breaks."""
+    """A frame of a break, at the step in front of which it breaks."""
 
     @property
     def number(self) -> int: ...
@@ -28,43 +28,43 @@ class BrokenFrame(Protocol):
 
 
 class GraphBreak(KilnError):
-    """Base of all graph breaks. The interpreter notes the frames it passes through in `frames`, innermost first."""
+    """Base of all graph breaks. `frames` are the frames it passes through, innermost first."""
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**details)
         self.frames: list[BrokenFrame] = []
         self.resumable = True
 
-    def before(self, place: BrokenFrame) -> Self:
-        """Break in front of an earlier step: the capture begins again and stops there."""
-        self.frames, self.resumable = [place], False
+    def before(self, step: BrokenFrame) -> Self:
+        """Break in front of an earlier step: the capture restarts and stops there."""
+        self.frames, self.resumable = [step], False
         return self
 
 
 class UnsupportedOpcode(GraphBreak):
     code = "KILN1001"
-    what = "the instruction {opcode} is not modelled"
+    what = "the instruction {opcode} is not supported"
     why = "{why}"
     try_ = ("move the statement out of the compiled function",)
 
 
 class UnsupportedCall(GraphBreak):
     code = "KILN1002"
-    what = "a call of `{function}`"
+    what = "a call of `{function}` cannot be traced"
     why = "{why}"
     try_ = ("move the call out of the compiled function", "register the function as a custom op")
 
 
 class UnsupportedAttribute(GraphBreak):
     code = "KILN1003"
-    what = "the attribute `{name}` of a {type}"
+    what = "the attribute `{name}` of a {type} cannot be traced"
     why = "{why}"
     try_ = ("read the attribute outside and pass its value",)
 
 
 class UnsupportedOperation(GraphBreak):
     code = "KILN1004"
-    what = "`{operation}` on a {type}"
+    what = "`{operation}` on a {type} cannot be traced"
     why = "{why}"
     try_ = ("use built-in containers and numbers",)
 
@@ -85,7 +85,7 @@ class TorchCallFailed(GraphBreak):
 
 class DataDependentBranch(GraphBreak):
     code = "KILN1007"
-    what = "`{statement}` asks for the value of a tensor"
+    what = "`{statement}` depends on the value of a tensor"
     why = "while tracing, a tensor has a shape and a dtype but no values"
     try_ = ("keep both sides in the graph with `torch.where`", "move the test out of the compiled function")
 
@@ -100,13 +100,13 @@ class DataDependentValue(GraphBreak):
 class DisabledCall(GraphBreak):
     code = "KILN1009"
     what = "`{function}` is marked to run in Python"
-    why = "it carries the mark of `disable`"
-    try_ = ("remove the mark",)
+    why = "it is decorated with `disable`"
+    try_ = ("remove the decorator",)
 
 
 class SideEffectCall(GraphBreak):
     code = "KILN1010"
-    what = "`{function}` acts on the world outside of the program"
+    what = "`{function}` has an effect outside of the program"
     why = "{why}"
     try_ = ("move the call out of the compiled function",)
 
@@ -114,21 +114,21 @@ class SideEffectCall(GraphBreak):
 class NotResumable(GraphBreak):
     code = "KILN1012"
     what = "{reason}"
-    why = "it happens where Python cannot resume (inside `{place}`)"
+    why = "`{function}` cannot be resumed there"
     try_ = ("move the statement to the body of a plain function",)
 
 
 class FrameInspection(GraphBreak):
     code = "KILN1013"
-    what = "`{function}` looks at the frame that calls it"
-    why = "compiled code runs in frames of its own"
-    try_ = ("pass what it looks for as an argument", "move the call to a function that is not compiled")
+    what = "`{function}` inspects the frame that calls it"
+    why = "compiled code does not run in the frame of the original function"
+    try_ = ("pass what it reads as an argument", "move the call to a function that is not compiled")
 
 
 @final
 @dataclass(frozen=True)
-class BreakPlace:
-    """A step of a frame that was interpreted before, among the frames of a break."""
+class PastStep:
+    """A step that was interpreted before, as the frame of a break."""
 
     number: int
     step: int
@@ -140,14 +140,14 @@ class BreakPlace:
 
 
 class SkippedFrame(KilnError):
-    """Base of the reasons to leave a frame to eager Python as a whole."""
+    """Base of the reasons to run a whole frame eager."""
 
 
 class SkippedCode(SkippedFrame):
     code = "KILN1101"
     what = "`{function}` runs eager"
     why = "{why}"
-    try_ = ("move what is to be compiled to a plain function",)
+    try_ = ("move the code to be compiled to a plain function",)
 
 
 class RaisesException(SkippedFrame):

@@ -1,10 +1,10 @@
-"""Capturing one frame: interpret, write guards and transformed code, cut at graph breaks.
+"""Captures a frame: interprets it, collects guards, writes the transformed code.
 
     capture_frame(f, {"x": x}, compile_region=..., recorder_factory=...)  ->  Capture
 
-An attempt interprets the whole frame. It ends at the return (one region), at a graph break where every frame on the
-stack can be resumed (the region so far, the instruction itself, a call of resume functions), or at one where some
-frame cannot: then the frame is interpreted again, to break in front of the outermost instruction that led there.
+An attempt interprets the frame up to its return (one region) or to a graph break. If every frame on the stack can be
+resumed, the code is the region so far, the instruction itself, and a call of resume functions. Otherwise the capture
+restarts, to break in front of an instruction further out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
-    BreakPlace,
     GraphBreak,
+    PastStep,
     Raised,
     RaisesException,
     SkippedCode,
@@ -76,7 +76,7 @@ REGISTERED = (
     *(descriptors, functions, logger, methods, module, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
 )
-"""Modules whose import fills the tables of handlers."""
+"""Importing these modules fills the tables of handlers."""
 
 MAX_RESTARTS = 32
 GENERATOR = 0x20 | 0x80 | 0x200
@@ -85,7 +85,7 @@ GENERATOR = 0x20 | 0x80 | 0x200
 @final
 @dataclass
 class Region:
-    """A compiled piece of the frame: what was recorded and what runs it."""
+    """A compiled part of the frame: its trace and the callable that runs it."""
 
     trace: Trace
     callable: Callable[..., object]
@@ -94,11 +94,11 @@ class Region:
 @final
 @dataclass
 class Capture:
-    """What capturing a frame gives.
+    """The result of capturing a frame.
 
-    `function` takes every argument slot positionally, and where `collect` is not empty one more argument: the tuple of
-    objects at those sources. `guards` say when it may be called in place of the original. Where `skipped` is set
-    the frame runs eager and there is no function; where it `raises` it does so for arguments that pass the guards.
+    `function` takes all argument slots positionally and, if `collect` is not empty, the tuple of objects at those
+    sources. It may replace the original for arguments that pass the `guards`. If `skipped` is set there is no function
+    and the frame runs eager; with `raises`, it raises for all arguments that pass the guards.
     """
 
     function: types.FunctionType | None
@@ -111,7 +111,7 @@ class Capture:
     asked_is_compiling: bool = False
     speculations: list[Speculation] = field(default_factory=list)
     modules: frozenset[str] = frozenset()
-    """Modules whose functions were interpreted or whose classes were looked into."""
+    """The modules of all functions and classes that were interpreted."""
     repeated_steps: int = 0
     """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
     raises: bool = False
@@ -124,7 +124,7 @@ class Capture:
 @final
 @dataclass(frozen=True)
 class Callbacks:
-    """What the owner of the capture hands in."""
+    """Functions given by the caller of the capture."""
 
     compile_region: Callable[[Recorder, Trace], Callable[..., object]]
     recorder_factory: Callable[[], Recorder]
@@ -152,15 +152,14 @@ def capture_frame(
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
     Args:
-        compile_region: gets the recorder and the finished trace, returns the callable that runs the region:
-            used inputs in order -> tuple of outputs.
+        compile_region: (recorder, finished trace) -> callable that runs the region: used inputs -> tuple of outputs.
         recorder_factory: makes a fresh recorder for each attempt.
-        make_resume: makes what stands for a resume function in the transformed code (a dispatcher).
+        make_resume: wraps a resume function for the transformed code (in a dispatcher).
         dims: which sizes of a new input become symbols.
         scalars: which Python numbers become inputs; None: none.
         is_compiling: what `torch.compiler.is_compiling()` answers.
-        make_exit: makes what is called with the arguments where a speculation fails; None: do not speculate.
-        compile_speculation: gets the graph of what was speculated on and its constants.
+        make_exit: makes the function to call if a speculation fails; None: do not speculate.
+        compile_speculation: compiles the graph of the speculated conditions, given its constants.
     """
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation)
@@ -206,19 +205,19 @@ def new_state(
 def describe(raised: Raised) -> str:
     value: Any = raised.value
     args = value.attrs.get("args") if hasattr(value, "attrs") else None
-    items = [repr(one.real()) if one.real() is not MISSING else "..." for one in (args._items or [])] if args else []
+    items = [repr(arg.real()) if arg.real() is not MISSING else "..." for arg in (args._items or [])] if args else []
     return f"{value.type_name()}({', '.join(items)})"
 
 
 def internal_fault(fault: Exception) -> KilnError:
-    """A fault of ours: the frame runs eager, the report names the place."""
+    """An internal error: the frame runs eager and the report says where."""
     reason = InternalFault(stage="capture", problem="".join(traceback.format_exception_only(fault)).strip())
     reason.__cause__ = fault
     return reason
 
 
 def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:
-    """The guards of the way to the exception; they do not tell where it depends on what a prologue checks."""
+    """The guards under which the exception is raised; not if that depends on what a prologue checks."""
     assumed = s.part(Speculations)
     if assumed.assumed or assumed.divisors:
         return skip(function, reason, s)
@@ -247,7 +246,7 @@ def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[st
 def attempt(
     s: CaptureState, function: types.FunctionType, locals: Mapping[str, object], callbacks: Callbacks
 ) -> Capture:
-    """Interpret once; a break that cannot be resumed where it is leaves as an exception."""
+    """Interpret once; a break that cannot be resumed is raised."""
     frame = root_frame(s, function, locals)
     writer = CodeWriter(s, function.__code__)
     result: Value | None = None
@@ -268,7 +267,7 @@ def attempt(
 
 
 def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
-    """The result is built before the effects change what it is built from, and returned after them."""
+    """The result is built before the effects, which may change what it is built from."""
     name = writer.store(result)
     write_effects(s, writer)
     writer.op("LOAD_FAST", name)
@@ -314,11 +313,11 @@ def finish(
     arguments = arguments_of(function.__code__) + ((BINDINGS,) if collect else ())
     code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+    if stop is not None:
+        at = stop.at.text() if stop.at else ""
+        called = [frame.location().text() for frame in stop.frames[1:]]
+        s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called)
     breaks = [stop] if stop is not None else []
-    for one in breaks:
-        at = one.at.text() if one.at else ""
-        called = [frame.location().text() for frame in one.frames[1:]]
-        s.events.emit("graph_break", code=one.code, reason=one.reason, at=at, called=called)
     guards = finish_guards(s)
     speculations = list(s.part(Speculations).assumed.values())
     return Capture(
@@ -343,7 +342,7 @@ def write_divisor_checks(
     side_exit: Callable[..., object],
     code: types.CodeType,
 ) -> None:
-    """`if not divisor: return side_exit(<all arguments>)`: there the division raises where the program does it."""
+    """`if not divisor: return side_exit(<all arguments>)`, where the division raises as in the program."""
     for divisor in divisors:
         passed = Label()
         write_number(head, writer, divisor)
@@ -353,14 +352,14 @@ def write_divisor_checks(
 
 
 def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
-    """A leaf made in the region gets gradients only from what is computed outside of it: break where it is made."""
-    own = [place for leaf, place in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
+    """Break where a leaf is made if results have gradients: those computed inside of the region would not reach it."""
+    own = [step for leaf, step in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
     if own and trace.needs_grad:
         break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
 
 
 def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
-    """An in-place call that autograd saw changes the history of all tensors in that memory: break before such calls."""
+    """Break before an in-place call that changes the autograd history of several inputs in one memory."""
     found: dict[int, list[FakeTensor]] = {}
     for value in s.part(RegionInputs).tensors:
         found.setdefault(id(value.fake.storage_view.storage), []).append(value.fake)
@@ -371,10 +370,10 @@ def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
         )
 
 
-def break_before(place: BreakPlace, function: str, why: str) -> None:
-    """Begin again and break in front of a call that this attempt recorded."""
-    stop = UnsupportedCall(function=function, why=why).before(place)
-    stop.at = place.at
+def break_before(step: PastStep, function: str, why: str) -> None:
+    """Restart, and break in front of a call that this attempt recorded."""
+    stop = UnsupportedCall(function=function, why=why).before(step)
+    stop.at = step.at
     raise stop
 
 
@@ -383,9 +382,9 @@ def has_effects(recorder: Recorder) -> bool:
 
 
 def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:
-    """What the guards hand over: inputs of the region in order, then what only the prologue needs."""
+    """The sources that the guards collect: inputs of the region in order, then what only the prologue needs."""
     collect = [record.source for record in trace.used_inputs if is_bound(record)]
-    return collect + [one for one in (prologue.sources() if prologue else ()) if one not in collect]
+    return collect + [source for source in (prologue.sources() if prologue else ()) if source not in collect]
 
 
 def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total: int) -> None:
@@ -416,24 +415,28 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
 
 
 def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
-    """What is called on results that share memory with a tensor, but not its history, and on leaves made inside."""
+    """Methods to call on results: `detach` if they share memory but no autograd history, `requires_grad_` on leaves."""
     outputs = trace.graph.outputs
-    sharing = {one.alias.index for one in outputs if one.requires_grad and one.alias and one.alias.of == "output"}
-    for place, (name, output, leaf) in enumerate(zip(names, outputs, trace.leaves, strict=True)):
+    sharing = {
+        output.alias.index
+        for output in outputs
+        if output.requires_grad and output.alias and output.alias.of == "output"
+    }
+    for index, (name, output, leaf) in enumerate(zip(names, outputs, trace.leaves, strict=True)):
         alias = output.alias
         if not leaf or (alias is not None and alias.of == "input" and alias.view is None):
             continue
         base = None
         if alias is not None:
             base = trace.used_inputs[alias.index] if alias.of == "input" else outputs[alias.index]
-        if place in sharing or (base is not None and base.requires_grad):
+        if index in sharing or (base is not None and base.requires_grad):
             yield name, "detach"
         if output.requires_grad:
             yield name, "requires_grad_"
 
 
 def is_bound(record: InputRecord) -> bool:
-    """Whether the guards hand it over: all but arguments of the function, and numbers that become tensors."""
+    """Whether the guards collect it: all but arguments of the function and numbers that become tensors."""
     return type(record.source) is not LocalSource and record.given is None
 
 
@@ -448,7 +451,7 @@ def write_argument(head: Assembler, record: InputRecord, writer: CodeWriter) -> 
 
 
 def write_argument_list(head: Assembler, records: list[InputRecord], total: int, writer: CodeWriter) -> None:
-    """Arguments and bindings in the order of the inputs: runs of bindings are slices of their tuple."""
+    """Push the list of inputs: arguments and bindings in order; runs of bindings are slices of their tuple."""
     if len(records) == total and all(is_bound(record) for record in records):
         head.op("LOAD_FAST", BINDINGS)
         return

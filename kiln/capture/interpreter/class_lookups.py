@@ -1,4 +1,4 @@
-"""What was looked up on classes, each name once per capture.
+"""Attribute lookups on classes, each done once per capture.
 
 self.scale * 2     lookup(Net, "scale") -> None         lookup(Net, "forward") -> (Net, <function>)
 """
@@ -11,12 +11,12 @@ from kiln.runtime.guards.source import Source
 
 V = TypeVar("V")
 Found = tuple[type, Any]
-"""The class in whose dict a name stands, and what stands there."""
+"""The class that defines a name, and its entry in the class's dict."""
 
 
 @final
 class ClassLookups(Generic[V]):
-    """Lookups along method resolution orders and the values made of what they found."""
+    """Lookups along method resolution orders, and the values made of their results."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[type, str], Found | None] = {}
@@ -35,7 +35,7 @@ class ClassLookups(Generic[V]):
         self.accessors: dict[tuple[type, str, str], V] = {}
         """The functions of properties."""
         self.through_super: dict[tuple[type, int, str], V] = {}
-        """By the class that `super()` starts from and the position in its method resolution order."""
+        """Keyed by the class of the object and the position in its method resolution order."""
 
     def lookup(self, cls: type, name: str) -> Found | None:
         """`name` on the method resolution order of `cls`."""
@@ -52,5 +52,5 @@ class ClassLookups(Generic[V]):
             return found
 
     def modules(self) -> set[str]:
-        """The modules of all classes that were looked into."""
+        """The modules of all classes in the lookups."""
         return {base.__module__ for cls, _ in self._found for base in cls.__mro__}

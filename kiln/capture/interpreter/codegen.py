@@ -1,11 +1,11 @@
-"""The transformed code: call the region, make the side effects, build the results.
+"""The transformed code: calls the region, builds the results, makes the side effects.
 
     def f(self, x):                     outputs = region(x, *bindings)
         y = self.layer(x)         =>    [load what is needed by its source]
         self.calls += 1                 [effects, in order]
         return {"y": y}                 return {"y": outputs[0]}
 
-Everything found by a source is loaded before the first effect, so an effect cannot change what a source leads to.
+Whatever has a source is loaded before the first effect, since effects may change what the source leads to.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from kiln.symbolic.values import REAL_OPS, Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 BINDINGS = "_kiln_bindings"
-"""The extra argument: objects at the sources `collect`, found while the guards were checked."""
+"""The extra argument: the objects at the sources `collect`, which the guards found."""
 
 
 @final
 class CodeWriter:
-    """Writes the code of one capture; values ask it to build themselves (`core.Codegen`)."""
+    """Writes the code of one capture; values build themselves with it (`core.Codegen`)."""
 
     def __init__(self, state: CaptureState, code: types.CodeType) -> None:
         self.state = state
@@ -73,7 +73,7 @@ class CodeWriter:
         self._kept: list[Value] = []
         self._building: set[int] = set()
         self._count = 0
-        self._places: dict[object, Source] | None = None
+        self._number_sources: dict[object, Source] | None = None
 
     def temporary(self) -> str:
         self._count += 1
@@ -115,13 +115,13 @@ class CodeWriter:
         self.body.op("LOAD_FAST", self.output(fake))
 
     def number(self, value: object) -> None:
-        """Push a number that depends on sizes and numbers of the caller: an expression over their sources."""
-        if self._places is None:
-            self._places = number_places(self.state.recorder.inputs)
+        """Push a number that depends on sizes and numbers of the caller, as an expression over their sources."""
+        if self._number_sources is None:
+            self._number_sources = number_sources(self.state.recorder.inputs)
         if isinstance(value, Given | Symbol):
-            source = self._places.get(value)
+            source = self._number_sources.get(value)
             if source is None:
-                raise UnsupportedValue(type="number", why=f"{value} depends on data of tensors")
+                raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
             self.body.op("LOAD_FAST", self.loaded(source))
         elif isinstance(value, Real):
             self._apply(REAL_OPS[value.op], value.args)
@@ -138,8 +138,8 @@ class CodeWriter:
     def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)
         self.body.const(function)
-        for one in operands:
-            self.number(one)
+        for operand in operands:
+            self.number(operand)
         self.body.call(len(operands))
 
     def _sum(self, value: Expr) -> None:
@@ -148,8 +148,8 @@ class CodeWriter:
         for monomial, coefficient in value.terms:
             factors = [*monomial, coefficient]
             self.body.const(math.prod)
-            for one in factors:
-                self.number(one)
+            for operand in factors:
+                self.number(operand)
             self.body.op("BUILD_TUPLE", len(factors))
             self.body.call(1)
         self.body.op("BUILD_TUPLE", len(value.terms))
@@ -166,7 +166,7 @@ class CodeWriter:
         return [self._output_names[id(fake)] for fake in self.outputs]
 
     def remember(self, value: Value) -> None:
-        """The value on the stack is `value`: later it is loaded, not built again."""
+        """Keep the value on the stack in a temporary, to load it instead of building it again."""
         name = self.temporary()
         self._kept.append(value)
         self._names[id(value)] = name
@@ -188,13 +188,13 @@ class CodeWriter:
         return name
 
     def found(self, value: Value, source: Source) -> str:
-        """The temporary that holds a value from outside. That its path leads to something is guarded, too."""
+        """The temporary of a value from outside. A guard ensures that its path exists."""
         if type(source) is not LocalSource and not isinstance(value, Tensor):
             self.state.guard_type(value)
         return self.loaded(source)
 
     def loaded(self, source: Source) -> str:
-        """The temporary that holds what stands at `source`, loaded before all effects."""
+        """The temporary of the object at `source`, loaded before all effects."""
         if type(source) is LocalSource:
             return source.name
         text = source.text()
@@ -206,7 +206,7 @@ class CodeWriter:
         return name
 
     def cell(self, cell: Value) -> None:
-        """Push a cell itself, with its contents as they are now."""
+        """Push a cell, with its current contents."""
         assert isinstance(cell, Cell)
         if cell.original is not None and cell.name in self.code.co_freevars and isinstance(cell.source, CellSource):
             self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
@@ -231,7 +231,7 @@ class CodeWriter:
 
 
 def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
-    """Push a number in `head`, which runs before everything else."""
+    """Push a number in `head`, which runs first."""
     loads, body = writer.loads, writer.body
     writer.loads, writer.body = Assembler(writer.code.co_firstlineno), Assembler(writer.code.co_firstlineno)
     writer.number(value)
@@ -240,32 +240,32 @@ def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
     writer.loads, writer.body = loads, body
 
 
-def number_places(records: Iterable[InputRecord]) -> dict[object, Source]:
-    """Where the numbers of a recording are found: scalar inputs, sizes and strides of tensors."""
-    places: dict[object, Source] = {}
+def number_sources(records: Iterable[InputRecord]) -> dict[object, Source]:
+    """The sources of the numbers of a recording: scalar inputs, sizes and strides of tensors."""
+    sources: dict[object, Source] = {}
     for record in records:
         if record.given is not None:
-            places[record.given] = record.source
+            sources[record.given] = record.source
         elif isinstance(record.spec, ScalarSpec):
-            places[record.spec.value] = record.source
+            sources[record.spec.value] = record.source
         elif isinstance(record.spec, TensorSpec):
             for dim, size in enumerate(record.spec.sizes):
-                places.setdefault(size, SizeSource(record.source, dim))
+                sources.setdefault(size, SizeSource(record.source, dim))
             for dim, stride in enumerate(record.spec.strides):
-                places.setdefault(stride, StrideSource(record.source, dim))
-    return places
+                sources.setdefault(stride, StrideSource(record.source, dim))
+    return sources
 
 
 SourceEmitter = Callable[[Assembler, Any, CodeWriter], object]
 
 
 def emit_source(a: Assembler, source: Source, writer: CodeWriter) -> None:
-    """Push what stands at `source`."""
+    """Push the object at `source`."""
     EMITTERS[type(source)](a, source, writer)
 
 
 def on_base(write: Callable[[Assembler, Any], object], function: object = None) -> SourceEmitter:
-    """Push what stands at the base of a source, below it `function` if one is given, then `write`."""
+    """Push `function` if given, then the object at the base of the source, then `write`."""
 
     def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
         if function is not None:

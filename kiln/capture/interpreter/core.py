@@ -77,15 +77,15 @@ class Codegen(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """How an opcode goes on after a call that is inlined, if a graph break in there can resume it at all.
+    """How an opcode continues after an inlined call, if a graph break inside of it can be resumed at all.
 
         y = f(x)            PUSH                the result is pushed
         self.size = 3       DISCARD             a `__setattr__` of the program: its result is dropped
         p = Point(1, 2)     discarding(<p>)     `__init__`: its result is dropped, the instance pushed
 
-    An opcode that has popped its operands hands its site down to `inline`, which keeps it as the continuation of the
-    new frame. Whoever does more with the result than return it must not hand the site on: by default a call
-    cannot be resumed, and a break inside of it breaks in front of the opcode.
+    An opcode pops its operands, then passes its site down to `inline`, which stores it as the continuation of the new
+    frame. Code that does more with the result than return it must not pass the site on: by default a call cannot be
+    resumed, and a break inside of it becomes a break in front of the opcode.
     """
 
     resumable: bool
@@ -104,12 +104,12 @@ DISCARD = CallSite(True, False)
 
 
 class Value:
-    """Base of all values. Methods take the state first: answering may guard, record or inline."""
+    """Base of all values. Methods get the state, since they may add guards, record calls or inline functions."""
 
     __slots__ = ("source",)
 
     is_torch: ClassVar[bool] = False
-    """An operation on it is a torch call (tensors, symbolic numbers)."""
+    """Operations on it are torch calls (tensors, symbolic numbers)."""
     is_constant: ClassVar[bool] = False
 
     source: Source | None
@@ -119,7 +119,7 @@ class Value:
         raise NotImplementedError
 
     def real(self) -> Any:
-        """The object as it was before the frame ran; MISSING for one that was made in the frame."""
+        """The object from before the frame; MISSING if it was made in the frame."""
         return MISSING
 
     def constant(self, s: CaptureState) -> Any:
@@ -127,18 +127,18 @@ class Value:
         raise self.unsupported("use as a constant", "its value is not known while tracing")
 
     def identified(self) -> Value:
-        """Itself, where a guard already tells which object it is."""
+        """Itself, marked as guarded: a guard on its container identifies it."""
         return self
 
     def torch_arg(self, s: CaptureState) -> object:
-        """What a torch call gets for it: a fake, or a plain Python object."""
+        """The argument of a torch call: a fake, or a plain Python object."""
         return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         return s.model.get_attr(s, self, name, site)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        """None deletes."""
+        """Set, or delete if `value` is None."""
         raise UnsupportedAttribute(name=name, type=self.type_name(), why="it cannot be written")
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -181,8 +181,8 @@ class Value:
         raise self.unsupported("hash", "its hash is not known while tracing")
 
     def emit(self, g: Codegen) -> None:
-        """Push it when the transformed code runs."""
-        raise UnsupportedValue(type=self.type_name(), why="no rule builds one")
+        """Write code that pushes it."""
+        raise UnsupportedValue(type=self.type_name(), why="code to build it is not supported")
 
     def type_name(self) -> str:
         return self.python_type().__qualname__
@@ -251,7 +251,7 @@ class Effect(Keyed, Protocol):
 
 
 class RunningFrame(Protocol):
-    """What values ask of the frame that runs now; see `frame.py`."""
+    """The current frame, as values see it; see `frame.py`."""
 
     @property
     def number(self) -> int: ...
@@ -291,7 +291,7 @@ class Counters:
     """How far the capture has come.
 
     `unguarded` counts reads that no guard covers (values of tensors, context variables), `repeated_steps` the opcodes
-    of calls that were repeated instead of interpreted (`blocks/`).
+    of calls that were repeated instead of interpreted (`repeated_layers/`).
     """
 
     frames: int = 0
@@ -333,7 +333,7 @@ class CaptureState:
         self.policy = policy
         self.stops = stops
         self.frame: RunningFrame | None = None
-        """The frame that runs now."""
+        """The current frame."""
         self.guards = GuardCollector()
         self.effects: EffectLog[Effect] = EffectLog()
         self.identities: Identities[Value] = Identities()
@@ -397,7 +397,7 @@ class CaptureState:
         return TypeSource(value.source) if value.source is not None else self.classes.sources.get(cls)
 
     def class_attr(self, value: Value, name: str, raw: object) -> Value:
-        """`raw`, found on the class of `value` under `name`, as a value with a source through the class."""
+        """The value of `raw`, the attribute `name` of the class of `value`, with a source through the class."""
         cls = value.python_type()
         found = self.classes.attributes.get((cls, name))
         if found is None:

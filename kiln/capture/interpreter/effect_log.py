@@ -2,7 +2,7 @@
 
     self.count += 1; cache.append(y); self.count += 1     ->     attribute `count` of self, contents of cache
 
-A thing has one effect, which writes its last contents; `key` tells things apart.
+Each changed thing, identified by `key`, has one effect, which writes its last state.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Keyed(Protocol):
     def key(self) -> Hashable: ...
     @property
     def writes(self) -> bool:
-        """It changes what existed before the frame: from then on real objects differ from what the program sees."""
+        """It changes what existed before the frame, so that real objects differ from what the program sees."""
 
     @property
     def lasting(self) -> bool:
-        """It outlives a repeated call; a context variable is reset by then."""
+        """It outlives the call of a layer; a context variable does not."""
 
 
 E = TypeVar("E", bound=Keyed)
@@ -36,11 +36,11 @@ class EffectLog(Generic[E]):
         self._effects: dict[Hashable, E] = {}
 
     def note(self, effect: E) -> None:
-        """The first effect on a thing stays."""
+        """Add it unless the thing has an effect already."""
         self._effects.setdefault(effect.key, effect)
 
     def replace(self, effect: E) -> None:
-        """The same place in the order, another effect."""
+        """Replace the effect with this key, keeping its position."""
         self._effects[effect.key] = effect
 
     def move_to_end(self, effect: E) -> None:

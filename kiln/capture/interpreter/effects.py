@@ -1,10 +1,10 @@
-"""Side effects: what the program changed that existed before, replayed in order when the region is done.
+"""Side effects: changes of what existed before the frame, made in order after the region has run.
 
     self.count += 1        AttributeEffect(self, "count")   LOAD <new value>; LOAD self; STORE_ATTR count
     cache.append(y)        ContentsEffect(cache)            cache[:] = [..., y]
 
-An effect is noted at the first change of a thing and writes its last contents. Things made in the frame need no
-effect: they are built as they are at the end.
+An effect is added at the first change of a thing and writes its last state. Objects made in the frame need none:
+they are built in their last state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SideEffect:
 
     @property
     def key(self) -> Hashable:
-        """By default each effect is its own thing."""
+        """By default, each effect is separate."""
         return id(self)
 
 
@@ -46,7 +46,7 @@ def contents_key(value: Value) -> Hashable:
 @final
 @dataclass(frozen=True)
 class ContentsEffect(SideEffect):
-    """A container from outside has new contents: it is emptied and filled again, so the object stays."""
+    """A container from outside has new contents: it is cleared and refilled, keeping its identity."""
 
     value: Container
     writes = True
@@ -60,7 +60,7 @@ class ContentsEffect(SideEffect):
 
 
 def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
-    """Set an attribute of the object on the stack past its class's `__setattr__` and past properties."""
+    """Set an attribute of the object on the stack, bypassing its class's `__setattr__` and properties."""
     found = g.state.classes.lookup(cls, name)
     if found is not None and type(found[1]) is not types.MemberDescriptorType and hasattr(type(found[1]), "__set__"):
         g.op("COPY", 1)
@@ -80,7 +80,7 @@ def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
 
 
 def emit_deletion(g: Codegen, value: Value, name: str) -> None:
-    """The attribute may have been there before, or have been made and deleted in the frame."""
+    """Delete an attribute if it is there: it may have been set and deleted in the frame."""
     g.emit(value)
     if value.python_type().__dictoffset__ == 0:
         g.op("DELETE_ATTR", name)
@@ -111,7 +111,7 @@ class CallEffect(SideEffect):
 
 
 def note_change(s: CaptureState, value: Container) -> None:
-    """A container is about to change; one from outside has an effect."""
+    """Call before changing a container: one from outside gets an effect."""
     if value.source is not None:
         s.effects.note(ContentsEffect(value))
     elif getattr(value, "original", None) is not None:

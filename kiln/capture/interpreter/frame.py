@@ -8,7 +8,7 @@ normal opcode name:
     def unary_not(frame, arg):
         frame.push(FALSE if truth_value(frame.state, frame.pop(), "not") else TRUE)
 
-`pops` says that it may break the graph, and how many operands it then takes from `saved`, the stack in front of it.
+`pops` says that it may break the graph, and how many operands it then takes from `saved`, the stack before it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Count = int | Callable[[int], int]
 @final
 @dataclass(frozen=True, slots=True)
 class Opcode:
-    """A row of OPCODES: the handler and what a graph break at the instruction has to know.
+    """A row of OPCODES: the handler, and what a graph break at the instruction needs.
 
-    `breaks`: it may break the graph. `pops` is how many values from the top of the stack it may look at, `pushes` how
-    many stand in their place afterwards; without `pops` it cannot be executed outside of its frame.
-    `prepare` is applied to the argument once per code object.
+    `breaks`: it may break the graph. `pops` is the number of values on top of the stack that it may read, `pushes` the
+    number that replaces them; without `pops` it cannot be executed outside of its frame, with `uses_globals` not in
+    another module. `prepare` is applied to the argument once per code object.
     """
 
     handler: OpcodeHandler
@@ -86,7 +86,7 @@ def argument(count: int) -> int:
 
 
 def argument_plus(extra: int) -> Callable[[int], int]:
-    """The argument counts what lies below `extra` values."""
+    """As many as the argument says, and `extra` more."""
     return lambda count: count + extra
 
 
@@ -103,10 +103,7 @@ Known = tuple[tuple[Instruction, ...], tuple[Handler | None, ...], list[Location
 
 @final
 class CodeTable:
-    """Decoded code objects with handlers bound; a registered cache, entries die with their code.
-
-    So what is kept does not hold the code itself: a `DecodedCode` is put together for each use.
-    """
+    """Decoded code objects with their handlers. Entries die with their code, so they do not refer to it."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[CodeType, Known] = WeakKeyDictionary()
@@ -115,7 +112,7 @@ class CodeTable:
         found = self._known.get(code)
         if found is None:
             made = decode(code)
-            rows = [self._row(one.name, one.arg) for one in made.instructions]
+            rows = [self._row(inst.name, inst.arg) for inst in made.instructions]
             found = self._known[code] = (made.instructions, made.handlers, made.locations, rows)
         instructions, handlers, locations, rows = found
         return DecodedCode(code, instructions, handlers, locations), rows
@@ -176,19 +173,19 @@ class SymbolicFrame:
 
     @property
     def resumable(self) -> bool:
-        """Whether the caller can go on after a break in this frame."""
+        """Whether the caller can continue after a break in this frame."""
         return self.continuation.resumable
 
     def take_cells(self) -> None:
-        """A resume function gets its cells as arguments: those for which it makes none."""
+        """Take the cells that a resume function gets as arguments."""
         if self.code.co_cellvars:
-            made = {one.arg for one in self.decoded.instructions if one.name == "MAKE_CELL"}
+            made = {inst.arg for inst in self.decoded.instructions if inst.name == "MAKE_CELL"}
             for name in self.code.co_cellvars:
                 if name not in made and name in self.locals:
                     self.cells[name] = self.locals.pop(name)
 
     def run(self) -> Value | None:
-        """Execute until the frame returns or yields; the result is that value."""
+        """Execute until the frame returns or yields a value."""
         state = self.state
         caller, state.frame = state.frame, self
         start = self.step
@@ -239,7 +236,7 @@ class SymbolicFrame:
             handler(self, arg)
 
     def _note(self, stop: GraphBreak) -> None:
-        """Add this frame to the chain of a break, or make it the innermost one where the chain is broken."""
+        """Add this frame to the break; if it cannot resume the callee, it becomes the innermost frame."""
         if stop.at is None:
             stop.at = self.location()
             stop.args = (stop.render(),)
@@ -252,7 +249,7 @@ class SymbolicFrame:
         stop.frames.append(self)
 
     def unwind(self, raised: Raised) -> None:
-        """Go to the handler of the current instruction, or let the exception leave the frame."""
+        """Go to the exception handler of the current instruction, or leave the frame."""
         handler = self.decoded.handlers[self.at]
         if handler is None:
             self.running = False
@@ -266,7 +263,7 @@ class SymbolicFrame:
         self.kwnames = ()
 
     def location(self) -> Location:
-        """The user's line that runs now."""
+        """The current line of the user's program."""
         at = self.at
         known = self.decoded.locations[at]
         if known is None:
@@ -299,6 +296,6 @@ class SymbolicFrame:
 
 
 def running_frame(s: CaptureState) -> SymbolicFrame:
-    """The frame that runs now."""
+    """The current frame."""
     assert isinstance(s.frame, SymbolicFrame)
     return s.frame

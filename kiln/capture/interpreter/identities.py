@@ -1,4 +1,4 @@
-"""Which objects from outside are one: by which paths each was reached, and what the program told apart.
+"""The identities of objects from outside: the paths to each, and the comparisons that the program made.
 
 f(a, a)          one value for both arguments; a guard says that the two paths lead to one object
 a is b  (False)  two values; a guard says that they stay two
@@ -26,7 +26,7 @@ class Identities(Generic[V]):
 
     def __init__(self) -> None:
         self.objects: dict[int, V] = {}
-        """In the order in which they were first reached."""
+        """In the order in which they were reached."""
         self.owners: dict[int, V] = {}
         """Instance dict -> the object whose attributes it holds."""
         self.other_paths: list[tuple[V, Source]] = []

@@ -1,4 +1,4 @@
-"""Operators on values: constants are computed, tensors recorded, containers and user classes dispatched.
+"""Operators: computed on constants, recorded on tensors, dispatched on containers and user classes.
 
 binary(s, operator.add, Constant(1), Constant(2))     Constant(3), operands guarded
 binary(s, operator.add, Tensor, Constant(1))          a recorded call of operator.add
@@ -18,7 +18,7 @@ from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Oper
 from kiln.capture.interpreter.speculation import Speculations
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.mapping import Dict, Set, View, fresh
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, settled, tensor_truth
@@ -42,7 +42,7 @@ SIGNS: dict[Function2, str] = dict(
         strict=True,
     )
 )
-"""How Python's messages name an operator."""
+"""How Python's error messages name an operator."""
 for _name, _sign in zip(
     NAMES, ("+", "-", "*", "/", "//", "%", "** or pow()", "@", "&", "|", "^", "<<", ">>"), strict=True
 ):
@@ -52,7 +52,7 @@ PLAIN: dict[Function2, Function2] = {
     getattr(operator, f"i{_name}"): getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     for _name in NAMES
 }
-"""In-place operator -> the operator that makes a new value."""
+"""In-place operator -> operator that makes a new value."""
 REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
 for _name, _other in REFLECTED.items():
     SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
@@ -64,7 +64,7 @@ ON_SYMBOLS = frozenset(
         *(operator.lt, operator.le, operator.gt, operator.ge, *EQUALITY),
     )
 )
-"""Operators that numbers depending on sizes and on the caller's numbers keep symbolic."""
+"""Operators whose result on symbolic numbers is symbolic."""
 COMPARED = frozenset(getattr(operator, name) for name in REFLECTED)
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
@@ -87,9 +87,9 @@ def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> V
 
 
 def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
-    """A tensor is involved: recorded; only symbolic numbers: computed by their own operators."""
+    """Recorded if a tensor is involved; symbolic numbers are computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
-        # `0 += tensor` makes a new tensor: only a tensor is changed in place.
+        # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if not (is_number(left) and is_number(right) and is_symbolic(function, left, right)):
         return binary(s, function, settled(s, left), settled(s, right))
@@ -105,11 +105,11 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
 
 
 def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
-    """Whether symbolic numbers have this operator; elsewhere their values become part of the guards."""
+    """Whether the result is symbolic; otherwise the values of the numbers are guarded."""
     plain = PLAIN.get(function, function)
     kinds = {left.python_type(), right.python_type()}
     if plain is operator.pow:
-        # Else a negative base or exponent may give a number of another type.
+        # A negative base or exponent may give a number of another type.
         positive = right.is_constant and bool not in kinds and right.real() >= 0
         if positive and right.python_type() is int:
             return True
@@ -122,7 +122,7 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
 
 
 def power(s: CaptureState, left: Value, right: Value) -> Value:
-    """A power that is a float (torch's own operator asks for a base that is not negative)."""
+    """A power with a float result (torch's own operator requires a non-negative base)."""
     a: Any = left.torch_arg(s)
     b: Any = right.torch_arg(s)
     node = a.node if isinstance(left, Symbolic) else b.node.wrap_float(a)
@@ -130,7 +130,7 @@ def power(s: CaptureState, left: Value, right: Value) -> Value:
 
 
 def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
-    """Whether the divisor is not zero now; what is compiled is for such divisors only."""
+    """Whether the divisor is not zero in this call; the code compiled now is for such divisors only."""
     value = divisor.node.node.value
     if divisor.python_type() is int or as_integer(value) is not None or not s.policy.speculate:
         return bool(divisor.node != 0)
@@ -146,14 +146,14 @@ def is_number(value: Value) -> bool:
 
 
 def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
-    """The handler of the left operand's kind of value; special methods where there is none or it does not apply."""
+    """By the handler for the left operand's kind, or by special methods if there is none or it does not apply."""
     handler = OPERATORS.get((function, type(left)))
     result = None if handler is None else handler(s, left, right)
     return dispatch(s, function, left, right) if result is None else result
 
 
 def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
-    """Special methods, the left operand's first."""
+    """By special methods, those of the left operand first."""
     names = SPECIAL[function]
     attempts = [(left, name, right) for name in names[:-1]] + [(right, names[-1], left)]
     if overrides(s, function, left, right):
@@ -166,7 +166,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         if found is None or found[0] is object:
             continue
         if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
-            continue  # numbers leave anything but numbers to the other operand
+            continue  # numbers return NotImplemented for other types
         result = s.call_special(owner, name, [other], {})
         if not (result.is_constant and result.real() is NotImplemented):
             return Constant(not result.truth(s)) if opposite else result
@@ -180,7 +180,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
 
 
 def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
-    """Whether the right operand is asked first: its class derives from the left one's (and says otherwise)."""
+    """Whether the right operand comes first: its class derives from the left one's and overrides the method."""
     mine, other = left.python_type(), right.python_type()
     if mine is other or not issubclass(other, mine):
         return False
@@ -286,7 +286,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         found = s.classes.lookup(container.cls, "__contains__")
         if found is not None and hasattr(found[1], "__code__"):
             return s.call_special(container, "__contains__", [item], {}).truth(s)
-    if isinstance(native, View) and native.what == "keys":
+    if isinstance(native, DictView) and native.what == "keys":
         native = native.mapping
     if isinstance(native, Dict):
         return native.find(s, item.key(s)) is not None
@@ -296,8 +296,8 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)
-    if isinstance(native, (Sequence, View)) or s.classes.lookup(native.python_type(), "__contains__") is None:
-        return any(equal(s, item, one) for one in all_items(s, native))
+    if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:
+        return any(equal(s, item, other) for other in all_items(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
@@ -321,7 +321,7 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
 def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:
     """Whether `except kinds` catches `error`."""
     options = all_items(s, kinds) if isinstance(kinds, Sequence) else [kinds]
-    return any(issubclass(error.python_type(), one.constant(s)) for one in options)
+    return any(issubclass(error.python_type(), kind.constant(s)) for kind in options)
 
 
 O = TypeVar("O", bound=Operator)
@@ -401,7 +401,7 @@ def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
 def _keys(s: CaptureState, value: Value) -> Items | None:
     if isinstance(value, Set):
         return value.items(s)
-    if isinstance(value, View) and value.what == "keys":
+    if isinstance(value, DictView) and value.what == "keys":
         return {token: key for token, (key, _) in value.mapping.items(s).items()}
     return None
 
@@ -410,7 +410,7 @@ Items = dict[Token, Value]
 
 
 def _set_operator(plain: Function2, in_place: Function2, choose: Callable[[Items, Items], Items]) -> None:
-    @_row(plain, Set, View)
+    @_row(plain, Set, DictView)
     def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         if a is None or b is None:
@@ -440,7 +440,7 @@ _set_operator(
 )
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):
 
-    @_row(_function, Set, View)
+    @_row(_function, Set, DictView)
     def _compare_sets(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
         a, b = _keys(s, left), _keys(s, right)
         return None if a is None or b is None else Constant(function(a.keys(), b.keys()))

@@ -1,9 +1,9 @@
-"""Parts of the standard library that are written in C, in Python: the interpreter runs these in their place.
+"""Python versions of parts of the standard library that are written in C, interpreted in their place.
 
     itertools.takewhile(f, items)    is interpreted as    takewhile(f, items)  below
 
-So what they call (a predicate, a user's iterator) is inlined like any other code. Each does what the documentation of
-its original says; none imports anything at run time.
+So the predicates and iterators that they call are inlined like any other code. Each behaves as the documentation of
+its original says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def islice(iterable: Iterable[T], first: int | None, *rest: int | None) -> Iterator[T]:
-    """`islice(items, stop)` or `islice(items, start, stop, step)`: takes no item behind the last that it needs."""
+    """`islice(items, stop)` or `islice(items, start, stop, step)`; does not advance past the last item needed."""
     start, stop = (first, rest[0]) if rest else (0, first)
     start = start or 0
     step = rest[1] or 1 if len(rest) > 1 else 1
@@ -118,12 +118,12 @@ def pairwise(iterable: Iterable[T]) -> Iterator[tuple[T, T]]:
 
 
 def zip_longest(*iterables: Iterable[T], fillvalue: T | None = None) -> Iterator[tuple[T | None, ...]]:
-    iterators = [iter(one) for one in iterables]
+    iterators = [iter(iterable) for iterable in iterables]
     while True:
-        row = [next(one, ABSENT) for one in iterators]
-        if all(one is ABSENT for one in row):
+        row = [next(iterator, ABSENT) for iterator in iterators]
+        if all(item is ABSENT for item in row):
             return
-        yield tuple(fillvalue if one is ABSENT else one for one in row)
+        yield tuple(fillvalue if item is ABSENT else item for item in row)
 
 
 def groupby(iterable: Iterable[T], key: Callable[[T], object] | None = None) -> Iterator[tuple[object, Iterator[T]]]:
@@ -144,31 +144,31 @@ def combinations(iterable: Iterable[T], r: int) -> Iterator[tuple[T, ...]]:
     pool = list(iterable)
     if r > len(pool):
         return
-    places = list(range(r))
-    yield tuple([pool[place] for place in places])
+    indices = list(range(r))
+    yield tuple([pool[index] for index in indices])
     while True:
         at = r - 1
-        while at >= 0 and places[at] == at + len(pool) - r:
+        while at >= 0 and indices[at] == at + len(pool) - r:
             at -= 1
         if at < 0:
             return
-        places[at] += 1
+        indices[at] += 1
         for later in range(at + 1, r):
-            places[later] = places[later - 1] + 1
-        yield tuple([pool[place] for place in places])
+            indices[later] = indices[later - 1] + 1
+        yield tuple([pool[index] for index in indices])
 
 
 def permutations(iterable: Iterable[T], r: int | None = None) -> Iterator[tuple[T, ...]]:
     pool = list(iterable)
     length = len(pool) if r is None else r
 
-    def extended(places: list[int]) -> Iterator[tuple[T, ...]]:
-        if len(places) == length:
-            yield tuple([pool[place] for place in places])
+    def extended(indices: list[int]) -> Iterator[tuple[T, ...]]:
+        if len(indices) == length:
+            yield tuple([pool[index] for index in indices])
             return
-        for place in range(len(pool)):
-            if place not in places:
-                yield from extended([*places, place])
+        for index in range(len(pool)):
+            if index not in indices:
+                yield from extended([*indices, index])
 
     yield from extended([])
 
@@ -176,7 +176,7 @@ def permutations(iterable: Iterable[T], r: int | None = None) -> Iterator[tuple[
 def itemgetter(item: object, *items: object) -> Callable[[Any], object]:
     if not items:
         return lambda obj: obj[item]
-    return lambda obj: tuple([obj[one] for one in (item, *items)])
+    return lambda obj: tuple([obj[key] for key in (item, *items)])
 
 
 def attrgetter(attr: str, *attrs: str) -> Callable[[object], object]:
@@ -187,7 +187,7 @@ def attrgetter(attr: str, *attrs: str) -> Callable[[object], object]:
 
     if not attrs:
         return lambda obj: resolved(obj, attr)
-    return lambda obj: tuple([resolved(obj, one) for one in (attr, *attrs)])
+    return lambda obj: tuple([resolved(obj, path) for path in (attr, *attrs)])
 
 
 def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[object], object]:
@@ -195,7 +195,7 @@ def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[obj
 
 
 def lru_cache(maxsize: object = 128, typed: bool = False) -> Callable[..., object]:
-    """Nothing is dropped from the cache: the frame that made it ends before that matters."""
+    """Without eviction: the cache does not outlive the frame."""
     return cached(maxsize) if callable(maxsize) else cached
 
 
@@ -213,13 +213,13 @@ def cached(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def count_elements(mapping: dict[Hashable, int], iterable: Iterable[Hashable]) -> None:
-    """What `collections.Counter` counts with."""
+    """The counting loop of `collections.Counter`."""
     for element in iterable:
         mapping[element] = mapping.get(element, 0) + 1
 
 
 class FunctionContext:
-    """What the methods of a `torch.autograd.Function` get as `ctx`, while they are interpreted."""
+    """The `ctx` of an interpreted `torch.autograd.Function`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -232,7 +232,7 @@ class FunctionContext:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *tensors: object) -> None:
-        """For forward-mode derivatives, which a region does not have."""
+        """For forward-mode derivatives, which are not supported."""
 
     def mark_non_differentiable(self, *tensors: object) -> None:
         self.kiln_plain = tensors
@@ -245,7 +245,7 @@ class FunctionContext:
 
 
 def function_forward(cls: Any, context: FunctionContext, separate: bool, args: tuple[object, ...]) -> object:
-    """The forward of an autograd function: without autograd, with the context set up as its class says."""
+    """The forward of an autograd function, without autograd; sets up the context."""
     with torch.no_grad():
         if not separate:
             return cls.forward(context, *args)

@@ -1,7 +1,7 @@
 """Which callables written in C may be executed while tracing, and which are torch calls.
 
-A pure function depends on its arguments only and changes nothing; called with constants it is executed and its
-arguments are guarded. What acts on the world (files, clocks, random numbers) is never executed while tracing.
+A pure function depends only on its arguments and has no side effects: a call with constants is executed and its
+arguments are guarded. Functions that use files, clocks or random numbers are never executed while tracing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PURE_TYPES = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
     *(types.GenericAlias, types.UnionType),
 )
-"""Types whose methods are pure: their instances cannot change."""
+"""Immutable types, whose methods are pure."""
 
 PURE_MODULES = frozenset(("math", "_operator", "cmath", "unicodedata", "_struct"))
 PURE_FUNCTIONS: tuple[object, ...] = (
@@ -30,13 +30,13 @@ WORLD_MODULES = frozenset(
     ("time", "posix", "_random", "random", "_io", "sys", "_thread", "select", "socket", "_socket", "signal", "gc")
 )
 
-_PURE = frozenset(id(one) for one in PURE_FUNCTIONS)
+_PURE = frozenset(id(function) for function in PURE_FUNCTIONS)
 TORCH_MODULES = frozenset(f"torch._C.{name}" for name in ["_nn", "_linalg", "_special", "_fft", "_sparse", "_nested"])
 TORCH_OWNERS = frozenset(("TensorBase", "_TensorBase", "Tensor"))
 
 
 def is_pure(function: object) -> bool:
-    """Whether a builtin may be executed on constants."""
+    """Whether a builtin may be executed on constants while tracing."""
     if id(function) in _PURE:
         return True
     owner = getattr(function, "__objclass__", None)
@@ -51,7 +51,7 @@ def is_pure(function: object) -> bool:
 
 
 def is_pure_class(cls: type) -> bool:
-    """Whether calling a class written in C with constants makes an object that cannot change."""
+    """Whether calling a class written in C with constants makes an immutable object."""
     return id(cls) in _PURE
 
 

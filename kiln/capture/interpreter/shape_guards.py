@@ -1,7 +1,7 @@
-"""The guards that are known when the recording is over: tensors, shared objects, sizes, torch's state.
+"""The guards that are added at the end of the recording: tensors, shared objects, sizes, torch's state.
 
 x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
-                           s0 <= 512  with s0 = x.size(0)        (asked by user code at model.py:41)
+                           s0 <= 512  with s0 = x.size(0)        (from user code at model.py:41)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def finish_guards(s: CaptureState) -> list[Guard]:
-    """All guards of the capture. The state guard comes first: it is one comparison."""
+    """All guards of the capture."""
     s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.global_state)
     specs = {id(record.fake): record.spec for record in s.recorder.inputs if isinstance(record.spec, TensorSpec)}
     names: dict[str, Source] = {}
@@ -37,7 +37,7 @@ def finish_guards(s: CaptureState) -> list[Guard]:
 
 
 def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
-    """Integers that are inputs are not negative and fit 64 bits; a real number whose value was asked for is guarded."""
+    """Integer inputs are non-negative and fit 64 bits; a float whose value was read is guarded to be equal."""
     for record in s.recorder.inputs:
         if record.given is not None:
             if record.given.asked:
@@ -49,9 +49,9 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
 
 
 def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:
-    """Metadata, with any value where a size is a symbol; symbols get the source of their first size.
+    """Guard the metadata, with any value where a size is a symbol; symbols get the source of their first size.
 
-    Raises FixedMarkedDim where the program fixes a size that the user has marked dynamic.
+    Raises FixedMarkedDim if the program fixes a size that the user marked as dynamic.
     """
     sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
     strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
@@ -66,7 +66,7 @@ def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: 
 
 
 def stride_guards(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:
-    """A stride that is an expression of symbols is what the expression says."""
+    """Guard that strides which are expressions of symbols have their values."""
     for dim, stride in enumerate(spec.strides):
         if not isinstance(stride, int):
             own = f"stride_{dim}"

@@ -4,11 +4,11 @@
         return f(x)       =>    return region(x)                                  region is f alone
     return g(x, mask)
 
-A test of a tensor's values that only picks a fast path would break the graph. Where the tested value follows from
-integer and boolean inputs alone, it is computed on the real inputs now, the capture goes on with that branch, and the
-transformed code computes it again before it does anything else. Where it differs, the call is handed to the side exit:
-another dispatcher of the same function, which captures the other branch. How many side exits follow one another is
-bounded by the caller of the capture (`make_exit` gives None); then the test breaks the graph like any other.
+A branch on values of a tensor would break the graph. If the condition depends on integer and boolean inputs alone, it
+is computed on the real inputs, the capture continues with that branch, and the transformed code computes the condition
+again before anything else. If it differs, the call goes to the side exit: another dispatcher of the same function,
+which captures the other branch. The caller of the capture bounds the chain of side exits (`make_exit` is None); at its
+end the branch breaks the graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VARARGS, VARKEYWORDS = 0x04, 0x08
 @final
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The program asked whether `node` is true; the capture went on as if it always were `expected`."""
+    """The capture assumed that the condition `node` is always `expected`."""
 
     node: Node
     expected: bool
@@ -51,7 +51,7 @@ class Speculation:
 @final
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """Computes truth values from inputs. `write`: the bytes from which another process can make it."""
+    """Computes truth values from inputs. `write` gives the bytes from which another process can load it."""
 
     run: Callable[..., Sequence[object]]
     write: Callable[[], bytes] | None = None
@@ -69,20 +69,20 @@ class SpeculationCheck:
         try:
             found = self.plan.run(*inputs)
         except (RuntimeError, IndexError):
-            # A later test may be reached only where the earlier ones go as expected: what it computes can be invalid.
+            # A condition that is reached only if earlier ones hold may be invalid to compute.
             return False
-        return all(bool(one) is expected for one, expected in zip(found, self.expected, strict=True))
+        return all(bool(truth) is expected for truth, expected in zip(found, self.expected, strict=True))
 
 
 def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> SpeculationPlan:
-    """The conditions by eager's own kernels."""
+    """Computes the conditions with eager's kernels."""
     return SpeculationPlan(fx_view(graph, constants).forward)
 
 
 @final
 @dataclass
 class Speculations:
-    """What one capture assumes of the values of its inputs."""
+    """What a capture assumes of the values of its inputs."""
 
     assumed: dict[Node, Speculation] = field(default_factory=dict)
     """By the tested node of the graph."""
@@ -91,7 +91,7 @@ class Speculations:
 
 
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
-    """The truth value of a tensor: known from constants, or speculated on; None where it is neither."""
+    """The truth value of a tensor if it is constant or can be speculated on, else None."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
     s.counters.unguarded += 1
@@ -112,20 +112,20 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
 
 
 CompileSpeculation = Callable[[Graph, Mapping[str, torch.Tensor]], SpeculationPlan]
-"""Gets a graph of truth values and its constants."""
+"""(graph of truth values, its constants) -> plan."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Prologue:
-    """The check of one capture, where its inputs are found, and where to go when it fails."""
+    """The check of a capture, its inputs, and the side exit for when it fails."""
 
     check: SpeculationCheck
     records: list[InputRecord]
     side_exit: Callable[..., object]
 
     def sources(self) -> list[Source]:
-        """Where the inputs are found that are no arguments."""
+        """The sources of inputs other than arguments."""
         return [record.source for record in self.records if type(record.source) is not LocalSource]
 
 
@@ -135,43 +135,43 @@ def make_prologue(
     make_exit: Callable[[types.FunctionType], Callable[..., object]],
     compile_speculation: CompileSpeculation,
 ) -> Prologue | None:
-    """None where nothing was speculated on."""
+    """None if there are no speculations."""
     speculations = list(s.part(Speculations).assumed.values())
     if not speculations:
         return None
-    graph, records = condition_graph(s.recorder, [one.node for one in speculations])
+    graph, records = condition_graph(s.recorder, [speculation.node for speculation in speculations])
     plan = compile_speculation(graph, s.recorder.constants)
-    check = SpeculationCheck(plan, tuple([one.expected for one in speculations]))
-    for one in speculations:
-        s.events.emit("note", text=one.text())
+    check = SpeculationCheck(plan, tuple([speculation.expected for speculation in speculations]))
+    for speculation in speculations:
+        s.events.emit("note", text=speculation.text())
     return Prologue(check, records, make_exit(function))
 
 
 def write_prologue(
-    head: Assembler, prologue: Prologue, code: types.CodeType, bindings: str, places: list[Source]
+    head: Assembler, prologue: Prologue, code: types.CodeType, bindings: str, collected: list[Source]
 ) -> None:
-    """`if not check(...): return side_exit(<all arguments>)`; `places` is what the tuple `bindings` holds."""
+    """`if not check(...): return side_exit(<all arguments>)`; `bindings` holds the objects at `collected`."""
     passed = Label()
     head.const(prologue.check)
     for record in prologue.records:
-        write_input(head, record.source, bindings, places)
+        write_input(head, record.source, bindings, collected)
     head.call(len(prologue.records))
     head.jump_if(True, passed)
     write_exit(head, prologue.side_exit, code)
     head.label(passed)
 
 
-def write_input(head: Assembler, source: Source, bindings: str, places: list[Source]) -> None:
+def write_input(head: Assembler, source: Source, bindings: str, collected: list[Source]) -> None:
     if type(source) is LocalSource:
         head.op("LOAD_FAST", source.name)
         return
     head.op("LOAD_FAST", bindings)
-    head.const(places.index(source))
+    head.const(collected.index(source))
     head.op("BINARY_SUBSCR")
 
 
 def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.CodeType) -> None:
-    """Call the side exit as the function was called: slots are arguments of their kind again."""
+    """Call the side exit like the function: slots become positional and keyword arguments again."""
     names = list(arguments_of(code))
     keywords = names.pop() if code.co_flags & VARKEYWORDS else None
     rest = names.pop() if code.co_flags & VARARGS else None

@@ -1,11 +1,11 @@
-"""`torch.autograd.Function`: forward and backward of the program are interpreted on the same recorder.
+"""`torch.autograd.Function`: the program's forward and backward are interpreted on the same recorder.
 
     y = Scale.apply(x, 2.0)     forward: a nested frame, now, without autograd
                                 backward: a nested frame when the joint graph is made, its gradients part of that graph
 
-Where nothing needs a gradient that is all of it. Else the results get a node of autograd that calls back here, and
-the log has one call, `Scale.apply`, which is what user backends see. A break in the forward breaks at the call of
-`apply`, and so does one in the backward, which is interpreted after everything else: the capture begins anew.
+If something needs a gradient, the results get an autograd node that calls back here, and the log has a single call,
+`Scale.apply`, for user backends. A break in the forward or in the backward, which is interpreted last, restarts the
+capture and breaks at the call of `apply`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import final
 import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.breaks import BreakPlace, GraphBreak, Raised, UnsupportedCall
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.torch_functions import TorchModes
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
@@ -40,8 +40,8 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="it is called with keyword arguments")
     if cls.cls.__module__.startswith("torch."):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
-    frame, place = running_frame(s), here(s)
-    s.counters.unguarded += 1  # what a later call of an equal block would do is decided in the backward
+    frame, call = running_frame(s), here(s)
+    s.counters.unguarded += 1  # the backward of a repeated layer may behave differently
     mark = s.recorder.mark()
     tensors = [arg for arg in given if isinstance(arg, Tensor)]
     needs = tuple(isinstance(arg, Tensor) and arg.fake.requires_grad for arg in given)
@@ -54,10 +54,10 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return result
     if attribute(s, context, "kiln_dirty"):
         raise UnsupportedCall(function=name, why="its forward changes its arguments in place (`mark_dirty`)").before(
-            place
+            call
         )
     outputs = list(result.items(s)) if isinstance(result, Tuple) else [result]
-    backward = InterpretedBackward(s, frame, place, cls, context, tuple(given), tuple(outputs))
+    backward = InterpretedBackward(s, frame, call, cls, context, tuple(given), tuple(outputs))
     single = not isinstance(result, Tuple)
     made = attach(s, cls, given, outputs, plain_outputs(s, context, outputs), backward, mark, frame, single)
     return made[0] if single else Tuple(made)
@@ -68,19 +68,19 @@ def interpret(s: CaptureState, function: object, args: Args) -> Value:
 
 
 def attribute(s: CaptureState, context: Object, name: str) -> list[Value]:
-    """A tuple that the methods of the context left."""
+    """A tuple that the program stored through methods of the context."""
     found = context.attrs[name]
     return list(found.items(s)) if isinstance(found, Tuple) else []
 
 
 def plain_outputs(s: CaptureState, context: Object, outputs: list[Value]) -> set[int]:
-    """Which outputs have no gradient: those that were marked, and integers."""
-    marked = {id(one) for one in attribute(s, context, "kiln_plain")}
+    """The outputs without a gradient: marked ones and integers."""
+    marked = {id(output) for output in attribute(s, context, "kiln_plain")}
     return {
         number
-        for number, one in enumerate(outputs)
-        if isinstance(one, Tensor)
-        and (id(one) in marked or not (one.fake.is_floating_point() or one.fake.is_complex()))
+        for number, output in enumerate(outputs)
+        if isinstance(output, Tensor)
+        and (id(output) in marked or not (output.fake.is_floating_point() or output.fake.is_complex()))
     }
 
 
@@ -95,24 +95,24 @@ def attach(
     frame: SymbolicFrame,
     single: bool,
 ) -> list[Value]:
-    """The outputs with a node of autograd; what is no tensor stays."""
+    """The outputs with an autograd node; other values than tensors are unchanged."""
     args = [arg.torch_arg(s) for arg in given]
-    plain_results = [one.fake if isinstance(one, Tensor) else None for one in outputs]
+    plain_results = [output.fake if isinstance(output, Tensor) else None for output in outputs]
     results = record_function(
         s.recorder,
         mark, cls.cls.apply, args, plain_results, plain, backward, single=single, stack=frame.locations()  # type: ignore[attr-defined]
     )  # fmt: skip
-    return [one if fake is None else from_torch(s, fake) for one, fake in zip(outputs, results, strict=True)]
+    return [output if fake is None else from_torch(s, fake) for output, fake in zip(outputs, results, strict=True)]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class InterpretedBackward:
-    """Called by the autograd engine with fakes, None where an output has no gradient."""
+    """Called by the autograd engine with a fake per output, or None without a gradient."""
 
     state: CaptureState
     frame: SymbolicFrame
-    place: BreakPlace
+    call: PastStep
     cls: Class
     context: Object
     arguments: tuple[Value, ...]
@@ -126,7 +126,7 @@ class InterpretedBackward:
         try:
             found = self._run(s, self._gradients(s, list(grads)))
             if s.effects.snapshot() != effects:
-                raise UnsupportedCall(function=self.name, why="its backward changes what exists outside of it")
+                raise UnsupportedCall(function=self.name, why="its backward has side effects")
             return found
         except (GraphBreak, Raised) as problem:
             raise self._at_the_call(s, problem) from problem
@@ -139,12 +139,12 @@ class InterpretedBackward:
 
     def _at_the_call(self, s: CaptureState, problem: GraphBreak | Raised) -> GraphBreak:
         reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-        stop = UnsupportedCall(function=self.name, why=reason).before(self.place)
+        stop = UnsupportedCall(function=self.name, why=reason).before(self.call)
         stop.at = getattr(problem, "at", None) or self.frame.location()
         return stop
 
     def _gradients(self, s: CaptureState, grads: list[object]) -> list[Value]:
-        """One per output; zeros where there is none, unless the program wants None."""
+        """One gradient per output; a missing one is zeros, or None if the program asked for that."""
         materialize = self.context.attrs["kiln_materialize"]
         made: list[Value] = []
         tensors = iter(grads)

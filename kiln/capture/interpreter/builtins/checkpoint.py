@@ -1,7 +1,7 @@
 """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`.
 
-The function is inlined; what it records is tagged as a region, whose inner values the partition does not save. Random
-numbers are saved, so that both runs see the same ones.
+The function is inlined; its torch calls are tagged as a checkpoint, whose intermediate values the partition does not
+save. Random numbers are saved, so that both runs use the same ones.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     rest = {name: value for name, value in kwargs.items() if name not in OWN}
     reentrant = own.get("use_reentrant")
     if reentrant is None or not reentrant.is_constant or reentrant.constant(s) is not False:
-        raise UnsupportedCall(function=NAME, why="only `use_reentrant=False` is modelled")
+        raise UnsupportedCall(function=NAME, why="only `use_reentrant=False` is supported")
     if "context_fn" in own or ("debug" in own and own["debug"].truth(s)):
-        raise UnsupportedCall(function=NAME, why="`context_fn` and `debug` act while it is computed again")
+        raise UnsupportedCall(function=NAME, why="`context_fn` and `debug` act during recomputation")
     return tagged(s, args[0], args[1:], rest)
 
 
 def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Value:
-    """A call whose torch calls are one region; one inside of another belongs to it."""
+    """A call whose torch calls are one checkpoint; a nested one belongs to the outer one."""
     recorder = s.recorder
     outer = recorder.region
     if not outer and torch.is_grad_enabled():

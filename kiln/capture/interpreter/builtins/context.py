@@ -1,7 +1,7 @@
-"""Context variables: `set` in the frame is undone by `reset` in the frame, or is an effect.
+"""Context variables: a `set` in the frame is undone by a `reset` in the frame, or becomes a side effect.
 
 token = VAR.set(x)        the transformed code sets it only if a break or the end comes before the reset
-VAR.get()                 what was set in the frame; a value from before cannot be guarded and breaks
+VAR.get()                 the value set in the frame; an earlier value cannot be guarded and breaks the graph
 VAR.reset(token)
 """
 
@@ -21,7 +21,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 
 @final
 class ContextToken(Value):
-    """What `set` returned; building it is doing the `set`."""
+    """The result of `set`; building it calls `set`."""
 
     __slots__ = ("before", "content", "variable")
 
@@ -101,11 +101,11 @@ def get(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def reset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     variable, token = variable_of(s, args), args[1]
     if isinstance(token.real(), contextvars.Token) and current(s, variable) is None:
-        # A token from before the frame (a resume function): nobody looks at the result, so it is done at the end.
+        # A token from before the frame (in a resume function): the reset is made at the end.
         s.effects.note(CallEffect(Builtin(contextvars.ContextVar.reset), (args[0], token)))
         return Constant(None)
     if not isinstance(token, ContextToken) or current(s, variable) is not token:
-        raise UnsupportedCall(function="ContextVar.reset", why="the token is not the last one made in the frame")
+        raise UnsupportedCall(function="ContextVar.reset", why="the token is not the last that was made in the frame")
     if token.before is None:
         s.effects.drop(context_key(variable))
     else:

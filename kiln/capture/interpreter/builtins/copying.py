@@ -1,4 +1,4 @@
-"""`copy.copy` and `copy.deepcopy` on values, for what the default protocol copies: containers and plain instances."""
+"""`copy.copy` and `copy.deepcopy` of containers and plain instances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROTOCOL = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__ge
 
 
 class Copier:
-    """One call of `copy` or `deepcopy`; `made` maps what was copied, so that shared objects stay shared."""
+    """A call of `copy` or `deepcopy`; `made` maps originals to copies, so that shared objects stay shared."""
 
     def __init__(self, s: CaptureState, deep: bool) -> None:
         self.s = s

@@ -1,4 +1,4 @@
-"""`dataclasses.fields`: a function of the class alone, asked by `ModelOutput` at every attribute it sets."""
+"""`dataclasses.fields` depends on the class alone; `ModelOutput` calls it for every attribute that it sets."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def fields(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         found = dataclasses.fields(cls)
     except TypeError as error:
         raise s.error(TypeError, *error.args) from None
-    return Tuple([s.wrap(one, None) for one in found])
+    return Tuple([s.wrap(field, None) for field in found])

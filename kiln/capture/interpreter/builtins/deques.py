@@ -1,4 +1,4 @@
-"""`collections.deque` made in the frame. One from outside is not modelled: no guard looks into it."""
+"""`collections.deque` made in the frame; a deque from outside is not supported, as no guard checks its items."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEQUE = (deque,)
 
 @final
 class Deque(Sequence):
-    """Items as in a list; those that `maxlen` has no room for leave at the other end."""
+    """Items as in a list; beyond `maxlen`, items are dropped at the other end."""
 
     __slots__ = ("maxlen",)
 

@@ -51,21 +51,21 @@ def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise s.error(TypeError, "isinstance() takes no keyword arguments")
     value, classes = args
     kind = s.guard_type(value) if not value.is_torch else value.python_type()
-    return Constant(any(instance_of(value, kind, one) for one in flat_classes(s, classes)))
+    return Constant(any(instance_of(value, kind, cls) for cls in flat_classes(s, classes)))
 
 
 def flat_classes(s: CaptureState, classes: Value) -> list[type]:
     if isinstance(classes, Sequence):
-        return [one for item in classes.items(s) for one in flat_classes(s, item)]
+        return [cls for item in classes.items(s) for cls in flat_classes(s, item)]
     if isinstance(classes, Object):
         return list(getattr(classes.constant(s), "__args__", ()))
     return [classes.constant(s)]
 
 
 def instance_of(value: Value, kind: type, cls: Any) -> bool:
-    """`isinstance` from the class alone; a metaclass may ask the object itself."""
+    """`isinstance` by the class alone, unless a metaclass inspects the object."""
     if isinstance(getattr(cls, "__args__", None), tuple):
-        return any(instance_of(value, kind, one) for one in cls.__args__)
+        return any(instance_of(value, kind, option) for option in cls.__args__)
     check: Any = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
@@ -120,7 +120,7 @@ def delattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(type)
 def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
-        raise UnsupportedCall(function="type", why="classes are not made while tracing")
+        raise UnsupportedCall(function="type", why="new classes are not supported")
     return s.wrap(s.guard_type(args[0]) if not args[0].is_torch else args[0].python_type(), None)
 
 
@@ -294,7 +294,7 @@ for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
 
     @handles(_class)
     def _immutable(s: CaptureState, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
-        """Instances of these cannot change: made now."""
+        """Instances of these are immutable, so they are made while tracing."""
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(cls, **named), *(arg.constant(s) for arg in args))
 
@@ -392,7 +392,7 @@ def sum_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def of_one_kind(items: list[Value]) -> bool:
-    """Numbers of one type: whichever is chosen, the result is of that type."""
+    """Whether all are of one numeric type, so that the type of the result is known."""
     return {item.python_type() for item in items} in ({int}, {float})
 
 
@@ -502,7 +502,7 @@ for _inspecting in (locals, globals, eval, exec, sys._getframe, inspect.currentf
 def dir_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         raise FrameInspection(function="dir")
-    raise UnsupportedCall(function="dir", why="what it lists is not guarded")
+    raise UnsupportedCall(function="dir", why="its result cannot be guarded")
 
 
 @handles(vars)

@@ -15,7 +15,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, Set, View
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 
@@ -34,7 +34,7 @@ def native(value: Value) -> Value:
 
 
 def method(kind: type[K], types_: tuple[type, ...], *names: str) -> Callable[[Method[K]], Method[K]]:
-    """Register a handler for a method of several types; it gets the container itself, and None stands for `None`."""
+    """Register a method of several types. The handler gets the container itself; returning None means Python's None."""
 
     def register(handler: Method[K]) -> Method[K]:
         def on_native(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -186,7 +186,7 @@ def dict_get(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value
 def dict_view(what: str) -> None:
     @method(Dict, DICTS, what)
     def view(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
-        return View(target, what)
+        return DictView(target, what)
 
 
 for _view in ("keys", "values", "items"):
@@ -431,7 +431,7 @@ def class_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def own_generator(value: Value) -> Generator:
-    """One whose body is interpreted; that of a generator from outside has begun to run in Python."""
+    """A generator made in the frame; the body of one from outside cannot be interpreted."""
     if not isinstance(value, Generator):
         raise UnsupportedCall(function="generator", why="it was made outside of the graph")
     return value

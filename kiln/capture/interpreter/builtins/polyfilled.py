@@ -1,4 +1,4 @@
-"""Which callables written in C are interpreted as Python functions of `polyfills.py`."""
+"""Callables written in C that are interpreted as Python functions of `polyfills.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLYFILLS: dict[Hashable, object] = {
     functools.lru_cache: polyfills.lru_cache,
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
 }
-"""The original -> what is interpreted for a call of it."""
+"""The original -> the function that is interpreted in its place."""
 
 
 def interpreted(replacement: object) -> Handler:

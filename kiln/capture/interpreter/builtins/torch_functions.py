@@ -1,8 +1,8 @@
-"""Torch's Python functions: recorded as one call, answered by policy, or changes of torch's modes.
+"""Torch's Python functions: recorded as one call, answered while tracing, or changing torch's modes.
 
-F.layer_norm(x, ...)              recorded as one torch call, its Python body is not interpreted
-torch.compiler.is_compiling()     what `capture_frame` was told to answer
-torch._C._set_grad_enabled(x)     a mode: set now, logged, set again by the transformed code
+F.layer_norm(x, ...)              recorded as one torch call; its Python body is not interpreted
+torch.compiler.is_compiling()     the argument `is_compiling` of `capture_frame`
+torch._C._set_grad_enabled(x)     set now, logged, and set again by the transformed code
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recorded(function: Target) -> Handler:
 
 
 def register_recorded(module: types.ModuleType) -> None:
-    """Every public Python function of a torch module that takes tensors is one call in the graph."""
+    """Every Python function of a torch module is one call in the graph."""
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and not name.startswith("__") and name not in INTERPRETED:
             HANDLERS.setdefault(function, recorded(function))
@@ -59,7 +59,7 @@ ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch._C._log_api_usage_once, None),
     (compiling.is_compiling, True),
 )
-"""Questions whose answer while tracing is fixed."""
+"""Queries with a fixed answer while tracing."""
 if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA only
     ANSWERS += ((torch._C._cuda_isCurrentStreamCapturing, False),)
 for _function, _value in ANSWERS:
@@ -107,7 +107,7 @@ QUERIES = (
     *(torch._C._is_autocast_available, torch._C._get_privateuse1_backend_name, torch.cuda.is_bf16_supported),
     *(torch.cuda.device_count, torch.cuda.get_device_capability, torch.cuda.get_device_name),
 )
-"""Questions about torch's global state, which the guard on the global state covers, and about the machine."""
+"""Queries of the machine and of torch's global state, which one guard covers."""
 
 
 def query(function: Setter) -> Handler:
@@ -171,7 +171,7 @@ def setter(function: Setter, name: str, getter: Setter) -> Handler:
         plain = [arg.constant(s) for arg in args]
         scope = tuple(plain[:-1])
         before = getter(*scope)
-        # The state at the entry of the frame, for the end of the capture.
+        # Restored at the end of the capture.
         s.part(TorchModes).at_entry.setdefault((function, scope), before)
         function(*plain)
         if before != plain[-1]:
@@ -187,7 +187,7 @@ for _setter, (_name, _getter) in SETTERS.items():
 
 
 def drop_unchanged_modes(s: CaptureState) -> None:
-    """Modes that are as they were at the entry need no effect."""
+    """Drop the effects of modes that have the value they had at the entry."""
     for (function, scope), before in s.part(TorchModes).at_entry.items():
         getter = SETTERS[function][1]
         if getter(*scope) == before:
@@ -195,20 +195,20 @@ def drop_unchanged_modes(s: CaptureState) -> None:
 
 
 def restore_modes(s: CaptureState) -> None:
-    """Set torch's modes back to what they were when the capture began."""
+    """Set torch's modes to the values they had when the capture began."""
     for (function, scope), before in s.part(TorchModes).at_entry.items():
         function(*scope, before)
 
 
 @handles(torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache)
 def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """The cache of eager's autocast is not used by the region."""
+    """The region does not use eager's autocast cache."""
     return Constant(1)
 
 
 @handles(inspect.signature)
 def signature(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """A function of the callable's code and defaults only."""
+    """Depends on the callable's code and defaults alone."""
     function = args[0]
     bound = getattr(function, "function", None)
     target = (bound if bound is not None else function).constant(s)

@@ -167,4 +167,4 @@ def intrinsic(frame: SymbolicFrame, name: str) -> None:
     elif name == "STOPITERATION_ERROR":
         return
     else:
-        raise UnsupportedOpcode(opcode=name, why="this intrinsic is not modelled")
+        raise UnsupportedOpcode(opcode=name, why="this intrinsic is not supported")

@@ -68,7 +68,7 @@ def for_iter(frame: SymbolicFrame, target: int) -> None:
         frame.stack.append(item)
         return
     frame.stack.pop()
-    # 3.12 puts an END_FOR at the target, for the specialised forms; here the iterator is gone already.
+    # 3.12 has an END_FOR at the target, which pops the iterator; here it is popped already.
     frame.ip = target + (frame.decoded.instructions[target].name == "END_FOR")
 
 
@@ -189,7 +189,7 @@ def instantiate(s: CaptureState, value: Value) -> Value:
 
 
 def current_exception(frame: SymbolicFrame | None) -> Value | None:
-    """What `raise` without arguments and `sys.exc_info` see."""
+    """The exception of `raise` without arguments and of `sys.exc_info`."""
     while frame is not None:
         for value in reversed(frame.handled):
             if value is not None:
@@ -200,7 +200,7 @@ def current_exception(frame: SymbolicFrame | None) -> Value | None:
 
 @handles(sys.exc_info)
 def exc_info(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Of what the program handles; one that the caller of the compiled function handles is not seen."""
+    """The exception that the program handles; one that the caller of the compiled function handles is not visible."""
     error = current_exception(running_frame(s))
     if error is None:
         return Tuple([NONE, NONE, NONE])
@@ -269,4 +269,4 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
 )
 def not_modelled(frame: SymbolicFrame, arg: object) -> None:
     name = frame.decoded.instructions[frame.at].name
-    raise UnsupportedOpcode(opcode=name, why="asynchronous code and class bodies are not modelled")
+    raise UnsupportedOpcode(opcode=name, why="asynchronous code and class bodies are not supported")

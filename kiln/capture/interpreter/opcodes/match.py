@@ -19,9 +19,9 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple
 
 SEQUENCE, MAPPING = 1 << 5, 1 << 6
-"""Flags of types that CPython gives to what these patterns match."""
+"""CPython's type flags for classes that these patterns match."""
 ITSELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-"""Classes whose one positional pattern is matched with the object itself."""
+"""Classes whose single positional pattern matches the object itself."""
 
 
 def type_flags(s: CaptureState, value: Value) -> int:
@@ -75,7 +75,7 @@ def match_class(frame: SymbolicFrame, positional: int) -> None:
     if not instance_of(subject, kind, cls.constant(s)):
         frame.push(Constant(None))
         return
-    found = attributes(s, subject, cls, positional, [one.constant(s) for one in names.items(s)])
+    found = attributes(s, subject, cls, positional, [name.constant(s) for name in names.items(s)])
     frame.push(Tuple(found) if found is not None else Constant(None))
 
 

@@ -106,7 +106,7 @@ def load_attr(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_METHOD", pops=1, pushes=2)
 def load_method(frame: SymbolicFrame, name: str) -> None:
-    """Bound here, so the slot for `self` stays NULL."""
+    """The method is bound, so the slot of `self` is NULL."""
     value = frame.pop().get_attr(frame.state, name)
     frame.stack.append(None)
     frame.stack.append(value)

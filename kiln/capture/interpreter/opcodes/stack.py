@@ -16,7 +16,7 @@ from kiln.runtime.guards.source import ImportSource
 
 
 class Live(Value):
-    """A constant of transformed code that is no plain value (a function, a dispatcher): wrapped per capture."""
+    """An object among the constants of transformed code (a function, a dispatcher): wrapped in each capture."""
 
     __slots__ = ("live",)
 
@@ -44,7 +44,7 @@ def nop(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("RETURN_GENERATOR")
 def return_generator(frame: SymbolicFrame, arg: int) -> None:
-    """The caller made the generator; the POP_TOP that follows drops what `send` would push."""
+    """The caller made the generator; the following POP_TOP drops what `send` would push."""
     frame.stack.append(None)
 
 
@@ -67,7 +67,7 @@ def unbound(frame: SymbolicFrame, kind: type, what: str) -> Raised:
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(frame: SymbolicFrame, name: str) -> None:
-    """3.12, around an inlined comprehension: the value, or NULL."""
+    """3.12, around an inlined comprehension: push the value, or NULL."""
     frame.stack.append(frame.locals.pop(name, None))
 
 
@@ -109,7 +109,7 @@ def swap(frame: SymbolicFrame, depth: int) -> None:
 
 @opcode("END_FOR")
 def end_for(frame: SymbolicFrame, arg: int) -> None:
-    """Jumped over by FOR_ITER here."""
+    """FOR_ITER jumps over it."""
     raise AssertionError("END_FOR is never reached")
 
 
@@ -167,7 +167,7 @@ def load_assertion_error(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("IMPORT_NAME", pops=2, uses_globals=True)
 def import_name(frame: SymbolicFrame, name: str) -> None:
-    """A module that is loaded already; loading one is a break."""
+    """Import a module that is loaded; loading a module breaks the graph."""
     level = frame.stack[-2]
     fromlist = frame.stack[-1]
     assert level is not None and fromlist is not None
@@ -195,10 +195,10 @@ def import_from(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_BUILD_CLASS")
 def load_build_class(frame: SymbolicFrame, arg: int) -> None:
-    """The call of it breaks: it is no pure function."""
+    """Calling it breaks the graph."""
     frame.push(frame.state.wrap(builtins.__build_class__, None))
 
 
 @opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", breaks=True)
 def class_body(frame: SymbolicFrame, arg: str) -> None:
-    raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not traced")
+    raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not supported")

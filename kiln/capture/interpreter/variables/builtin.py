@@ -42,7 +42,7 @@ ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, K
 
 
 OPERATORS = (type(torch.ops.aten.add),)
-"""Names of operators, whose attributes are their overloads."""
+"""Operator packets, whose attributes are their overloads."""
 
 
 @final
@@ -79,7 +79,7 @@ class Builtin(Value):
         return True
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        """An overload of an operator is made when it is first asked for, by torch's own code."""
+        """Torch makes an overload of an operator when the attribute is first read."""
         if isinstance(self.callable, OPERATORS) and not name.startswith("__"):
             try:
                 return Builtin(getattr(self.constant(s), name))
@@ -108,11 +108,11 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
     if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
         getattr(arg, "fake", None) is not None for arg in (*args, *kwargs.values())
     ):
-        raise UnsupportedCall(function=name, why="it is written in C, is not a torch function and gets a tensor")
+        raise UnsupportedCall(function=name, why="it is a C function, not one of torch, and gets a tensor")
     if is_world(function):
-        raise SideEffectCall(function=name, why="its result or its effect depends on more than its arguments")
+        raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")
     if not is_pure(function):
-        raise UnsupportedCall(function=name, why="it is written in C and does not stand in the table of pure functions")
+        raise UnsupportedCall(function=name, why="it is a C function that is not in the table of pure functions")
     plain = [arg.constant(s) for arg in args]
     named = {key: arg.constant(s) for key, arg in kwargs.items()}
     try:
@@ -123,7 +123,7 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
 
 @final
 class PythonModule(Value):
-    """A Python module; its names are read like globals."""
+    """A Python module, whose names are read like globals."""
 
     __slots__ = ("_checked", "_found", "module")
 
@@ -166,20 +166,22 @@ class PythonModule(Value):
         return found
 
     def _source_of(self, name: str) -> Source | None:
-        """By the module's name; of a namespace that is no imported module (`torch.ops.aten`) by the path to it."""
+        """Through the module's name, or for a namespace that is not imported (`torch.ops`) through its own path."""
         if sys.modules.get(self.module.__name__) is self.module:
             return ModuleGlobalSource(self.module.__name__, name)
         return None if self.source is None else AttrSource(self.source, name)
 
     def _computed(self, s: CaptureState, name: str) -> Value:
-        """Through a module-level `__getattr__` (or one on its class): torch's lazy names."""
+        """Lazy names, through a `__getattr__` of the module or its class."""
         try:
             return s.wrap(getattr(self.module, name), None)
         except AttributeError as error:
             raise s.error(AttributeError, *error.args) from None
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        raise UnsupportedCall(function=f"setattr({self.module.__name__}, {name!r})", why="modules are not written")
+        raise UnsupportedCall(
+            function=f"setattr({self.module.__name__}, {name!r})", why="setting attributes of modules is not supported"
+        )
 
     def emit(self, g: Codegen) -> None:
         g.const(self.module)
@@ -211,7 +213,7 @@ for _type in BUILTIN_TYPES:
 
 @wraps(types.ModuleType, subclasses=True)
 def wrap_python_module(s: CaptureState, real: types.ModuleType, source: Source | None) -> Value:
-    """One value per module, whatever path led there; each path is guarded."""
+    """One value per module; each path to it is guarded."""
     known = s.part(PythonModules).known
     found = known.get(id(real))
     if found is None:

@@ -3,8 +3,8 @@
     log2(64)            constants only: the cached function itself is called, as eager does on its first call
     table(module)       anything else: the function behind the cache is inlined
 
-Its author promises that a result may be reused, so what a call with equal constants gave once is what it gives. But a
-list or a tensor in the cache could be changed between calls, which no guard would see: it is computed anew.
+The cache declares that results may be reused, so the result for constants is a constant too. A mutable result (a list
+or a tensor) could change between calls without a guard noticing, so it is computed anew.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ def call_cached(s: CaptureState, function: Any, args: Args, kwargs: Kwargs) -> V
 
 
 def cached_method(s: CaptureState, value: Value, name: str, raw: object) -> Value:
-    """A cached function on a class, read through an instance: bound like any function."""
+    """A cached function on a class is bound like any function."""
     return BoundMethod(s.class_attr(value, name, raw), value)

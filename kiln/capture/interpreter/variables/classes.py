@@ -95,7 +95,7 @@ class Class(Value):
         return from_class(s, self, name, meta[1], site)
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
-        """`Color["RED"]` asks the metaclass, `Sequence[int]` the class."""
+        """By the metaclass (`Color["RED"]`) or by `__class_getitem__` (`Sequence[int]`)."""
         cls: Any = self.constant(s)
         own = s.classes.lookup(cls, "__class_getitem__")
         if s.classes.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
@@ -113,7 +113,7 @@ class Class(Value):
         return value
 
     def own_attr(self, s: CaptureState, name: str, raw: Any) -> Value:
-        """What stands as `raw` under `name` in its method resolution order."""
+        """The attribute `name`, given its entry `raw` in the method resolution order."""
         kind = type(raw)
         if name == "__dict__":
             return s.wrap(self.cls.__dict__, None)
@@ -169,7 +169,7 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
         or (handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType)
     ):
         if not can_be_bare(cls) or (new is not None and new[0] is not object and new[0] not in BARE_BASES):
-            raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not modelled")
+            raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
         made = new_object(s, cls)
         if issubclass(cls, BaseException):
             made.attrs["args"] = Tuple(list(args))  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
 
 
 def can_be_bare(cls: type) -> bool:
-    """Whether an instance is no more than its dict and, for containers, the container's contents."""
+    """Whether an instance consists of its dict and, for containers, their contents."""
     for base in cls.__mro__[:-1]:
         if base in BARE_BASES or base.__flags__ & (1 << 9):
             continue
@@ -193,13 +193,13 @@ def can_be_bare(cls: type) -> bool:
 
 
 BARE_BASES = frozenset({dict, list, set, OrderedDict}) | {
-    one for one in vars(builtins).values() if isinstance(one, type) and issubclass(one, BaseException)
+    cls for cls in vars(builtins).values() if isinstance(cls, type) and issubclass(cls, BaseException)
 }
 """Built-in classes whose instances `new_object` can make."""
 
 
 PARTS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", property: "fget"}
-"""Where a descriptor keeps the function that is called."""
+"""The attribute in which a descriptor keeps its function."""
 
 
 @final
@@ -219,17 +219,17 @@ class Super(Value):
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         order = self.start().__mro__
         first = order.index(self.cls) + 1
-        for place in range(first, len(order)):
-            if name in order[place].__dict__:
-                return self._bind(s, first, place, name, order[place].__dict__[name], site)
+        for position in range(first, len(order)):
+            if name in order[position].__dict__:
+                return self._bind(s, first, position, name, order[position].__dict__[name], site)
         raise s.error(AttributeError, f"'super' object has no attribute '{name}'")
 
     def start(self) -> type:
-        """The class whose method resolution order is followed."""
+        """The class whose method resolution order is searched."""
         return self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
 
-    def _path(self, s: CaptureState, first: int, place: int, name: str) -> Source | None:
-        """The path to `name` on the class at `place` of the order; those from `first` on are guarded to lack it."""
+    def _path(self, s: CaptureState, first: int, position: int, name: str) -> Source | None:
+        """The path to `name` on the class at `position`; the classes from `first` on are guarded to lack it."""
         base: Source | None
         if isinstance(self.self_, Class):
             self.self_.constant(s)
@@ -240,19 +240,19 @@ class Super(Value):
         if base is None:
             return None
         order = self.start().__mro__
-        for between in range(first, place):
+        for between in range(first, position):
             s.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
-        return DictAttrSource(MroSource(base, place), name) if order[place].__flags__ & HEAP_TYPE else None
+        return DictAttrSource(MroSource(base, position), name) if order[position].__flags__ & HEAP_TYPE else None
 
-    def _bind(self, s: CaptureState, first: int, place: int, name: str, raw: Any, site: CallSite) -> Value:
+    def _bind(self, s: CaptureState, first: int, position: int, name: str, raw: Any, site: CallSite) -> Value:
         if isinstance(raw, types.ClassMethodDescriptorType):
             return s.wrap(raw.__get__(None, self.start()), None)
         part = PARTS.get(type(raw))
         cache = s.classes.through_super
-        key = (self.start(), place, name)
+        key = (self.start(), position, name)
         function = cache.get(key)
         if function is None:
-            path = self._path(s, first, place, name)
+            path = self._path(s, first, position, name)
             source = AttrSource(path, part) if path is not None and part is not None else path
             function = s.wrap(getattr(raw, part) if part is not None else raw, source)
             if path is not None:
@@ -273,7 +273,7 @@ class Super(Value):
 
 @handles(super)
 def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Without arguments: the class of the function that runs, and its first argument."""
+    """Without arguments: the class of the current function, and its first argument."""
     if args:
         return Super(args[0].constant(s), args[1])
     frame = running_frame(s)

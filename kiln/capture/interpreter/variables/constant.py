@@ -1,7 +1,6 @@
 """Constants: immutable built-in values, enum members, dtypes and devices.
 
-An argument that is a number or a string is a constant with a source; it is guarded to equal its value when the
-program first looks at it, and not at all if nobody does.
+A number or string from outside is a constant with a source. It is guarded to be equal when the program first uses it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Descriptors of the standard library, modelled: fields of named tuples, cached properties, struct sequences.
+"""Descriptors of the standard library: fields of named tuples, cached properties, struct sequences.
 
 pair.left              item 0 of the tuple
 self.table             functools.cached_property: computed once, kept in the instance's dict

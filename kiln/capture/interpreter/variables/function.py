@@ -53,18 +53,18 @@ from kiln.runtime.guards.source import (
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
-"""The mark that `torch.compiler.disable` and `kiln.disable` leave on a function."""
+"""The attribute by which `torch.compiler.disable` and `kiln.disable` mark a function."""
 MAX_DEPTH = 120
 GENERATED = "namedtuple_"
-"""`collections.namedtuple` makes constructors in namespaces of their own; the class's module stands for them."""
+"""Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
-"""Module and name of functions by which torch.compile keeps notes of its own. Once it has run in a process, every
-construction of an `nn.Module` calls one; inside a region nothing is noted."""
+"""Functions of torch.compile for its own bookkeeping (module, name), called when an `nn.Module` is made after it ran in
+the process. They are ignored."""
 
 
 @final
 class Cell(Value):
-    """A cell: a variable shared between a function and those defined in it. `content` None is an empty cell."""
+    """A cell, a variable shared with nested functions; empty if `content` is None."""
 
     __slots__ = ("content", "name", "original")
 
@@ -129,7 +129,7 @@ class CellEffect(SideEffect):
 
 @final
 class Namespace:
-    """The globals of a function: what was loaded from them and what was stored."""
+    """The globals of a function, as loaded and stored by the program."""
 
     __slots__ = ("dictionary", "module", "path", "root", "values")
 
@@ -197,23 +197,23 @@ class GlobalEffect(SideEffect):
 @final
 @dataclass
 class FunctionTables:
-    """What functions share in one capture; keys are `id`s of objects that the program keeps alive."""
+    """Shared by the functions of one capture; keys are `id`s of objects that the program keeps alive."""
 
     namespaces: dict[int, Namespace] = field(default_factory=dict)
     cells: dict[int, Cell] = field(default_factory=dict)
     expectations: dict[int, object] = field(default_factory=dict)
-    """What a guard on the code of a function expects."""
+    """The expectation of a guard on a function's code."""
 
 
 def interpreted_modules(s: CaptureState) -> frozenset[str]:
-    """The modules of the functions and classes that were interpreted so far."""
+    """The modules of all functions and classes that were interpreted."""
     spaces = s.part(FunctionTables).namespaces.values()
     names = {space.module or space.dictionary.get("__name__") for space in spaces} | s.classes.modules()
     return frozenset(name for name in names if isinstance(name, str) and not name.startswith(GENERATED))
 
 
 def namespace(s: CaptureState, dictionary: dict[str, object], function: Source | None = None) -> Namespace:
-    """The namespace of a globals dict, one per capture; `function` is a path to a function that has it."""
+    """The namespace of a globals dict; `function` is a path to a function with these globals."""
     known = s.part(FunctionTables).namespaces
     found = known.get(id(dictionary))
     if found is None:
@@ -273,7 +273,7 @@ class Function(Value):
         return self.original
 
     def check(self, s: CaptureState) -> None:
-        """Guard the code, once."""
+        """Guard the code once."""
         if not self._checked:
             assert self.original is not None
             self._checked = True
@@ -375,7 +375,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
     "__annotations__": lambda s, f: Dict({}),
 }
-"""Attributes of a function made in the frame, from its parts."""
+"""Attributes of a function made in the frame."""
 
 
 def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
@@ -383,7 +383,7 @@ def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
 
 
 def handler_of(function: object) -> Handler | None:
-    """The handler of a callable, None for one that has none or cannot be hashed."""
+    """The handler of a callable; None if there is none or it cannot be hashed."""
     try:
         return HANDLERS.get(function)
     except TypeError:
@@ -468,11 +468,11 @@ class Partial(Value):
 
 
 def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
-    """Execute a call of a Python function in a new frame (a generator: make it)."""
+    """Execute a call of a Python function in a new frame, or make a generator."""
     parent = running_frame(s)
     code = function.code
     if code.co_flags & ASYNC:
-        raise UnsupportedCall(function=code.co_qualname, why="coroutines are not modelled")
+        raise UnsupportedCall(function=code.co_qualname, why="coroutines are not supported")
     frame = SymbolicFrame(s, code, function, function.namespace, parent)
     frame.locals = bind(s, function, args, kwargs)
     for name, cell in zip(code.co_freevars, function.cells, strict=True):
@@ -490,7 +490,7 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
 
 
 def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:
-    """Arguments to parameters, as CPython does."""
+    """Bind arguments to parameters as CPython does."""
     code = function.code
     count = code.co_argcount
     names = code.co_varnames
@@ -543,7 +543,7 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
 
 @wraps(Dispatcher)
 def wrap_dispatcher(s: CaptureState, real: Dispatcher, source: Source | None) -> Value:
-    """A function that is compiled already is inlined like any other."""
+    """A compiled function is inlined like any other."""
     if source is not None:
         s.guard(source, GuardKind.IS, s.reference(real))
     function: Any = real.function
@@ -552,7 +552,7 @@ def wrap_dispatcher(s: CaptureState, real: Dispatcher, source: Source | None) ->
 
 @wraps(types.FunctionType)
 def wrap_function(s: CaptureState, real: types.FunctionType, source: Source | None) -> Value:
-    """Not shared between paths: each path is guarded by the code it leads to."""
+    """A value per path, since each path is guarded by the code it leads to."""
     function = Function(real.__code__, namespace(s, real.__globals__, source), source, real)
     function.defaults = [
         s.wrap(value, DefaultSource(source, index) if source else None)
@@ -573,7 +573,7 @@ def wrap_function(s: CaptureState, real: types.FunctionType, source: Source | No
 def shared_cell(
     s: CaptureState, real: types.CellType, name: str, contents: Source | None, itself: Source | None
 ) -> Cell:
-    """One value per cell, whatever function led to it; the paths to it are guarded to lead to one cell."""
+    """One value per cell; the paths to it are guarded to lead to one cell."""
     known = s.part(FunctionTables).cells
     found = known.get(id(real))
     if found is None:
@@ -585,7 +585,7 @@ def shared_cell(
 
 @wraps(types.CellType)
 def wrap_cell(s: CaptureState, real: types.CellType, source: Source | None) -> Value:
-    """A cell that is itself a value: resume functions get theirs as arguments."""
+    """A cell as a value: resume functions get cells as arguments."""
     path = AttrSource(source, "cell_contents") if source is not None else None
     return shared_cell(s, real, "", path, source)
 

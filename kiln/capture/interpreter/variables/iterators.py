@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import final
 
-from kiln.capture.interpreter.breaks import BreakPlace, Raised, UnsupportedValue
+from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
@@ -19,7 +19,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 class Lazy(Value):
     """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...).
 
-    `parts` gives the callable and the arguments that make an iterator over what is left; None: it cannot be rebuilt.
+    `parts` gives the arguments of `cls` that make an iterator over the remaining items; None: it cannot be rebuilt.
     """
 
     __slots__ = ("cls", "parts", "step")
@@ -56,12 +56,12 @@ class Lazy(Value):
 
 @final
 class Generator(Value):
-    """A generator; its frame runs up to the next `yield` when asked."""
+    """A generator, whose frame runs to the next `yield` on demand."""
 
-    __slots__ = ("args", "frame", "kwargs", "place", "started")
+    __slots__ = ("args", "frame", "kwargs", "made_at", "started")
 
     def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs, caller: SymbolicFrame) -> None:
-        self.place = BreakPlace(caller.number, caller.step, caller.location())
+        self.made_at = PastStep(caller.number, caller.step, caller.location())
         self.frame = frame
         self.args = args
         self.kwargs = kwargs
@@ -93,9 +93,9 @@ class Generator(Value):
         return item
 
     def emit(self, g: Codegen) -> None:
-        """One that has not started is made by calling its function again; else the program breaks where it is made."""
+        """Call the function again if the generator has not started; otherwise break in front of that call."""
         if self.started:
-            raise UnsupportedValue(type="generator", why="it has begun to run in the graph").before(self.place)
+            raise UnsupportedValue(type="generator", why="it has started to run in the graph").before(self.made_at)
         g.const(make_generator)
         assert self.frame.function is not None
         g.emit(self.frame.function)
@@ -131,7 +131,7 @@ class Generator(Value):
         return item
 
     def delegate(self) -> Generator | None:
-        """The generator that a `yield from` is suspended in."""
+        """The generator in which a `yield from` is suspended."""
         frame = self.frame
         instructions = frame.decoded.instructions
         inside = (
@@ -141,7 +141,7 @@ class Generator(Value):
         return inner if isinstance(inner, Generator) else None
 
     def _end_delegation(self, inner: Generator) -> None:
-        """The inner generator returned: go on behind the `yield from` with its result, as SEND does."""
+        """The inner generator returned: continue after the `yield from` with its result, as SEND does."""
         frame = self.frame
         instructions = frame.decoded.instructions
         at = frame.ip
@@ -160,7 +160,7 @@ def zipped(iterators: list[Value], strict: bool) -> Lazy:
         for iterator in iterators:
             item = iterator.next(s)
             if item is None:
-                if strict and (items or any(one.next(s) is not None for one in iterators[1:])):
+                if strict and (items or any(iterator.next(s) is not None for iterator in iterators[1:])):
                     raise s.error(ValueError, "zip() arguments have different lengths")
                 return None
             items.append(item)

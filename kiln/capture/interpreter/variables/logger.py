@@ -1,9 +1,9 @@
-"""Loggers: a message of the program is logged when the region is done, in the order of the program.
+"""Loggers: messages are logged after the region has run, in the order of the program.
 
     logger.warning("slow path for %s", name)     CallEffect(logger.warning, "slow path for %s", name)
 
-A method of a logger logs and returns None, but for those of the standard library that do something else: these are
-interpreted. What a library adds to the class (a `warning_once` under `lru_cache`, say) is a method of the first sort.
+Methods of a logger log and return None, except those in NO_MESSAGE, which are interpreted. Methods that a library adds
+to the class (such as `warning_once`) are assumed to log.
 """
 
 from __future__ import annotations

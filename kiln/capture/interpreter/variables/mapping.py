@@ -1,6 +1,6 @@
 """Dicts and sets, and iteration over them.
 
-cfg["size"]       a dict from outside: only that item is wrapped, its path says that it exists
+cfg["size"]       a dict from outside: only this item is wrapped; its path implies that it exists
 "x" in cfg        present: the path; absent: a guard that the key is absent
 for k in cfg      all keys, in order, are guarded
 """
@@ -23,7 +23,7 @@ from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, Sourc
 
 @final
 class Dict(Container):
-    """A dict. `_items` maps key tokens to (key, value) once all is known; `_found` holds single items until then."""
+    """A dict. `_items` maps tokens to (key, value) once all are loaded; `_found` holds single items until then."""
 
     __slots__ = ("_found", "_items", "cls", "factory", "original")
 
@@ -48,7 +48,7 @@ class Dict(Container):
         return super().real() if self.original is None else self.original
 
     def find(self, s: CaptureState, token: Token) -> Value | None:
-        """The value under a key token, None where there is none; guarded."""
+        """The value for a token, or None; guarded."""
         if self._items is not None:
             pair = self._items.get(token)
             return pair[1] if pair is not None else None
@@ -168,7 +168,7 @@ class Dict(Container):
         self.emit_fill(g)
 
     def emit_fill(self, g: Codegen) -> None:
-        """With the dict on the stack: set its items."""
+        """Fill the dict on the stack."""
         for key, value in self.items(g.state).values():
             g.emit(value)
             g.op("COPY", 2)
@@ -180,7 +180,7 @@ class Dict(Container):
 
 
 def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
-    """`container.clear(); container.update(fresh)`; `fresh` is made first, since its items may be read from there."""
+    """`container.clear(); container.update(fresh)`; `fresh` is built first, as it may read the container."""
     g.emit(fresh)
     g.emit(container)
     g.op("LOAD_ATTR", "clear")
@@ -194,16 +194,16 @@ def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
 
 
 ABSENT = Constant("<absent>")
-"""Marks a key that was looked for and is not there."""
+"""Marks a key that is known to be absent."""
 
 
 def holds(value: Dict, token: Token) -> bool:
-    """Whether all items are known and the key is among them; without a guard."""
+    """Whether all items are loaded and the key is among them; without a guard."""
     return value._items is not None and token in value._items
 
 
 def dict_get(real: Mapping[Token, object], token: Token) -> object:
-    """Without running `__missing__` or a subclass's `get`."""
+    """Look up without calling `__missing__` or a subclass's `get`."""
     if isinstance(real, dict):
         return dict.get(real, token, MISSING)
     return real.get(token, MISSING)
@@ -232,7 +232,7 @@ class Set(Container):
         return self._items
 
     def _load(self, s: CaptureState) -> dict[Token, Value]:
-        """Constants are guarded all at once; an object also has a path, as the nth item, to what it holds."""
+        """Constants are guarded at once; other items also have a path, as the nth item."""
         s.guard_type(self)
         plain = all(is_constant(item) for item in self.original)
         self._guard_items(s, ordered=not plain)
@@ -263,7 +263,7 @@ class Set(Container):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        """The order of two equal sets may differ."""
+        """Guards the order, in which equal sets may differ."""
         items = list(self.items(s).values())
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
@@ -293,8 +293,8 @@ class Set(Container):
 
 
 @final
-class View(Value):
-    """`keys()`, `values()` or `items()` of a dict; lists are made when asked, so it follows changes."""
+class DictView(Value):
+    """`keys()`, `values()` or `items()` of a dict; reflects later changes."""
 
     __slots__ = ("mapping", "what")
 
@@ -330,7 +330,7 @@ class View(Value):
 
 
 def fresh(s: CaptureState, real: Any) -> Value:
-    """A container that a pure function has just made: nobody else holds it, so it may be changed."""
+    """The value of a new container made by a pure function, which may be changed."""
     kind = type(real)
     if kind is list:
         return List([fresh(s, item) for item in real])

@@ -1,10 +1,10 @@
-"""nn.Module, modelled natively: calling one and finding its parameters, buffers and sub-modules.
+"""nn.Module, modelled natively: calls and lookup of parameters, buffers and sub-modules.
 
     self.dense(x)     `dense` in `_modules`: source self.__dict__['_modules']['dense']; no hooks (guarded): its
                       `forward` is inlined, torch's `_wrapped_call_impl` and `_call_impl` are not interpreted
     self.weight       `weight` in `_parameters`: an input of the region
 
-With hooks torch's own `_call_impl` is interpreted as any Python function.
+With hooks, torch's own `_call_impl` is interpreted like any Python function.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def module_setattr_is_plain(value: Object, name: str, new: Value) -> bool:
     if any(name in (content.get(member) or ()) for member in MEMBERS):
         return False
     known = [value.attrs.get(member) for member in MEMBERS]
-    return not any(isinstance(one, Dict) and holds(one, name) for one in known)
+    return not any(isinstance(members, Dict) and holds(members, name) for members in known)
 
 
 MODELLED_GETATTR[torch_module.Module.__getattr__] = module_getattr
@@ -106,7 +106,7 @@ def call_forward(s: CaptureState, module: Object, args: Args, kwargs: Kwargs, si
 
 
 def has_hooks(s: CaptureState, module: Object) -> bool:
-    """Guarded; the guards of one module are made once."""
+    """Guarded once per module."""
     known = s.part(ModuleTables).hooked
     hooked = known.get(id(module))
     if hooked is None:
@@ -139,7 +139,7 @@ def _look_for_hooks(s: CaptureState, module: Object) -> bool:
 
 @final
 class Module(Object):
-    """An nn.Module; the call is a break that resumes, as `forward` is user code."""
+    """An nn.Module from outside."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Objects of user classes, and how an attribute is found.
+"""Objects of user classes, and attribute lookup.
 
     self.scale        instance dict of an object from outside: source self.__dict__['scale']
     self.forward      a function on the class: a bound method, guarded once per class and name
@@ -46,24 +46,24 @@ GETSET = types.GetSetDescriptorType
 SLOT_WRAPPER = types.WrapperDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 ALIASES = (types.UnionType, types.GenericAlias)
-"""Types of what stands for a type in `isinstance` and in annotations."""
+"""Types of objects that stand for a type in `isinstance` and in annotations."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
-"""Classes written in C whose attributes are found elsewhere than in the object."""
+"""Classes written in C whose attributes are not stored in the object."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
-"""What a `__call__` may be that is called as a value of its own."""
+"""Types of `__call__` attributes that can be called as values."""
 
 
 def writes_otherwise(special: object) -> bool:
-    """Whether a `__setattr__` or `__delattr__` is one of the program, or another method of a container."""
+    """Whether it is not the `__setattr__` or `__delattr__` of a built-in class."""
     return type(special) is not SLOT_WRAPPER or special.__name__ not in ("__setattr__", "__delattr__")
 
 
 Native = Dict | Set | Sequence
-"""The container inside an object of a class that derives from one."""
+"""The container inside an object whose class derives from a container."""
 
 
 class Object(Value):
-    """An instance of a class; `original` is the object from outside, MISSING for one made here."""
+    """An instance of a class; `original` is the object from outside, MISSING if it was made in the frame."""
 
     __slots__ = ("attrs", "cls", "native", "original")
 
@@ -100,7 +100,7 @@ class Object(Value):
         return found
 
     def own_dict(self, s: CaptureState) -> dict[str, object] | None:
-        """The instance's dict before the frame, None where there is none; from now on `attrs` stands for it."""
+        """The instance's dict from before the frame, if any, to be represented by `attrs`."""
         if self.original is MISSING or isinstance(self.attrs, OwnItems):
             return None
         try:
@@ -114,11 +114,11 @@ class Object(Value):
         return content
 
     def had_attr(self, name: str) -> bool:
-        """Whether the instance's dict had the name before the frame, so that it lacks it because of the frame."""
+        """Whether the instance's dict had the name before the frame."""
         return self.original is not MISSING and name in getattr(self.original, "__dict__", ())
 
     def instance_names(self) -> list[str]:
-        """The keys of the instance's dict as they are now."""
+        """The current keys of the instance's dict."""
         names = list(getattr(self.original, "__dict__", ())) if self.original is not MISSING else []
         names += [name for name in self.attrs if name not in names]
         return [name for name in names if self.attrs.get(name, True) is not None]
@@ -167,7 +167,7 @@ class Object(Value):
         self.put_attr(s, name, value)
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
-        """Write the instance's dict; what was deleted before comes last now."""
+        """Write the instance's dict; an attribute that was deleted before comes last."""
         again = value is not None and self.attrs.get(name, MISSING) is None
         if again and not isinstance(self.attrs, OwnItems):
             del self.attrs[name]
@@ -184,7 +184,7 @@ class Object(Value):
             s.effects.note(AttributeEffect(self, name, again))
 
     def key(self, s: CaptureState) -> Token:
-        """Itself: told apart by identity, so that a later object in its place must be the very same."""
+        """Itself, if it is hashed by identity; guarded to be the same object."""
         found = s.classes.lookup(self.cls, "__hash__")
         if found is None or found[1] is not object.__hash__:
             raise self.unsupported("hash", "its class defines its own hash")
@@ -202,18 +202,18 @@ class Object(Value):
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.classes.lookup(self.cls, "__call__")
         if found is not None and type(found[1]) not in MODELLED_CALLS:
-            raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not modelled")
+            raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not supported")
         return s.call_special(self, "__call__", args, kwargs, site)
 
     def emit(self, g: Codegen) -> None:
-        """Built without `__new__` and `__init__` of the class: bare object, container contents, instance dict."""
+        """Built without the class's `__new__` and `__init__`: bare object, container contents, instance dict."""
         if self.original is not MISSING:
             g.const(self.original)
             return
         if issubclass(self.cls, BaseException):
             emit_exception(self, g)
             return
-        base = next((one for one in CONTAINERS if issubclass(self.cls, one)), object)
+        base = next((kind for kind in CONTAINERS if issubclass(self.cls, kind)), object)
         if base in (tuple, frozenset):
             raise UnsupportedValue(type=self.type_name(), why="it derives from an immutable container")
         g.const(base.__new__)
@@ -234,7 +234,7 @@ class Object(Value):
 @final
 @dataclass(frozen=True)
 class AttributeEffect(SideEffect):
-    """An attribute of an object was set or deleted; `attrs[name]` of the value says what it is now."""
+    """An attribute of an object was set or deleted; its last value is in `attrs`."""
 
     value: Object
     name: str
@@ -257,7 +257,7 @@ class AttributeEffect(SideEffect):
 
 
 def emit_native(native: Native, base: type, g: Codegen) -> None:
-    """With the object on the stack: fill it through the methods of the container, not of its class."""
+    """Fill the object on the stack through the methods of the container, not of its class."""
     if isinstance(native, Dict):
         for key, value in native.items(g.state).values():
             g.const(vars(base)["__setitem__"])
@@ -292,11 +292,11 @@ def emit_exception(value: Object, g: Codegen) -> None:
 
 @final
 class Traceback(Value):
-    """The traceback of an exception of the program: there is one, but it has no frames of the program."""
+    """The traceback of an exception, without the frames of the program."""
 
     __slots__ = ()
 
-    why = "frames that are interpreted leave no traceback"
+    why = "interpreted frames leave no traceback"
 
     def __init__(self) -> None:
         self.source = None
@@ -317,20 +317,20 @@ class Traceback(Value):
 @final
 @dataclass
 class AttributeTables:
-    """What is known of attributes in one capture, by `id` of a value that is kept alive in it."""
+    """Attributes in one capture, by `id` of a value that is kept alive."""
 
     reads: dict[tuple[int, str], tuple[Value, Value]] = field(default_factory=dict)
-    """Attributes that a `__getattribute__` of the program found: object and result."""
+    """Results of the program's `__getattribute__`, with the object, which keeps its `id` taken."""
     instance_dicts: dict[int, Dict] = field(default_factory=dict)
 
 
 MODELLED_SETATTR: dict[Callable[..., object], Callable[[Object, str, Value], bool]] = {}
-"""A `__setattr__` -> whether it does what `object.__setattr__` does for this name and value."""
+"""A `__setattr__` -> whether it acts like `object.__setattr__` for this name and value."""
 MODELLED_GETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str], Value]] = {}
 """A `__getattr__` -> what it finds, or the AttributeError that it raises."""
 DescriptorModel = Callable[[CaptureState, Value, str, Any], "Value | None"]
 DESCRIPTORS: dict[type, DescriptorModel] = {}
-"""Type of a descriptor of CPython -> what it gives, None where the model does not apply."""
+"""Type of a descriptor of CPython -> its value, or None if the model does not apply."""
 
 
 def is_plain_write(setattr_: object, value: Object, name: str, new: Value | None) -> bool:
@@ -366,7 +366,7 @@ def new_exception(s: CaptureState, cls: type, args: tuple[object, ...]) -> Value
 def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
     """Guard how the class of `value` reads or writes attributes, once per class.
 
-    A method of the program is guarded where it is called; here it is that there is none, or one that is modelled.
+    A method of the program is guarded when it is called; here, that there is none or that it is modelled.
     """
     key = (value.python_type(), special)
     if key in s.classes.guarded:
@@ -397,13 +397,13 @@ def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
         function = s.class_attr(value, "__getattribute__", custom[1])
         return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
     if custom is not None and custom[0] in OWN_READS:
-        raise UnsupportedAttribute(name=name, type=value.type_name(), why="how it is found is written in C")
+        raise UnsupportedAttribute(name=name, type=value.type_name(), why="its lookup is written in C")
     found = find_attr(s, value, name, site)
     return found if found is not None else missing_attr(s, value, name, site)
 
 
 def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Value]) -> Value:
-    """The program's own way of reading `name`, interpreted once: what it asked is guarded and was not written since."""
+    """The result of the program's `__getattribute__`, interpreted once if nothing was written since."""
     known = s.part(AttributeTables).reads
     key = (id(value), name)
     if s.effects.wrote_outside or value.source is None:
@@ -415,13 +415,12 @@ def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Valu
     if before == (s.counters.unguarded, len(s.recorder.calls), s.effects.snapshot()) and (
         found.source or found.is_constant
     ):
-        # The value is kept with it: else another one might get its address.
         known[key] = (value, found)
     return found
 
 
 def fallback(s: CaptureState, value: Value, name: str, first: Callable[[], Value]) -> Value:
-    """`first()`, or `__getattr__` where that raises AttributeError."""
+    """`first()`, or `__getattr__` if that raises AttributeError."""
     try:
         found: Value = first()
         return found
@@ -433,7 +432,7 @@ def fallback(s: CaptureState, value: Value, name: str, first: Callable[[], Value
 
 
 def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-    """What happens where the normal way finds nothing."""
+    """The result of `__getattr__`, or AttributeError."""
     hook = s.classes.lookup(value.python_type(), "__getattr__")
     deleted = isinstance(value, Object) and value.had_attr(name)
     if hook is None:
@@ -450,7 +449,7 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
 
 
 def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value | None:
-    """`object.__getattribute__`, None where it raises AttributeError."""
+    """`object.__getattribute__`; None if it raises AttributeError."""
     found = s.classes.lookup(value.python_type(), name)
     raw = found[1] if found is not None else MISSING
     if raw is not MISSING and is_data_descriptor(s, raw):
@@ -468,7 +467,7 @@ def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
 
 
 def attr_of_container(s: CaptureState, value: Value, name: str) -> Value | None:
-    """From the dict of a container that has one (OrderedDict)."""
+    """From the instance dict of a container (OrderedDict)."""
     content = getattr(value.real(), "__dict__", None) if value.python_type().__dictoffset__ else None
     if type(content) is not dict or name not in content:
         return None
@@ -483,7 +482,7 @@ def is_data_descriptor(s: CaptureState, raw: object) -> bool:
 
 
 def accessor_value(s: CaptureState, value: Value, name: str, accessor: object, part: str) -> Value:
-    """A property's function as a value, with its path through the class."""
+    """A function of a property, with its path through the class."""
     cache = s.classes.accessors
     key = (value.python_type(), name, part)
     if key not in cache:
@@ -550,7 +549,7 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
 
 @final
 class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
-    """The items of an instance's dict as `Dict` holds them: what is written goes to the attributes of the object."""
+    """The items of an instance's dict, as `Dict` holds them; writes go to the attributes of the object."""
 
     def __init__(self, s: CaptureState, owner: Object) -> None:
         self.state = s
@@ -588,7 +587,7 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
 
 @final
 class OwnItems(dict[str, Value | None]):
-    """The attributes of a dict that is its own `__dict__` (`self.__dict__ = self`): they are its items."""
+    """The attributes of a dict that is its own `__dict__` (`self.__dict__ = self`)."""
 
     def __init__(self, s: CaptureState, native: Dict) -> None:
         self.state = s
@@ -622,7 +621,7 @@ def share_dict(s: CaptureState, value: Object) -> None:
 
 
 def from_class(s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value:
-    """A class attribute that is no data descriptor, read through an instance."""
+    """A class attribute other than a data descriptor, read through an instance."""
     kind = type(raw)
     if kind is types.FunctionType or kind is Dispatcher:
         return BoundMethod(s.class_attr(value, name, raw), value)
@@ -643,7 +642,7 @@ def class_of(s: CaptureState, value: Value) -> Value:
 
 
 def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:
-    """What a static or class method of `cls` (at `base`) is, read through the class or an instance."""
+    """A static or class method of `cls` (at `base`), read through the class or an instance."""
     cache = s.classes.unbound
     function = cache.get((cls, name))
     static = type(raw) is staticmethod
@@ -673,11 +672,11 @@ def call_get(s: CaptureState, value: Value, name: str, raw: object, site: CallSi
 
 @wraps(object)
 def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
-    """Any object that no other kind takes."""
+    """An object of any other type."""
 
     def make() -> Value:
         value = Object(type(real), source, real)
-        base = next((one for one in CONTAINERS if isinstance(real, one)), None)
+        base = next((kind for kind in CONTAINERS if isinstance(real, kind)), None)
         if base is not None:
             value.native = native_of(real, base, source)
             if getattr(real, "__dict__", None) is real and isinstance(value.native, Dict):

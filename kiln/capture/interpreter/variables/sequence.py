@@ -1,7 +1,7 @@
 """Tuples, lists, named tuples, torch.Size, slices, and their iterators.
 
 x.shape[0]        Tuple of Size, item 0
-out.append(y)     a List made here: only its items change; one from outside: an effect too
+out.append(y)     changes the items of the List; if it is from outside, a side effect as well
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.runtime.guards.source import ItemSource, Source
 
 
 class Sequence(Value):
-    """A tuple or list whose items are values; one from outside is wrapped when first looked at."""
+    """A tuple or list of values; items from outside are wrapped when first read."""
 
     __slots__ = ("_items", "cls", "original")
 
@@ -138,7 +138,7 @@ class Tuple(Sequence):
 
 @final
 class List(Sequence, Container):
-    """A list; `appended` are new items of one from outside into which the program has not looked."""
+    """A list; `appended` are new items of a list from outside that the program has not read."""
 
     __slots__ = ("appended",)
 
@@ -147,7 +147,7 @@ class List(Sequence, Container):
         self.appended: list[Value] = []
 
     def append(self, s: CaptureState, item: Value) -> None:
-        """Without asking how long the list is: a log that grows is no reason to compile again."""
+        """Without a guard on the length, so that a growing log does not recompile."""
         if self._items is None and self.source is not None and self.cls is list:
             s.guard_type(self)
             s.effects.note(AppendEffect(self))
@@ -166,7 +166,7 @@ class List(Sequence, Container):
         return len(self.items(s)) if self.appended else super().length(s)
 
     def change(self, s: CaptureState) -> list[Value]:
-        """The items, about to be changed."""
+        """The items, to be changed."""
         items = self.items(s)
         note_change(s, self)
         return items
@@ -201,7 +201,7 @@ class List(Sequence, Container):
         g.op("STORE_SUBSCR")
 
     def emit_fill(self, g: Codegen) -> None:
-        """With the empty list on the stack: fill it. Its items may refer to it."""
+        """Fill the empty list on the stack; its items may refer to it."""
         for item in self.items(g.state):
             g.emit(item)
             g.op("LIST_APPEND", 1)
@@ -210,7 +210,7 @@ class List(Sequence, Container):
 @final
 @dataclass(frozen=True)
 class AppendEffect(SideEffect):
-    """A list from outside whose items were not read got some more."""
+    """A list from outside was extended; its items were not read."""
 
     value: List
     writes = True
@@ -230,7 +230,7 @@ class AppendEffect(SideEffect):
 
 @final
 class SequenceIterator(Value):
-    """An iterator over a tuple or list; sees items that are appended meanwhile, as Python's does."""
+    """An iterator over a tuple or list; like Python's, it sees items appended meanwhile."""
 
     __slots__ = ("index", "sequence")
 
@@ -253,7 +253,7 @@ class SequenceIterator(Value):
         return items[self.index - 1]
 
     def emit(self, g: Codegen) -> None:
-        # A partly consumed iterator of a list: advance a new one through the slice-free protocol `__setstate__`.
+        # A partly consumed iterator: a new one, advanced with `__setstate__`.
         g.emit(self.sequence)
         g.op("GET_ITER")
         if self.index:
@@ -267,7 +267,7 @@ class SequenceIterator(Value):
 
 @final
 class Slice(Value):
-    """A slice made in the frame, whose parts may be symbolic."""
+    """A slice made in the frame; its parts may be symbolic."""
 
     __slots__ = ("parts",)
 
@@ -312,8 +312,8 @@ def all_items(s: CaptureState, value: Value) -> list[Value]:
 
 
 def is_fixed(s: CaptureState, value: Value) -> bool:
-    """Whether nothing can change it: a constant, or a tuple of such."""
-    return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, one) for one in value.items(s)))
+    """Whether it is immutable: a constant, or a tuple of constants."""
+    return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, item) for item in value.items(s)))
 
 
 @wraps(tuple, torch.Size, subclasses=True)

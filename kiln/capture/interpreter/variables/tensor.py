@@ -2,7 +2,7 @@
 
 x.sum(dim=1)     recorder.call("sum", (fake,), {"dim": 1})  ->  Tensor
 x.shape          metadata of the fake, no torch call        ->  Tuple
-x.item()         asks for the value                         ->  graph break
+x.item()         depends on the value                       ->  graph break
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, ClassVar, final
 import torch
 
 from kiln.capture.interpreter.breaks import (
-    BreakPlace,
     DataDependentBranch,
     DataDependentValue,
+    PastStep,
     TorchCallFailed,
     UnsupportedAttribute,
     UnsupportedCall,
@@ -63,9 +63,9 @@ TRUTH_METHODS = names("item __bool__")
 PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
 VALUE_METHODS = PLAIN_METHODS | names("tolist numpy __bool__ __array__ data_ptr untyped_storage storage")
-"""They ask for values."""
+"""They read values."""
 AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
-"""They make autograd store gradients on tensors."""
+"""They store gradients on tensors."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"
     for mark in ("", "__")
@@ -148,14 +148,14 @@ class Tensor(Value):
         if found is None:
             raise s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
         if not callable(found[1]):
-            raise UnsupportedAttribute(name=name, type="Tensor", why="it is not known as metadata")
+            raise UnsupportedAttribute(name=name, type="Tensor", why="it is not supported")
         return TensorMethod(self, name)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        """A name that tensors do not have is a plain attribute."""
+        """Only plain attributes, whose names torch does not define."""
         if s.classes.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
-            raise UnsupportedAttribute(name=name, type="Tensor", why="writing attributes of torch is not modelled")
-        s.counters.unguarded += 1  # a call of an equal block would write to another tensor
+            raise UnsupportedAttribute(name=name, type="Tensor", why="setting torch's attributes is not supported")
+        s.counters.unguarded += 1  # a repeated layer would write to another tensor
         if value is None and (name not in self.attrs or self.attrs[name] is None):
             self.get_attr(s, name)
         self.attrs[name] = value
@@ -200,30 +200,30 @@ class RegionInput:
 @final
 @dataclass
 class RegionInputs:
-    """The tensors of one capture and what was noted of them; fakes by `id`."""
+    """The tensors of one capture; fakes by `id`."""
 
     tensors: list[RegionInput] = field(default_factory=list)
     """In the order in which they were found."""
     by_fake: dict[int, Tensor] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
-    """How often a name of an input was given."""
+    """How often the name of an input was used."""
     words: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The words of a path (by `id` of its source) that make the name of an input."""
+    """The words of a path (by `id` of its source), for the name of an input."""
     asked_is_leaf: set[int] = field(default_factory=set)
-    in_place: list[BreakPlace] = field(default_factory=list)
+    in_place: list[PastStep] = field(default_factory=list)
     """Where calls changed tensors."""
-    leaves: list[tuple[torch.Tensor, BreakPlace]] = field(default_factory=list)
+    leaves: list[tuple[torch.Tensor, PastStep]] = field(default_factory=list)
     """Leaves that were made in the region, and where."""
 
 
-def here(s: CaptureState) -> BreakPlace:
-    """The step that runs now, to break in front of it later."""
+def here(s: CaptureState) -> PastStep:
+    """The current step, to break in front of it later."""
     assert s.frame is not None
-    return BreakPlace(s.frame.number, s.frame.step, s.frame.location())
+    return PastStep(s.frame.number, s.frame.step, s.frame.location())
 
 
 def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
-    """`bool(tensor)` where it is known while tracing."""
+    """`bool(tensor)`, if it is known while tracing."""
     truth = known_truth(s, value.fake)
     if truth is None:
         raise DataDependentBranch(statement=statement)
@@ -231,7 +231,7 @@ def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
 
 
 def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
-    """`tensor.item()` and its kin where the value is known while tracing; a truth value may be speculated on."""
+    """`tensor.item()` and the like, if the value is known while tracing; truth values may be speculated on."""
     s.counters.unguarded += 1
     if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
         truth = known_truth(s, value.fake)
@@ -279,7 +279,7 @@ class TensorMethod(Value):
 
 @final
 class Symbolic(Value):
-    """An integer, float or truth value that depends on sizes: a torch.SymInt, SymFloat or SymBool."""
+    """A number that depends on sizes or inputs: a torch.SymInt, SymFloat or SymBool."""
 
     __slots__ = ("node",)
 
@@ -300,7 +300,7 @@ class Symbolic(Value):
         return self.python_type()(self.node)
 
     def emit(self, g: Codegen) -> None:
-        """Computed again from the sizes and numbers it depends on."""
+        """Computed again from the sizes and numbers that it depends on."""
         value = self.node.node.value
         if isinstance(self.node, torch.SymBool):
             g.const(self.constant(g.state))
@@ -315,13 +315,13 @@ class Symbolic(Value):
 
 
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
-    """A number of the caller that may be another at the next call."""
+    """A number from outside that becomes an input of the region."""
     s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
     return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
 
 
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
-    """Run `target` on fakes; what it returns as a value."""
+    """Run `target` on fakes and wrap its result."""
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None
@@ -330,13 +330,13 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except Exception as error:
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
-            # What takes plain numbers only: their values become part of the guards.
+            # It may take plain numbers only: guard their values.
             return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
         raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
     if before is not None and before != needing_gradients(s, first):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
-        stop.resumable = False  # the recording has the call already: begin again and break in front of it
+        stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop
     if before is not None:
         s.part(RegionInputs).in_place.append(here(s))
@@ -353,7 +353,7 @@ def changes_tensors(target: Target, kwargs: Kwargs) -> bool:
 
 
 def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bool]:
-    """For each tensor from outside whether it requires gradients now, and for what is to be changed in its memory."""
+    """Which inputs require gradients now, and whether a view of an input that is to be changed does."""
     inputs = s.part(RegionInputs).tensors
     found = [tensor.fake.requires_grad for tensor in inputs]
     storage = None if changed is None else changed.fake.storage_view.storage
@@ -363,7 +363,7 @@ def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bo
 
 
 def refuse_outside_gradients(s: CaptureState, tensor: Tensor, name: str) -> None:
-    """Gradients that leave the region are those of its results: no tensor inside of it has a `.grad` of its own."""
+    """Break: `.grad` is set on results of the region, not on tensors inside of it."""
     if name == "retain_grad" and tensor.fake.is_leaf:
         return
     if name == "retain_grad" or any(needing_gradients(s)):
@@ -371,12 +371,12 @@ def refuse_outside_gradients(s: CaptureState, tensor: Tensor, name: str) -> None
 
 
 def settled(s: CaptureState, value: Value) -> Value:
-    """A symbolic number as the number that it is in this call."""
+    """A symbolic number as its value in this call."""
     return s.const(value.constant(s)) if isinstance(value, Symbolic) else value
 
 
 def from_torch(s: CaptureState, result: object) -> Value:
-    """The value of something that a torch call on fakes returned."""
+    """The value of the result of a torch call on fakes."""
     if isinstance(result, torch.Tensor):
         known = s.part(RegionInputs).by_fake
         value = known.get(id(result))
@@ -418,7 +418,7 @@ def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor
 
 
 def input_name(s: CaptureState, source: Source) -> str:
-    """The name of a placeholder: the argument's own, or the path as an identifier."""
+    """The name of a placeholder: the argument's, or made from the path."""
     if isinstance(source, LocalSource):
         base = source.name
     else:
@@ -429,7 +429,7 @@ def input_name(s: CaptureState, source: Source) -> str:
 
 
 def words_of(source: Source, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The words of a path that tell something; `known` has those of its first steps, which many inputs share."""
+    """The meaningful words of a path; `known` caches those of its bases, which many inputs share."""
     found = known.get(id(source))
     if found is None:
         if isinstance(source, DictAttrSource | ItemSource):
