@@ -220,29 +220,19 @@ def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(repr(args[0].constant(s)))
 
 
-@handles(list)
-def list_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return List(all_items(s, args[0]) if args else [])
+def builds(cls: type, make: Callable[[CaptureState, list[Value]], Value]) -> None:
+    """Register the constructor of a container from an iterable."""
+
+    @handles(cls)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        return make(s, all_items(s, args[0]) if args else [])
 
 
-@handles(tuple)
-def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Tuple(all_items(s, args[0]) if args else [])
-
-
-@handles(torch.Size)
-def size_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Tuple(all_items(s, args[0]) if args else [], torch.Size)
-
-
-@handles(set)
-def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Set({item.key(s): item for item in all_items(s, args[0])} if args else {})
-
-
-@handles(frozenset)
-def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Set({item.key(s): item for item in all_items(s, args[0])} if args else {}, frozenset)
+builds(list, lambda s, items: List(items))
+builds(tuple, lambda s, items: Tuple(items))
+builds(torch.Size, lambda s, items: Tuple(items, torch.Size))
+builds(set, lambda s, items: Set({item.key(s): item for item in items}))
+builds(frozenset, lambda s, items: Set({item.key(s): item for item in items}, frozenset))
 
 
 def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
@@ -262,18 +252,16 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
         target.set_item(s, s.const(name), value)
 
 
-@handles(dict)
-def dict_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    made = Dict({})
-    fill(s, made, args, kwargs)
-    return made
+def dict_of(cls: type) -> None:
+    @handles(cls)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        made = Dict({}, cls)
+        fill(s, made, args, kwargs)
+        return made
 
 
-@handles(OrderedDict)
-def ordered_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    made = Dict({}, OrderedDict)
-    fill(s, made, args, kwargs)
-    return made
+dict_of(dict)
+dict_of(OrderedDict)
 
 
 @handles(defaultdict)
@@ -422,22 +410,20 @@ handles(max)(extreme(operator.gt))
 handles(min)(extreme(operator.lt))
 
 
-@handles(any)
-def any_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterate(s)
-    while (item := iterator.next(s)) is not None:
-        if truth_value(s, item, "any()"):
-            return Constant(True)
-    return Constant(False)
+def quantifier(function: Callable[..., bool], decided_by: bool) -> None:
+    """Register `any` or `all`: the first item whose truth value is `decided_by` decides."""
+
+    @handles(function)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        iterator = args[0].iterate(s)
+        while (item := iterator.next(s)) is not None:
+            if truth_value(s, item, f"{function.__name__}()") is decided_by:
+                return Constant(decided_by)
+        return Constant(not decided_by)
 
 
-@handles(all)
-def all_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterate(s)
-    while (item := iterator.next(s)) is not None:
-        if not truth_value(s, item, "all()"):
-            return Constant(False)
-    return Constant(True)
+quantifier(any, True)
+quantifier(all, False)
 
 
 @handles(abs)

@@ -55,7 +55,7 @@ class Sequence(Value):
 
     def torch_arg(self, s: CaptureState) -> object:
         plain = [item.torch_arg(s) for item in self.items(s)]
-        numbers = [one for one in plain if type(one) is int]
+        numbers = [item for item in plain if type(item) is int]
         if self.cls is torch.Size and len(numbers) == len(plain):
             return torch.Size(numbers)  # `x.new(size)` is not `x.new(values)`
         return self._build(plain)
