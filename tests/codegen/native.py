@@ -18,7 +18,7 @@ from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.verify import verify_kernel
 from kiln.loops.program.interpret import Memory
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Libraries
 from kiln.support.events import EventSink
 from kiln.support.target import Target, host_cpu
@@ -86,7 +86,7 @@ def compiled(
 ) -> tuple[list[PrintedKernel], Libraries]:
     """All kernels in as few g++ calls as there are cores."""
     written = [print_kernel(one, target or host_cpu()) for one in kernels]
-    return written, compile_kernels([one.kernel for one in written], Store(folder), EventSink())
+    return written, compile_kernels([one.kernel for one in written], DiskStore(folder), EventSink())
 
 
 def check(

@@ -27,7 +27,7 @@ from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.plan import Plan
 from kiln.plan.steps import LaunchStep
 from kiln.plan.verify import verify_plan
-from kiln.runtime.cache.store import Store
+from kiln.runtime.cache.store import DiskStore
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options
@@ -57,7 +57,7 @@ def graph_of(name: str) -> Graph:
 def plan_of(name: str, folder: Path) -> Plan:
     host = Target(vector_bytes=32, threads=2)
     return graph_to_plan(
-        graph_of(name), CompileContext(Options(), host, host, EventSink(), Dump(None), Store(str(folder)))
+        graph_of(name), CompileContext(Options(), host, host, EventSink(), Dump(None), DiskStore(str(folder)))
     )
 
 

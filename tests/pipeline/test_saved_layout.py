@@ -22,7 +22,8 @@ from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv, Symbol
-from tests.graph.passes.test_align_products import ALWAYS, NO_SYMBOLS, body, drawn, env_of, graph_of, on_cpu
+from tests.graph.passes.graphs import drawn
+from tests.graph.passes.test_align_products import ALWAYS, NO_SYMBOLS, body, env_of, graph_of, on_cpu
 
 HEAD = '%0: bf16[{rows}, 8] "x", %1: bf16[8, 11] "w", %2: f32[{rows}, 11] "tangent"'
 LINES = (

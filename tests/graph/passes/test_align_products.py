@@ -67,6 +67,10 @@ def on_cpu(graph: Graph) -> Graph:
     return parse_graph(graph_text(graph).replace(" @cuda:0", "").replace("@cuda:0", "").replace("cuda:0", "cpu"))
 
 
+def body(graph: Graph) -> list[str]:
+    return [line.strip() for line in graph_text(on_cpu(graph)).split("\n")[1:]]
+
+
 def check(before: str, after: str, env: ShapeEnv | None = None) -> None:
     """`before` and `after` leave the device out; the values and the strides of outputs stay, and no guard is added."""
     graph, context = on_gpu(before), PassContext(GuardFreeOracle(env))
