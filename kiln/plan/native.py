@@ -59,7 +59,7 @@ ENUMS: tuple[type[IntEnum], ...] = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # hashed by identity: each word is looked up by it
 class FieldKind:
     """A field of a native step: what it is made from (`FIELD_WORDS` in encode.py) and its C++ type.
 

@@ -15,7 +15,6 @@ The kinds of steps are in `kiln/plan/steps`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
@@ -116,15 +115,16 @@ class KernelArguments(NamedTuple):
 Rename = Callable[[Slot], Slot]
 
 
-def slots_in(value: object, found: list[Slot], *, refs_only: bool = False) -> list[Slot]:
+def slots_in(value: Any, found: list[Slot], *, refs_only: bool = False) -> list[Slot]:
     """Adds the slots that a field names, nested in tuples: all numbers (but None), or only those in a `Ref`."""
-    if isinstance(value, tuple | list):
+    kind = type(value)
+    if kind is Ref:
+        found.append(value.slot)
+    elif kind is tuple or kind is list:
         for item in value:
             slots_in(item, found, refs_only=refs_only)
-    elif isinstance(value, Ref):
-        found.append(value.slot)
     elif not refs_only and value is not None:
-        found.append(value)  # type: ignore[arg-type]
+        found.append(value)
     return found
 
 
@@ -137,11 +137,11 @@ def rename_in(value: Any, rename: Rename, *, refs_only: bool = False) -> Any:
     return value if refs_only or value is None else rename(value)
 
 
-class Step(ABC):
+class Step:
     """One step of a plan: frozen data, and what each stage needs to know of its kind.
 
     A new kind is a subclass listed in `kiln.plan.steps.STEPS`, its records in `kiln/plan/native.py`, and a `Run::run`
-    for each record in csrc/executor/run.cpp.
+    for each record in csrc/executor/run.cpp. No ABC: that would make `isinstance` four times as slow.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -155,7 +155,11 @@ class Step(ABC):
     def reads(self) -> list[Slot]:
         found: list[Slot] = []
         for name in self.uses:
-            slots_in(getattr(self, name), found)
+            value = getattr(self, name)
+            if type(value) is tuple:
+                found += value
+            elif value is not None:
+                found.append(value)
         for name in self.refers:
             slots_in(getattr(self, name), found, refs_only=True)
         return found
@@ -177,21 +181,21 @@ class Step(ABC):
         """Does the host wait for a value in device memory?"""
         return False
 
-    @abstractmethod
     def text(self) -> str:
         """Its line in the text of the plan; nested plans take several."""
+        raise NotImplementedError
 
-    @abstractmethod
     def python(self, printer: PlanPrinter) -> str:
         """A Python statement with the same meaning."""
+        raise NotImplementedError
 
-    @abstractmethod
     def native(self, encoder: PlanEncoder) -> Record:
         """Its record in the native program."""
+        raise NotImplementedError
 
-    @abstractmethod
     def run(self, run: PlanRun) -> None:
         """Do the step, in the reference executor."""
+        raise NotImplementedError
 
 
 class PlanPrinter(Protocol):
