@@ -83,6 +83,17 @@ KILN_INLINE f32v mad(f32v a, f32v b, f32 c) { return mad(a, b, all(c)); }
 KILN_INLINE f32v mad(f32v a, f32 b, f32v c) { return mad(a, all(b), c); }
 KILN_INLINE f32v mad(f32v a, f32 b, f32 c) { return mad(a, all(b), all(c)); }
 
+//@ horner: mad
+// The polynomial with these coefficients, the highest power first.
+template <class... C> KILN_INLINE f32v horner(f32v x, f32 highest, C... others) {
+  f32v p = all(highest);
+  return ((p = mad(p, x, others)), ...);
+}
+template <class... C> KILN_INLINE f64v horner(f64v x, f64 highest, C... others) {
+  f64v p = all(highest);
+  return ((p = p * x + others), ...);
+}
+
 //@ whole_lanes
 // To an integer in one instruction: 0 nearest, 1 down, 2 up, 3 toward 0.
 #if defined(KILN_AVX512)

@@ -7,41 +7,34 @@ template <class V> KILN_INLINE V keep(V v, V other, Part lanes) { return sel(act
 // A lane's value; of a bool 0 or 1.
 KILN_INLINE bool truth(i32 lane) { return lane != 0; }
 
-//@ sum_lanes
+//@ tree_lanes
 // A tree of halves, always in this order.
+template <class T, class V, class F> KILN_INLINE T tree_lanes(V v, F combine) {
+  T part[W];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) part[k] = combine(part[k], part[k + half]);
+  return part[0];
+}
+
+//@ sum_lanes: tree_lanes
 template <class T, class V> KILN_INLINE T sum_lanes(V v) {
-  T part[W];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) part[k] = part[k] + part[k + half];
-  return part[0];
+  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return (T)(a + b); });
 }
 
-//@ prod_lanes
+//@ prod_lanes: tree_lanes
 template <class T, class V> KILN_INLINE T prod_lanes(V v) {
-  T part[W];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) part[k] = part[k] * part[k + half];
-  return part[0];
+  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return (T)(a * b); });
 }
 
-//@ amax_lanes: maximum
+//@ amax_lanes: tree_lanes maximum
 template <class T, class V> KILN_INLINE T amax_lanes(V v) {
-  T part[W];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) part[k] = maximum(part[k], part[k + half]);
-  return part[0];
+  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return maximum(a, b); });
 }
 
-//@ amin_lanes: minimum
+//@ amin_lanes: tree_lanes minimum
 template <class T, class V> KILN_INLINE T amin_lanes(V v) {
-  T part[W];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) part[k] = minimum(part[k], part[k + half]);
-  return part[0];
+  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return minimum(a, b); });
 }
 
 //@ any_lanes

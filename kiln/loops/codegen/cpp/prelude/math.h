@@ -1,5 +1,5 @@
 //@ KILN_FUNCTION
-// Functions of libm lane by lane; and a vector function on one number.
+// Functions of libm lane by lane; a vector function on one number; both, beside a function of f32 vectors.
 #define KILN_LIBM_F64(name)                                   \
   KILN_INLINE f64 name(f64 x) { return __builtin_##name(x); } \
   KILN_INLINE f64v name(f64v x) {                             \
@@ -14,6 +14,7 @@
   }
 #define KILN_ONE_LANE(name) \
   KILN_INLINE f32 name(f32 x) { return name(all(x))[0]; }
+#define KILN_OTHER_TYPES(name) KILN_ONE_LANE(name) KILN_LIBM_F64(name)
 // name_far(x, v, far): v, but libm's value of x where `far`.
 #define KILN_FAR(name)                                                                            \
   __attribute__((noinline, cold)) static f32v name##_far(const f32v& x, const f32v& v, const mask& far) { \
@@ -65,8 +66,7 @@ KILN_INLINE f32v exp(f32v x) {
   auto [value, n] = exp_part(upper_of(all(-104.0f), lower_of(all(89.0f), x)));
   return scaled(value, n);
 }
-KILN_ONE_LANE(exp)
-KILN_LIBM_F64(exp)
+KILN_OTHER_TYPES(exp)
 
 //@ exp_moderate: exp_part to_i32
 // exp(x) for -80 <= x <= 80, where nothing overflows.
@@ -75,41 +75,31 @@ KILN_INLINE f32v exp_moderate(f32v x) {
   return (f32v)((i32v)value + (to_i32(n) << 23));
 }
 
-//@ exp2: KILN_FUNCTION mad scaled nearest lower_of
+//@ exp2: KILN_FUNCTION mad horner scaled nearest lower_of
 // 2^n * (1 + r P(r)) with x = n + r, |r| <= 1/2 (relative error 2e-10).
 KILN_INLINE f32v exp2(f32v x) {
   x = upper_of(all(-151.0f), lower_of(all(129.0f), x));
   f32v n = nearest(x), r = x - n;
-  f32v p = mad(all(1.44508822e-05f), r, 0.000154532827f);
-  p = mad(p, r, 0.00133375078f);
-  p = mad(p, r, 0.00961808488f);
-  p = mad(p, r, 0.0555040538f);
-  p = mad(p, r, 0.240226507f);
-  p = mad(p, r, 0.693147182f);
+  f32v p = horner(r, 1.44508822e-05f, 0.000154532827f, 0.00133375078f, 0.00961808488f, 0.0555040538f, 0.240226507f,
+                  0.693147182f);
   return scaled(mad(p, r, 1.0f), n);
 }
-KILN_ONE_LANE(exp2)
-KILN_LIBM_F64(exp2)
+KILN_OTHER_TYPES(exp2)
 
-//@ expm1: KILN_FUNCTION mad power_of_two to_i32 nearest sel lower_of
+//@ expm1: KILN_FUNCTION mad horner power_of_two to_i32 nearest sel lower_of
 // 2^n * (expm1(r) + 1) - 1 with x = n log 2 + r; written with 2^(n-1), which is finite for every n.
 KILN_INLINE f32v expm1(f32v x) {
   f32v c = upper_of(all(-18.0f), lower_of(all(89.0f), x));
   f32v n = nearest(c * 0x1.715476p+0f);
   f32v r = mad(n, -0x1.62e4p-1f, c);
   r = mad(n, -0x1.7f7d1cp-20f, r);
-  f32v p = mad(all(0.000197669942f), r, 0.00139332283f);
-  p = mad(p, r, 0.00833354145f);
-  p = mad(p, r, 0.0416664854f);
-  p = mad(p, r, 0.166666657f);
-  p = mad(p, r, 0.5f);
+  f32v p = horner(r, 0.000197669942f, 0.00139332283f, 0.00833354145f, 0.0416664854f, 0.166666657f, 0.5f);
   p = mad(r * r, p, r);
   f32v half = power_of_two(to_i32(n) - 1);
   f32v whole = mad(half, p, half - 0.5f);
   return sel(x == 0.0f, x, whole + whole);
 }
-KILN_ONE_LANE(expm1)
-KILN_LIBM_F64(expm1)
+KILN_OTHER_TYPES(expm1)
 
 //@ split_exponent: to_i32
 // x = (1 + f) * 2^e with sqrt(1/2) <= 1 + f < sqrt(2), for positive finite x.
@@ -125,17 +115,11 @@ KILN_INLINE Exponent split_exponent(f32v x) {
   return {m - 1.0f, __builtin_convertvector(e, f32v)};
 }
 
-//@ log_part: mad
+//@ log_part: mad horner
 // log(1 + f) + e log 2 = f - f^2/2 + f^3 Q(f) + e log 2; Q is minimax (relative error 8e-10).
 KILN_INLINE f32v log_part(f32v f, f32v e) {
-  f32v q = mad(all(0.0674955621f), f, -0.116701923f);
-  q = mad(q, f, 0.118834704f);
-  q = mad(q, f, -0.124062076f);
-  q = mad(q, f, 0.142203629f);
-  q = mad(q, f, -0.166679904f);
-  q = mad(q, f, 0.200020716f);
-  q = mad(q, f, -0.250000089f);
-  q = mad(q, f, 0.333333135f);
+  f32v q = horner(f, 0.0674955621f, -0.116701923f, 0.118834704f, -0.124062076f, 0.142203629f, -0.166679904f,
+                  0.200020716f, -0.250000089f, 0.333333135f);
   f32v square = f * f;
   f32v r = mad(e, 0x1.7f7d1cp-20f, square * f * q);
   r = mad(square, -0.5f, r);
@@ -164,7 +148,7 @@ KILN_INLINE NearOne near_one(f32v x, Table c) {
 }
 #endif
 
-//@ log: KILN_FUNCTION split_exponent log_part log_special near_one
+//@ log: KILN_FUNCTION split_exponent log_part log_special near_one horner
 // By table e log 2 - log c + log(1 + f), with c whose logarithm is nearly a float; f + f^2 P(f) (relative error 3e-9).
 KILN_INLINE f32v log(f32v x) {
 #if defined(KILN_AVX512)
@@ -175,17 +159,14 @@ KILN_INLINE f32v log(f32v x) {
                        0.384527296f, -0.266912341f, -0.227353826f, -0.188661471f, -0.151232645f, -0.115791053f,
                        -0.0811662748f, -0.0483717769f, 0.0f};
   auto [f, e, at] = near_one(x, c);
-  f32v p = mad(all(0.188874289f), f, -0.25009343f);
-  p = mad(p, f, 0.333344758f);
-  p = mad(p, f, -0.5f);
+  f32v p = horner(f, 0.188874289f, -0.25009343f, 0.333344758f, -0.5f);
   return mad(e, all(0x1.62e43p-1f), lookup(t, at)) + mad(f * f, p, f);
 #else
   auto [f, e] = split_exponent(x);
   return log_special(x, log_part(f, e));
 #endif
 }
-KILN_ONE_LANE(log)
-KILN_LIBM_F64(log)
+KILN_OTHER_TYPES(log)
 
 //@ log1p: KILN_FUNCTION split_exponent log_part log_special power_of_two sel abs
 // u = 1 + x rounds; the rounding error is added to f.
@@ -198,24 +179,20 @@ KILN_INLINE f32v log1p(f32v x) {
   f32v r = log_special(u, log_part(f + lost, e));
   return sel(abs(x) < 0x1p-14f, x - x * x * 0.5f, r);
 }
-KILN_ONE_LANE(log1p)
-KILN_LIBM_F64(log1p)
+KILN_OTHER_TYPES(log1p)
 
-//@ log_wide: split_exponent
+//@ log_wide: split_exponent horner
 // log(x) in double precision, for positive finite x: 2t + t^3 P(t^2) with t = f/(2+f) (relative error 2e-16).
 KILN_INLINE f64v log_wide(f32v x) {
   auto [f, e] = split_exponent(x);
   f64v g = __builtin_convertvector(f, f64v);
   f64v t = g / (g + 2.0), u = t * t;
-  f64v p = u * 0.16823877935794487 + 0.1812331918150925;
-  p = p * u + 0.22223381196416078;
-  p = p * u + 0.285714170040251;
-  p = p * u + 0.4000000005299022;
-  p = p * u + 0.666666666665859;
+  f64v p = horner(u, 0.16823877935794487, 0.1812331918150925, 0.22223381196416078, 0.285714170040251,
+                  0.4000000005299022, 0.666666666665859);
   return __builtin_convertvector(e, f64v) * 0x1.62e42fefa39efp-1 + (t * 2.0 + t * u * p);
 }
 
-//@ log2: KILN_FUNCTION log_wide log_special near_one
+//@ log2: KILN_FUNCTION log_wide log_special near_one horner
 // f + f Q(f) (relative error 7e-9).
 KILN_INLINE f32v log2(f32v x) {
 #if defined(KILN_AVX512)
@@ -226,19 +203,15 @@ KILN_INLINE f32v log2(f32v x) {
                        0.554359555f, -0.385062575f, -0.327638298f, -0.271868765f, -0.218380094f, -0.166728854f,
                        -0.117306218f, -0.0690199584f, 0.0f};
   auto [f, e, at] = near_one(x, c);
-  f32v q = mad(all(0.276109815f), f, -0.360765368f);
-  q = mad(q, f, 0.480896652f);
-  q = mad(q, f, -0.721347511f);
-  q = mad(q, f, 0.442695051f);
+  f32v q = horner(f, 0.276109815f, -0.360765368f, 0.480896652f, -0.721347511f, 0.442695051f);
   return (e + lookup(t, at)) + mad(f, q, f);
 #else
   return log_special(x, __builtin_convertvector(log_wide(x) * 0x1.71547652b82fep+0, f32v));
 #endif
 }
-KILN_ONE_LANE(log2)
-KILN_LIBM_F64(log2)
+KILN_OTHER_TYPES(log2)
 
-//@ log10: KILN_FUNCTION log_wide log_special near_one
+//@ log10: KILN_FUNCTION log_wide log_special near_one horner
 // f/2 + f Q(f) (relative error 6e-9).
 KILN_INLINE f32v log10(f32v x) {
 #if defined(KILN_AVX512)
@@ -249,18 +222,14 @@ KILN_INLINE f32v log10(f32v x) {
                        0.166918695f, -0.115893818f, -0.0985256433f, -0.0818204135f, -0.0658827573f, -0.0501730442f,
                        -0.0353210904f, -0.0209416896f, 0.0f};
   auto [f, e, at] = near_one(x, c);
-  f32v q = mad(all(0.0828085914f), f, -0.108597331f);
-  q = mad(q, f, 0.144765437f);
-  q = mad(q, f, -0.217147246f);
-  q = mad(q, f, -0.0657055154f);
+  f32v q = horner(f, 0.0828085914f, -0.108597331f, 0.144765437f, -0.217147246f, -0.0657055154f);
   f32v low = mad(f, q, f * 0.5f);
   return mad(e, all(0x1.344134p-2f), lookup(t, at)) + mad(e, 0x1.09f7ap-26f, low);
 #else
   return log_special(x, __builtin_convertvector(log_wide(x) * 0x1.bcb7b1526e50ep-2, f32v));
 #endif
 }
-KILN_ONE_LANE(log10)
-KILN_LIBM_F64(log10)
+KILN_OTHER_TYPES(log10)
 
 //@ pow_far: abs
 // v, but where `far` libm's power, or the exact one if x is 0 or infinite and y not too large.
@@ -276,7 +245,7 @@ __attribute__((noinline, cold)) static f32v pow_far(const f32v& x, const f32v& y
   return r;
 }
 
-//@ pow: KILN_FUNCTION log_wide abs any_lanes pow_far lookup mad scaled lower_of
+//@ pow: KILN_FUNCTION log_wide abs any_lanes pow_far lookup mad horner scaled lower_of
 // 2^(y log2 |x|) where x is finite and not 0 and y below 2^22, with the logarithm in two floats (T. J. Dekker, "A
 // floating-point technique for extending the available precision", 1971), or in double precision.
 KILN_INLINE f32 pow(f32 x, f32 y) { return __builtin_powf(x, y); }
@@ -308,10 +277,7 @@ KILN_INLINE TwoFloats log2_exact(f32v x) {
   f32v a_rest = mad(f, 0x1.4ae0cp-26f, mad(f, all(0x1.715476p+0f), -a));
   f32v b_rest = mad(mad(f, f, -square), -0x1.715476p-1f, mad(square, all(-0x1.715476p-1f), -b));
   b_rest = mad(square, -0x1.4ae0cp-27f, b_rest);
-  f32v r = mad(all(0.207523614f), f, -0.241547719f);
-  r = mad(r, f, 0.288534999f);
-  r = mad(r, f, -0.360672176f);
-  r = mad(r, f, 0.48089835f);
+  f32v r = horner(f, 0.207523614f, -0.241547719f, 0.288534999f, -0.360672176f, 0.48089835f);
   r = mad(square * f, r, lookup(rest, at));
   f32v whole = e + lookup(t, at), sum = whole + a, both = sum + b;
   return {both, (a - (sum - whole)) + (b - (both - sum)) + (a_rest + b_rest + r)};
@@ -336,14 +302,9 @@ KILN_INLINE f32v pow(f32v x, f32v y) {
   z = z < -200.0 ? all(-200.0) : z;
   z = z > 200.0 ? all(200.0) : z;
   f64v n = (z + 0x1.8p52) - 0x1.8p52, r = z - n;
-  f64v p = r * 1.0147655136873999e-07 + 1.3259193509213867e-06;
-  p = p * r + 1.5253000854982281e-05;
-  p = p * r + 0.00015403437267703785;
-  p = p * r + 0.0013333557592768914;
-  p = p * r + 0.00961812918566075;
-  p = p * r + 0.055504108668716134;
-  p = p * r + 0.24022650695707415;
-  p = p * r + 0.6931471805598789;
+  f64v p = horner(r, 1.0147655136873999e-07, 1.3259193509213867e-06, 1.5253000854982281e-05, 0.00015403437267703785,
+                  0.0013333557592768914, 0.00961812918566075, 0.055504108668716134, 0.24022650695707415,
+                  0.6931471805598789);
   f64v scale = (f64v)((__builtin_convertvector(n, i64v) + 1023) << 52);
   f32v v = __builtin_convertvector((p * r + 1.0) * scale, f32v);
 #endif
@@ -360,7 +321,7 @@ KILN_ONE_LANE(sigmoid)
 KILN_INLINE f64 sigmoid(f64 x) { return 1.0 / (1.0 + exp(-x)); }
 KILN_INLINE f64v sigmoid(f64v x) { return 1.0 / (1.0 + exp(-x)); }
 
-//@ tanh: KILN_FUNCTION exp_moderate abs copysign piecewise lower_of
+//@ tanh: KILN_FUNCTION exp_moderate abs copysign piecewise lower_of horner
 // By pieces (relative error 4e-8 in [4, 6), else 1e-8); or x + x^3 P(x^2) (relative error 5e-10) near 0, else
 // 1 - 2/(exp(2|x|) + 1).
 KILN_INLINE f32v tanh(f32v x) {
@@ -392,46 +353,31 @@ KILN_INLINE f32v tanh(f32v x) {
   return copysign(piecewise(rows, lower_of(all(9.25f), abs(x))), x);
 #endif
   f32v size = abs(x), square = x * x;
-  f32v p = mad(all(-0.000512176892f), square, 0.00272287964f);
-  p = mad(p, square, -0.00839966722f);
-  p = mad(p, square, 0.0217273999f);
-  p = mad(p, square, -0.0539445169f);
-  p = mad(p, square, 0.133331448f);
-  p = mad(p, square, -0.333333284f);
+  f32v p = horner(square, -0.000512176892f, 0.00272287964f, -0.00839966722f, 0.0217273999f, -0.0539445169f,
+                  0.133331448f, -0.333333284f);
   f32v near = mad(size * square, p, size);
   f32v a = size < 10.0f ? size : all(10.0f);
   f32v far = 1.0f - 2.0f / (exp_moderate(a + a) + 1.0f);
   return copysign(size > 0.85f ? far : near, x);
 }
-KILN_ONE_LANE(tanh)
-KILN_LIBM_F64(tanh)
+KILN_OTHER_TYPES(tanh)
 
-//@ erf: KILN_FUNCTION exp_moderate abs copysign
+//@ erf: KILN_FUNCTION exp_moderate abs copysign horner
 // x + x P(x^2) (relative error 9e-10) near 0, else 1 - exp(-Q(|x|)) with Q = -log(erfc) (error 5e-11).
 KILN_INLINE f32v erf(f32v x) {
   f32v size = abs(x), square = x * x;
-  f32v p = mad(all(8.00277485e-05f), square, -0.000805080403f);
-  p = mad(p, square, 0.00519246049f);
-  p = mad(p, square, -0.0268557407f);
-  p = mad(p, square, 0.112836257f);
-  p = mad(p, square, -0.376126289f);
-  p = mad(p, square, 0.128379166f);
+  f32v p = horner(square, 8.00277485e-05f, -0.000805080403f, 0.00519246049f, -0.0268557407f, 0.112836257f,
+                  -0.376126289f, 0.128379166f);
   f32v near = mad(size, p, size);
   f32v a = size < 4.0f ? size : all(4.0f);
-  f32v q = mad(all(2.1092741e-05f), a, -0.000434444606f);
-  q = mad(q, a, 0.00417100918f);
-  q = mad(q, a, -0.0251193512f);
-  q = mad(q, a, 0.10828004f);
-  q = mad(q, a, 0.633346915f);
-  q = mad(q, a, 1.12951493f);
-  q = mad(q, a, -0.00017468445f);
+  f32v q = horner(a, 2.1092741e-05f, -0.000434444606f, 0.00417100918f, -0.0251193512f, 0.10828004f, 0.633346915f,
+                  1.12951493f, -0.00017468445f);
   f32v far = 1.0f - exp_moderate(-q);
   return copysign(size > 0.93f ? far : near, x);
 }
-KILN_ONE_LANE(erf)
-KILN_LIBM_F64(erf)
+KILN_OTHER_TYPES(erf)
 
-//@ erf_plus_one: KILN_FUNCTION exp_moderate abs lookup lower_of
+//@ erf_plus_one: KILN_FUNCTION exp_moderate abs lookup lower_of horner
 // erfc(-x), and 2 less that for positive x: polynomials of degree 6 around multiples of 3/8, 0 from 5.4 on (absolute
 // error 3e-8); or exp(-Q(|x|)) with Q = -log(erfc) on [0, 6] (absolute error 3e-9), and 2 less that for positive x.
 KILN_INLINE f32v erf_plus_one(f32v x) {
@@ -466,15 +412,8 @@ KILN_INLINE f32v erf_plus_one(f32v x) {
   return x < 0.0f ? v : 2.0f - v;
 #endif
   f32v size = abs(x), a = size > 6.0f ? all(6.0f) : size;
-  f32v q = mad(all(-7.43849841e-06f), a, 0.000100440659f);
-  q = mad(q, a, -0.000567037903f);
-  q = mad(q, a, 0.00153565209f);
-  q = mad(q, a, -1.28909087e-05f);
-  q = mad(q, a, -0.0192465428f);
-  q = mad(q, a, 0.102809615f);
-  q = mad(q, a, 0.636614263f);
-  q = mad(q, a, 1.12837946f);
-  q = mad(q, a, -2.14884688e-09f);
+  f32v q = horner(a, -7.43849841e-06f, 0.000100440659f, -0.000567037903f, 0.00153565209f, -1.28909087e-05f,
+                  -0.0192465428f, 0.102809615f, 0.636614263f, 1.12837946f, -2.14884688e-09f);
   f32v tail = exp_moderate(-q);
   tail = size > 6.0f ? f32v{} : tail;
   return x < 0.0f ? tail : 2.0f - tail;
@@ -548,29 +487,15 @@ template <class V> KILN_INLINE V digamma(V x) {
   return each(x, [](auto a) { return (decltype(a))digamma_one(a); });
 }
 
-//@ erfinv: each log sqrt mad
+//@ erfinv: each log sqrt mad horner
 // x P(w) with w = -log(1 - x^2): in w where that is small, else in its root (M. Giles, "Approximating the erfinv
 // function", GPU Computing Gems, 2011; relative errors 4e-8 and 9e-9).
 KILN_INLINE f32v erfinv(f32v x) {
   f32v w = -log(mad(-x, x, 1.0f)), a = w - 2.5f, b = sqrt(w) - 3.0f;
-  f32v p = mad(all(-8.23615132e-09f), a, 2.81591372e-08f);
-  p = mad(p, a, 4.59949973e-07f);
-  p = mad(p, a, -3.52337429e-06f);
-  p = mad(p, a, -4.94350388e-06f);
-  p = mad(p, a, 0.000218576548f);
-  p = mad(p, a, -0.00125275564f);
-  p = mad(p, a, -0.00417766813f);
-  p = mad(p, a, 0.24664028f);
-  p = mad(p, a, 1.50140941f);
-  f32v q = mad(all(0.000129182896f), b, -0.000315708166f);
-  q = mad(q, b, -8.05345335e-05f);
-  q = mad(q, b, 0.00149204582f);
-  q = mad(q, b, -0.00358249177f);
-  q = mad(q, b, 0.00568492431f);
-  q = mad(q, b, -0.00764101744f);
-  q = mad(q, b, 0.00944533478f);
-  q = mad(q, b, 1.00167525f);
-  q = mad(q, b, 2.83297682f);
+  f32v p = horner(a, -8.23615132e-09f, 2.81591372e-08f, 4.59949973e-07f, -3.52337429e-06f, -4.94350388e-06f,
+                  0.000218576548f, -0.00125275564f, -0.00417766813f, 0.24664028f, 1.50140941f);
+  f32v q = horner(b, 0.000129182896f, -0.000315708166f, -8.05345335e-05f, 0.00149204582f, -0.00358249177f,
+                  0.00568492431f, -0.00764101744f, 0.00944533478f, 1.00167525f, 2.83297682f);
   f32v v = x * (w < 5.0f ? p : q);
   return w == __builtin_inff() ? x * w : v;
 }

@@ -13,13 +13,11 @@ KILN_INLINE HalfTurn half_turn(f32v size, f32 half) {
   return {mad(n, -0x1.84698ap-47f, r), (i32v)t};
 }
 
-//@ sine: mad
+//@ sine: mad horner
 // sin(r) = r + r^3 P(r^2) for |r| <= pi/2 (relative error 6e-9).
 KILN_INLINE f32v sine(f32v r) {
   f32v square = r * r;
-  f32v p = mad(all(2.60605384e-06f), square, -0.000198097681f);
-  p = mad(p, square, 0.00833306927f);
-  p = mad(p, square, -0.166666597f);
+  f32v p = horner(square, 2.60605384e-06f, -0.000198097681f, 0.00833306927f, -0.166666597f);
   return mad(r * square, p, r);
 }
 
@@ -33,8 +31,7 @@ KILN_INLINE f32v sin(f32v x) {
   mask far = ~(size < 0x1p22f);
   return any_lanes(far) ? sin_far(x, v, far) : v;
 }
-KILN_ONE_LANE(sin)
-KILN_LIBM_F64(sin)
+KILN_OTHER_TYPES(sin)
 
 //@ cos: KILN_FUNCTION half_turn sine any_lanes abs
 KILN_FAR(cos)
@@ -45,8 +42,7 @@ KILN_INLINE f32v cos(f32v x) {
   mask far = ~(size < 0x1p22f);
   return any_lanes(far) ? cos_far(x, v, far) : v;
 }
-KILN_ONE_LANE(cos)
-KILN_LIBM_F64(cos)
+KILN_OTHER_TYPES(cos)
 
 //@ quadrant: mad nearest to_i32
 // x = n pi/2 + r with |r| <= pi/4, for |x| < 2^20.
@@ -61,20 +57,16 @@ KILN_INLINE Quadrant quadrant(f32v x) {
   return {mad(n, -0x1.84698ap-48f, r), to_i32(n)};
 }
 
-//@ sin_cos_part: mad
+//@ sin_cos_part: mad horner
 // Sine and cosine of r: r + r^3 P(r^2), 1 - r^2/2 + r^4 Q(r^2) (relative errors 2e-10, 7e-12).
 KILN_INLINE f32v sin_part(f32v r) {
   f32v square = r * r;
-  f32v p = mad(all(2.82641486e-06f), square, -0.000198525653f);
-  p = mad(p, square, 0.00833337847f);
-  p = mad(p, square, -0.166666672f);
+  f32v p = horner(square, 2.82641486e-06f, -0.000198525653f, 0.00833337847f, -0.166666672f);
   return mad(r * square, p, r);
 }
 KILN_INLINE f32v cos_part(f32v r) {
   f32v square = r * r;
-  f32v q = mad(all(-2.87680592e-07f), square, 2.48209744e-05f);
-  q = mad(q, square, -0.00138889777f);
-  q = mad(q, square, 0.0416666679f);
+  f32v q = horner(square, -2.87680592e-07f, 2.48209744e-05f, -0.00138889777f, 0.0416666679f);
   return mad(square * square, q, mad(square, all(-0.5f), all(1.0f)));
 }
 
@@ -89,21 +81,14 @@ KILN_INLINE f32v tan(f32v x) {
   mask far = ~(abs(x) < 0x1p20f);
   return any_lanes(far) ? tan_far(x, v, far) : v;
 }
-KILN_ONE_LANE(tan)
-KILN_LIBM_F64(tan)
+KILN_OTHER_TYPES(tan)
 
-//@ atan_part: mad
+//@ atan_part: mad horner
 // atan(x) on [0, 1]: x + x^3 P(x^2) (relative error 3e-9).
 KILN_INLINE f32v atan_part(f32v x) {
   f32v square = x * x;
-  f32v p = mad(all(-0.0017875476f), square, 0.0108873611f);
-  p = mad(p, square, -0.0311270021f);
-  p = mad(p, square, 0.0579065457f);
-  p = mad(p, square, -0.0840047523f);
-  p = mad(p, square, 0.109511748f);
-  p = mad(p, square, -0.142640516f);
-  p = mad(p, square, 0.19998531f);
-  p = mad(p, square, -0.333332986f);
+  f32v p = horner(square, -0.0017875476f, 0.0108873611f, -0.0311270021f, 0.0579065457f, -0.0840047523f, 0.109511748f,
+                  -0.142640516f, 0.19998531f, -0.333332986f);
   return mad(x * square, p, x);
 }
 
@@ -115,10 +100,9 @@ KILN_INLINE f32v atan(f32v x) {
   p = large ? (0x1.921fb6p+0f - p) - 0x1.777a5cp-25f : p;
   return copysign(x != x ? x : p, x);
 }
-KILN_ONE_LANE(atan)
-KILN_LIBM_F64(atan)
+KILN_OTHER_TYPES(atan)
 
-//@ asin_part: mad sqrt
+//@ asin_part: mad horner sqrt
 // asin(|x|) = w + w^3 P(w^2) for |x| <= 1/2 (relative error 5e-9) with w = |x|, else pi/2 - 2 asin(w) with
 // w = sqrt((1 - |x|) / 2).
 struct Arc {
@@ -129,10 +113,7 @@ KILN_INLINE Arc asin_part(f32v size) {
   mask large = size > 0.5f;
   f32v square = large ? (1.0f - size) * 0.5f : size * size;
   f32v w = large ? sqrt(square) : size;
-  f32v p = mad(all(0.0421583056f), square, 0.0241847783f);
-  p = mad(p, square, 0.0454691499f);
-  p = mad(p, square, 0.0749530941f);
-  p = mad(p, square, 0.166667521f);
+  f32v p = horner(square, 0.0421583056f, 0.0241847783f, 0.0454691499f, 0.0749530941f, 0.166667521f);
   return {mad(w * square, p, w), large};
 }
 
@@ -141,8 +122,7 @@ KILN_INLINE f32v asin(f32v x) {
   auto [part, large] = asin_part(abs(x));
   return copysign(large ? (0x1.921fb6p+0f - (part + part)) - 0x1.777a5cp-25f : part, x);
 }
-KILN_ONE_LANE(asin)
-KILN_LIBM_F64(asin)
+KILN_OTHER_TYPES(asin)
 
 //@ acos: KILN_FUNCTION asin_part abs copysign
 KILN_INLINE f32v acos(f32v x) {
@@ -151,8 +131,7 @@ KILN_INLINE f32v acos(f32v x) {
   f32v near = (0x1.921fb6p+0f - copysign(part, x)) - 0x1.777a5cp-25f;
   return large ? (x < 0.0f ? back : twice) : near;
 }
-KILN_ONE_LANE(acos)
-KILN_LIBM_F64(acos)
+KILN_OTHER_TYPES(acos)
 
 //@ atan2: KILN_FUNCTION atan_part abs copysign
 // The angle of the point (x, y), from its smaller coordinate divided by the larger.
@@ -186,29 +165,24 @@ KILN_INLINE f32v cosh(f32v x) {
   f32v e = exp_half(abs(x));
   return e + 0.25f / e;
 }
-KILN_ONE_LANE(cosh)
-KILN_LIBM_F64(cosh)
+KILN_OTHER_TYPES(cosh)
 
-//@ sinh: KILN_FUNCTION exp_half abs copysign mad
+//@ sinh: KILN_FUNCTION exp_half abs copysign mad horner
 // x + x^3 P(x^2) for |x| <= 1 (relative error 3e-10).
 KILN_INLINE f32v sinh(f32v x) {
   f32v size = abs(x), square = x * x;
-  f32v p = mad(all(2.78221319e-06f), square, 0.000198428956f);
-  p = mad(p, square, 0.00833331048f);
-  p = mad(p, square, 0.166666672f);
+  f32v p = horner(square, 2.78221319e-06f, 0.000198428956f, 0.00833331048f, 0.166666672f);
   f32v e = exp_half(size);
   return copysign(size > 1.0f ? e - 0.25f / e : mad(size * square, p, size), x);
 }
-KILN_ONE_LANE(sinh)
-KILN_LIBM_F64(sinh)
+KILN_OTHER_TYPES(sinh)
 
 //@ atanh: KILN_FUNCTION log1p abs copysign
 KILN_INLINE f32v atanh(f32v x) {
   f32v size = abs(x);
   return copysign(0.5f * log1p((size + size) / (1.0f - size)), x);
 }
-KILN_ONE_LANE(atanh)
-KILN_LIBM_F64(atanh)
+KILN_OTHER_TYPES(atanh)
 
 //@ asinh: KILN_FUNCTION log1p abs copysign sqrt
 // log(x + sqrt(x^2 + 1)) = log1p(x + x^2 / (1 + sqrt(x^2 + 1))); where the square would be too large, log(2 x).
@@ -217,8 +191,7 @@ KILN_INLINE f32v asinh(f32v x) {
   f32v r = log1p(size > 0x1p30f ? size : a + square / (1.0f + sqrt(square + 1.0f)));
   return copysign(size > 0x1p30f ? r + 0x1.62e43p-1f : r, x);
 }
-KILN_ONE_LANE(asinh)
-KILN_LIBM_F64(asinh)
+KILN_OTHER_TYPES(asinh)
 
 //@ acosh: KILN_FUNCTION log1p sqrt
 KILN_INLINE f32v acosh(f32v x) {
@@ -227,5 +200,4 @@ KILN_INLINE f32v acosh(f32v x) {
   r = x > 0x1p30f ? r + 0x1.62e43p-1f : r;
   return x < 1.0f ? all(__builtin_nanf("")) : r;
 }
-KILN_ONE_LANE(acosh)
-KILN_LIBM_F64(acosh)
+KILN_OTHER_TYPES(acosh)
