@@ -10,6 +10,7 @@ Ops without a rule are handled where graphs are walked: inputs, items, library o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -48,11 +49,12 @@ WALKED = frozenset(
 """Ops that each walker handles itself."""
 
 
-def overload(name: str) -> AtenRule:
-    """The rule that calls this overload with the inputs in order."""
+def overload(op: str, target: str) -> AtenRule:
+    """The rule that calls this overload with the inputs, then the attributes, in the order of the op's row."""
+    keys = PRIMS[op].attrs
 
-    def run(call: AtenCaller[V], *inputs: V) -> V:
-        return call(name, *inputs)
+    def run(call: AtenCaller[V], *inputs: V, **attrs: object) -> V:
+        return call(target, *inputs, *[attrs[key] for key in keys])
 
     return run
 
@@ -76,8 +78,14 @@ for _name, _target in {
     "signbit": "signbit.default", "logical_not": "logical_not.default", "bitwise_and": "bitwise_and.Tensor",
     "bitwise_or": "bitwise_or.Tensor", "bitwise_xor": "bitwise_xor.Tensor", "bitwise_not": "bitwise_not.default",
     "shift_left": "bitwise_left_shift.Tensor", "shift_right": "bitwise_right_shift.Tensor",
+    "expand": "expand.default", "permute": "permute.default", "view": "view.default",
+    "unsqueeze": "unsqueeze.default", "squeeze": "squeeze.dims", "slice": "slice.Tensor", "select": "select.int",
+    "diagonal": "diagonal.default", "unfold": "unfold.default", "as_strided": "as_strided.default",
+    "view_dtype": "view.dtype", "flip": "flip.default", "select_scatter": "select_scatter.default",
+    "slice_scatter": "slice_scatter.default", "diagonal_scatter": "diagonal_scatter.default",
+    "as_strided_scatter": "as_strided_scatter.default",
 }.items():
-    rule[_name] = overload(_target)
+    rule[_name] = overload(_name, _target)
 # fmt: on
 
 
@@ -114,35 +122,41 @@ def sum_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     return call("sum.dim_IntList", x, axes, dtype=call.spec.dtype) if axes else x
 
 
-@rule("amax")
-def amax(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return extreme(call, "amax.default", x, axes)
-
-
-@rule("amin")
-def amin(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return extreme(call, "amin.default", x, axes)
-
-
-def extreme(call: AtenCaller[V], name: str, x: V, axes: tuple[int, ...]) -> V:
+def extreme(name: str, call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     """For rows without elements, which ATen refuses: the neutral element."""
     if not axes:
         return x
     if not isinstance(x, torch.Tensor) or all(x.shape[axis] for axis in axes):
-        return call(name, x, axes)
+        return call(f"{name}.default", x, axes)
     lowest, highest = extremes(x.dtype)
     left = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    return call("new_full.default", x, left, lowest if name.startswith("amax") else highest)
+    return call("new_full.default", x, left, lowest if name == "amax" else highest)
 
 
-@rule("any")
-def any_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("any.dims", x, axes) if axes else x
+def quantifier(name: str, call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
+    return call(f"{name}.dims", x, axes) if axes else x
 
 
-@rule("all")
-def all_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("all.dims", x, axes) if axes else x
+def extreme_index(name: str, call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
+    return call(f"{name}.default", x, axes[0])
+
+
+def running_total(name: str, call: AtenCaller[V], x: V, *, axis: int) -> V:
+    return call(f"{name}.default", x, axis, dtype=call.spec.dtype)
+
+
+def running_extreme(name: str, call: AtenCaller[V], x: V, *, axis: int) -> V:
+    return call("getitem", call(f"{name}.default", x, axis), 0)
+
+
+# fmt: off
+for _rule, _names in (
+    (extreme, ("amax", "amin")), (quantifier, ("any", "all")), (extreme_index, ("argmax", "argmin")),
+    (running_total, ("cumsum", "cumprod")), (running_extreme, ("cummax", "cummin")),
+):
+    for _name in _names:
+        rule[_name] = partial(_rule, _name)
+# fmt: on
 
 
 @rule("prod")
@@ -150,94 +164,6 @@ def prod(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
     for axis in reversed(axes):
         x = call("prod.dim_int", x, axis, dtype=call.spec.dtype)
     return x
-
-
-@rule("argmax")
-def argmax(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("argmax.default", x, axes[0])
-
-
-@rule("argmin")
-def argmin(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("argmin.default", x, axes[0])
-
-
-@rule("cumsum")
-def cumsum(call: AtenCaller[V], x: V, *, axis: int) -> V:
-    return call("cumsum.default", x, axis, dtype=call.spec.dtype)
-
-
-@rule("cumprod")
-def cumprod(call: AtenCaller[V], x: V, *, axis: int) -> V:
-    return call("cumprod.default", x, axis, dtype=call.spec.dtype)
-
-
-@rule("cummax")
-def cummax(call: AtenCaller[V], x: V, *, axis: int) -> V:
-    return call("getitem", call("cummax.default", x, axis), 0)
-
-
-@rule("cummin")
-def cummin(call: AtenCaller[V], x: V, *, axis: int) -> V:
-    return call("getitem", call("cummin.default", x, axis), 0)
-
-
-# Views.
-
-
-@rule("expand")
-def expand(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
-    return call("expand.default", x, sizes)
-
-
-@rule("permute")
-def permute(call: AtenCaller[V], x: V, *, dims: tuple[int, ...]) -> V:
-    return call("permute.default", x, dims)
-
-
-@rule("view")
-def view(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
-    return call("view.default", x, sizes)
-
-
-@rule("unsqueeze")
-def unsqueeze(call: AtenCaller[V], x: V, *, axis: int) -> V:
-    return call("unsqueeze.default", x, axis)
-
-
-@rule("squeeze")
-def squeeze(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("squeeze.dims", x, axes)
-
-
-@rule("slice")
-def slice_(call: AtenCaller[V], x: V, *, axis: int, start: object, stop: object, step: object) -> V:
-    return call("slice.Tensor", x, axis, start, stop, step)
-
-
-@rule("select")
-def select(call: AtenCaller[V], x: V, *, axis: int, index: V) -> V:
-    return call("select.int", x, axis, index)
-
-
-@rule("diagonal")
-def diagonal(call: AtenCaller[V], x: V, *, offset: int, axis1: int, axis2: int) -> V:
-    return call("diagonal.default", x, offset, axis1, axis2)
-
-
-@rule("unfold")
-def unfold(call: AtenCaller[V], x: V, *, axis: int, size: object, step: object) -> V:
-    return call("unfold.default", x, axis, size, step)
-
-
-@rule("as_strided")
-def as_strided(call: AtenCaller[V], x: V, *, sizes: Sizes, strides: object, offset: object) -> V:
-    return call("as_strided.default", x, sizes, strides, offset)
-
-
-@rule("view_dtype")
-def view_dtype(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
-    return call("view.dtype", x, dtype)
 
 
 # Data movement and scatters.
@@ -260,11 +186,6 @@ def reshape(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
 @rule("cat")
 def cat(call: AtenCaller[V], *inputs: V, axis: int) -> V:
     return call("cat.default", list(inputs), axis)
-
-
-@rule("flip")
-def flip(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("flip.default", x, axes)
 
 
 @rule("pad")
@@ -294,26 +215,6 @@ def index(call: AtenCaller[V], x: V, *indices: V, axes: tuple[int, ...]) -> V:
 @rule("index_put")
 def index_put(call: AtenCaller[V], x: V, *others: V, axes: tuple[int, ...], accumulate: bool) -> V:
     return call("index_put.default", x, index_list(axes, others[:-1]), others[-1], accumulate)
-
-
-@rule("select_scatter")
-def select_scatter(call: AtenCaller[V], x: V, y: V, *, axis: int, index: V) -> V:
-    return call("select_scatter.default", x, y, axis, index)
-
-
-@rule("slice_scatter")
-def slice_scatter(call: AtenCaller[V], x: V, y: V, *, axis: int, start: object, stop: object, step: object) -> V:
-    return call("slice_scatter.default", x, y, axis, start, stop, step)
-
-
-@rule("diagonal_scatter")
-def diagonal_scatter(call: AtenCaller[V], x: V, y: V, *, offset: int, axis1: int, axis2: int) -> V:
-    return call("diagonal_scatter.default", x, y, offset, axis1, axis2)
-
-
-@rule("as_strided_scatter")
-def as_strided_scatter(call: AtenCaller[V], x: V, y: V, *, sizes: Sizes, strides: object, offset: object) -> V:
-    return call("as_strided_scatter.default", x, y, sizes, strides, offset)
 
 
 @rule("scatter")

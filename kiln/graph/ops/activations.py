@@ -296,7 +296,7 @@ def hardshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
     return zero_where(e, p("le", p("abs", x), lambd), x)
 
 
-@decompose("hardshrink_backward.default")
+@decompose("hardshrink_backward.default", "softshrink_backward.default")
 def hardshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
     return zero_where(e, e.pointwise("le", e.pointwise("abs", x), lambd), grad)
 
@@ -310,11 +310,6 @@ def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
     moved = p("where", p("gt", x, lambd), p("sub", x, lambd), p("add", x, lambd))
     shrunk = zero_where(e, p("le", p("abs", x), lambd), moved)
     return p("where", p("isnan", x), x, shrunk)
-
-
-@decompose("softshrink_backward.default")
-def softshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
-    return hardshrink_backward(e, grad, x, lambd)
 
 
 @decompose("logit_backward.default")

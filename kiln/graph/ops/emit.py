@@ -18,7 +18,7 @@ import torch
 from kiln.graph.ir.build import Builder, Number
 from kiln.graph.ir.node import Argument, Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.prims.meta import ASKED, META, pointwise_spec, preserved_strides
+from kiln.graph.prims.meta import CHECKS, META, pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.values import Given, Real
@@ -70,8 +70,7 @@ class Emit(Builder):
     def node(self, name: str, *inputs: Node, **attrs: Attr) -> Node:
         """A node whose input shapes have been checked against what its kernel relies on."""
         specs = [node.spec for node in inputs]
-        check = ASKED.get(name)
-        if check is not None:
+        if (check := CHECKS.cells.get(name)) is not None:
             check(self.oracle, *specs, **attrs)
         made = Node(_ROWS[name], inputs, attrs, META.cells[name](self.oracle, *specs, **attrs), self.origin)
         self.nodes.append(made)
@@ -104,12 +103,7 @@ class Emit(Builder):
 
     def _lift(self, operands: Sequence[Operand]) -> tuple[Node, ...]:
         like = next(operand.tensor for operand in reversed(operands) if isinstance(operand, Node))
-        return tuple(
-            [
-                operand if isinstance(operand, Node) else self.number(operand, like.dtype, like.device)
-                for operand in operands
-            ]
-        )
+        return tuple([x if isinstance(x, Node) else self.number(x, like.dtype, like.device) for x in operands])
 
     def convert(self, x: Node, dtype: torch.dtype) -> Node:
         """`x` in `dtype`."""

@@ -14,7 +14,7 @@ from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import require_chances
-from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, widened
+from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, promoting, widened
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
 
@@ -61,13 +61,9 @@ def mse_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
 
 
 @decompose("mse_loss_backward.default")
-def mse_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
-    grad, x, y = promoted(e, grad, x, y)
-    return _mse_slope(e, grad, x, y, reduction)
-
-
+@promoting(3)
 @elementwise
-def _mse_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+def mse_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
     p = e.pointwise
     return p("mul", p("mul", p("sub", x, y), 2), _share(e, grad, reduction, x))
 
@@ -85,13 +81,9 @@ def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float
 
 
 @decompose("smooth_l1_loss_backward.default")
-def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
-    grad, x, y = promoted(e, grad, x, y)
-    return _smooth_slope(e, grad, x, y, reduction, beta)
-
-
+@promoting(3)
 @elementwise
-def _smooth_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
+def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, beta: float) -> Node:
     p = e.pointwise
     away, share = p("sub", x, y), _share(e, grad, reduction, x)
     far = p("mul", p("sign", away), share)
@@ -172,13 +164,9 @@ def soft_margin_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
 
 
 @decompose("soft_margin_loss_backward.default")
-def soft_margin_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
-    grad, x, y = promoted(e, grad, x, y)
-    return _margin_slope(e, grad, x, y, reduction)
-
-
+@promoting(3)
 @elementwise
-def _margin_slope(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
+def soft_margin_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> Node:
     p = e.pointwise
     slope = p("neg", p("mul", y, p("sigmoid", p("neg", p("mul", x, y)))))
     return p("mul", slope, _share(e, grad, reduction, x))

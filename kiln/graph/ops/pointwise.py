@@ -19,8 +19,9 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, Operand
-from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, result_dtype
+from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
+from kiln.graph.prims.meta import preserved
 from kiln.tensor.spec import contiguous_strides
 
 # fmt: off
@@ -29,7 +30,6 @@ FLOAT_UNARY = (  # integers become floating point
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
     "lgamma", "digamma",
 )
-SAME_UNARY = ("neg",)
 ROUNDING = ("floor", "ceil", "trunc", "round")  # integers are unchanged
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SAME_BINARY = {  # ATen name: primitive
@@ -65,10 +65,6 @@ def _float_unary(name: str) -> Callable[..., Node]:
     return rule
 
 
-def _same_unary(name: str) -> Callable[..., Node]:
-    return lambda e, x: e.pointwise(name, x)
-
-
 def _rounding(name: str) -> Callable[..., Node]:
     def rule(e: Emit, x: Node) -> Node:
         return e.pointwise(name, x) if x.tensor.dtype.is_floating_point else copy(e, x)
@@ -86,8 +82,7 @@ def _logical(name: str) -> Callable[..., Node]:
 
 for _name in FLOAT_UNARY:
     DECOMPOSITIONS[f"{_name}.default"] = _float_unary(_name)
-for _name in SAME_UNARY:
-    DECOMPOSITIONS[f"{_name}.default"] = _same_unary(_name)
+DECOMPOSITIONS["neg.default"] = lambda e, x: e.pointwise("neg", x)
 for _name in ROUNDING:
     DECOMPOSITIONS[f"{_name}.default"] = _rounding(_name)
 for _name, _prim in SAME_BINARY.items():
@@ -158,7 +153,7 @@ def add(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
 
 @decompose("sub.Tensor", "sub.Scalar")
 def sub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
-    if any(isinstance(one, bool) or (isinstance(one, Node) and one.tensor.dtype is torch.bool) for one in (x, y)):
+    if any(isinstance(term, bool) or (isinstance(term, Node) and term.tensor.dtype is torch.bool) for term in (x, y)):
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
     return _scaled(e, "sub", x, y, alpha)
 
@@ -233,26 +228,21 @@ _POWERS: dict[Number, Callable[[Emit, Node], Node]] = {
 """Exponents for which eager's kernel uses a cheaper function."""
 
 
-@decompose("square.default")
-def square(e: Emit, x: Node) -> Node:
-    return pow_scalar(e, x, 2)
+DECOMPOSITIONS["square.default"] = lambda e, x: pow_scalar(e, x, 2)
 
 
 @decompose("addcmul.default")
+@promoting(3)
+@elementwise
 def addcmul(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
-    x, y, z = promoted(e, x, y, z)
-    return _addc(e, "mul", x, y, z, value)
+    return e.pointwise("add", x, e.pointwise("mul", times(e, y, value), z))
 
 
 @decompose("addcdiv.default")
-def addcdiv(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
-    x, y, z = promoted(e, x, y, z, floating=True)
-    return _addc(e, "div", x, y, z, value)
-
-
+@promoting(3, floating=True)
 @elementwise
-def _addc(e: Emit, name: str, x: Node, y: Node, z: Node, value: Number) -> Node:
-    return e.pointwise("add", x, e.pointwise(name, times(e, y, value), z))
+def addcdiv(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
+    return e.pointwise("add", x, e.pointwise("div", times(e, y, value), z))
 
 
 @decompose("lerp.Scalar", "lerp.Tensor")
@@ -262,9 +252,8 @@ def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
     p, way = e.pointwise, e.pointwise("sub", end, start)
     if isinstance(weight, Node):
         from_start = p("add", start, p("mul", way, weight))
-        from_end = p(
-            "sub", end, p("mul", way, p("sub", e.number(1, weight.tensor.dtype, weight.tensor.device), weight))
-        )
+        rest = p("sub", e.number(1, weight.tensor.dtype, weight.tensor.device), weight)
+        from_end = p("sub", end, p("mul", way, rest))
         return p("where", p("lt", p("abs", weight), 0.5), from_start, from_end)
     if abs(weight) < 0.5:
         return p("add", start, p("mul", way, weight))
@@ -275,8 +264,7 @@ def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
 def abs_(e: Emit, x: Node) -> Node:
     dtype = x.tensor.dtype
     if dtype.is_complex:
-        spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-        return e.library("aten.abs.default", (x,), {}, spec.with_dtype(dtype.to_real()))
+        return e.library("aten.abs.default", (x,), {}, preserved(e.oracle, x.tensor).with_dtype(dtype.to_real()))
     return copy(e, x) if dtype is torch.bool else e.pointwise("abs", x)
 
 
@@ -285,21 +273,17 @@ def conj(e: Emit, x: Node) -> Node:
     """In a backward, where it is neither written nor seen by the user, the conjugate is materialised."""
     if e.origin is None or not e.origin.backward:
         raise UnsupportedOp(op="aten._conj.default", reason="its result is a lazy view of its argument")
-    spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-    return e.library("aten._conj_physical.default", (x,), {}, spec)
+    return e.library("aten._conj_physical.default", (x,), {}, preserved(e.oracle, x.tensor))
 
 
 @decompose("sign.default", "sgn.default")
 def sign(e: Emit, x: Node) -> Node:
     if x.tensor.dtype.is_complex:
-        spec = x.tensor.with_view(x.tensor.sizes, e.preserved_strides(x.tensor), 0)
-        return e.library("aten.sgn.default", (x,), {}, spec)
+        return e.library("aten.sgn.default", (x,), {}, preserved(e.oracle, x.tensor))
     return copy(e, x) if x.tensor.dtype is torch.bool else e.pointwise("sign", x)
 
 
-@decompose("positive.default")
-def positive(e: Emit, x: Node) -> Node:
-    return copy(e, x)
+DECOMPOSITIONS["positive.default"] = copy
 
 
 @decompose("frac.default")
@@ -315,14 +299,8 @@ def round_decimals(e: Emit, x: Node, *, decimals: int) -> Node:
     return e.pointwise(down, e.pointwise("round", e.pointwise(up, x, scale)), scale)
 
 
-@decompose("deg2rad.default")
-def deg2rad(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", floated(e, x), math.pi / 180)
-
-
-@decompose("rad2deg.default")
-def rad2deg(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", floated(e, x), 180 / math.pi)
+DECOMPOSITIONS["deg2rad.default"] = lambda e, x: e.pointwise("mul", floated(e, x), math.pi / 180)
+DECOMPOSITIONS["rad2deg.default"] = lambda e, x: e.pointwise("mul", floated(e, x), 180 / math.pi)
 
 
 # Selection, logic, classification.
@@ -355,14 +333,9 @@ def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = No
     return clamped(e, e.convert(x, dtype), low, high)
 
 
-@decompose("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(e: Emit, x: Node, min: Operand) -> Node:
-    return clamp(e, x, min)
-
-
-@decompose("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(e: Emit, x: Node, max: Operand) -> Node:
-    return clamp(e, x, None, max)
+for _name in ("default", "Tensor"):
+    DECOMPOSITIONS[f"clamp_min.{_name}"] = lambda e, x, low: clamp(e, x, low)
+    DECOMPOSITIONS[f"clamp_max.{_name}"] = lambda e, x, high: clamp(e, x, None, high)
 
 
 @decompose("logical_not.default")
@@ -380,24 +353,17 @@ def _never(e: Emit, x: Node) -> Node:
     return relaid(e, e.full(False, x.tensor.sizes, torch.bool, x.tensor.device), e.preserved_strides(x.tensor))
 
 
-@decompose("isnan.default")
-def isnan(e: Emit, x: Node) -> Node:
-    return e.pointwise("isnan", x) if x.tensor.dtype.is_floating_point else _never(e, x)
+def _classified(name: str, *operand: Number) -> Callable[..., Node]:
+    def rule(e: Emit, x: Node) -> Node:
+        return e.pointwise(name, x, *operand) if x.tensor.dtype.is_floating_point else _never(e, x)
+
+    return rule
 
 
-@decompose("isinf.default")
-def isinf(e: Emit, x: Node) -> Node:
-    return e.pointwise("isinf", x) if x.tensor.dtype.is_floating_point else _never(e, x)
-
-
-@decompose("isposinf.default")
-def isposinf(e: Emit, x: Node) -> Node:
-    return e.pointwise("eq", x, math.inf) if x.tensor.dtype.is_floating_point else _never(e, x)
-
-
-@decompose("isneginf.default")
-def isneginf(e: Emit, x: Node) -> Node:
-    return e.pointwise("eq", x, -math.inf) if x.tensor.dtype.is_floating_point else _never(e, x)
+DECOMPOSITIONS["isnan.default"] = _classified("isnan")
+DECOMPOSITIONS["isinf.default"] = _classified("isinf")
+DECOMPOSITIONS["isposinf.default"] = _classified("eq", math.inf)
+DECOMPOSITIONS["isneginf.default"] = _classified("eq", -math.inf)
 
 
 @decompose("signbit.default")
@@ -423,76 +389,58 @@ def nan_to_num(
 
 @decompose("heaviside.default")
 def heaviside(e: Emit, x: Node, values: Node) -> Node:
-    p = e.pointwise
-    step = e.convert(p("lt", e.number(0, x.tensor.dtype, x.tensor.device), x), x.tensor.dtype)
-    return p(
-        "where", p("eq", x, 0), values, p("where", p("isnan", x), e.number(0, x.tensor.dtype, x.tensor.device), step)
-    )
+    p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
+    step = e.convert(p("lt", zero, x), x.tensor.dtype)
+    return p("where", p("eq", x, 0), values, p("where", p("isnan", x), zero, step))
 
 
 # Functions of several primitives.
 
 
-@decompose("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
-def xlogy(e: Emit, x: Operand, y: Operand) -> Node:
-    left, right = promoted(e, x, y, floating=True)
-    return _xlogy(e, left, right)
+def _times_logarithm(logarithm: str) -> Callable[..., Node]:
+    """`x * logarithm(y)`, 0 where x is 0."""
+
+    @promoting(2, floating=True)
+    @elementwise
+    def rule(e: Emit, x: Node, y: Node) -> Node:
+        p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
+        product = p("where", p("eq", x, 0), zero, p("mul", x, p(logarithm, y)))
+        return p("where", p("isnan", y), y, product)
+
+    return rule
 
 
-@elementwise
-def _xlogy(e: Emit, x: Node, y: Node) -> Node:
-    p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
-    product = p("where", p("eq", x, 0), zero, p("mul", x, p("log", y)))
-    return p("where", p("isnan", y), y, product)
+decompose("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")(_times_logarithm("log"))
+decompose("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")(
+    _times_logarithm("log1p")
+)
 
 
-@decompose("logaddexp.default")
-def logaddexp(e: Emit, x: Node, y: Node) -> Node:
-    return _logaddexp(e, *promoted(e, x, y))
+def _added_exponentials(base: int | None) -> Callable[..., Node]:
+    """The logarithm of a sum of powers of 2, or of e."""
+
+    @promoting(2)
+    @elementwise
+    def rule(e: Emit, x: Node, y: Node) -> Node:
+        p = e.pointwise
+        top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
+        tail = p("log1p", p("exp2" if base == 2 else "exp", p("neg", gap)))
+        if base == 2:
+            tail = p("mul", tail, 1 / math.log(2))
+        same = p("bitwise_and", p("isinf", x), p("eq", x, y))
+        return p("where", same, x, p("add", top, tail))
+
+    return rule
 
 
-@elementwise
-def _logaddexp(e: Emit, x: Node, y: Node) -> Node:
-    p = e.pointwise
-    top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
-    tail = p("log1p", p("exp", p("neg", gap)))
-    same = p("bitwise_and", p("isinf", x), p("eq", x, y))
-    return p("where", same, x, p("add", top, tail))
-
-
-@decompose("logaddexp2.default")
-def logaddexp2(e: Emit, x: Node, y: Node) -> Node:
-    return _logaddexp2(e, *promoted(e, x, y))
-
-
-@elementwise
-def _logaddexp2(e: Emit, x: Node, y: Node) -> Node:
-    p = e.pointwise
-    top, gap = p("maximum", x, y), p("abs", p("sub", x, y))
-    tail = p("mul", p("log1p", p("exp2", p("neg", gap))), 1 / math.log(2))
-    same = p("bitwise_and", p("isinf", x), p("eq", x, y))
-    return p("where", same, x, p("add", top, tail))
-
-
-@decompose("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")
-def xlog1py(e: Emit, x: Operand, y: Operand) -> Node:
-    return _xlog1py(e, *promoted(e, x, y, floating=True))
-
-
-@elementwise
-def _xlog1py(e: Emit, x: Node, y: Node) -> Node:
-    p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
-    product = p("where", p("eq", x, 0), zero, p("mul", x, p("log1p", y)))
-    return p("where", p("isnan", y), y, product)
+DECOMPOSITIONS["logaddexp.default"] = _added_exponentials(None)
+DECOMPOSITIONS["logaddexp2.default"] = _added_exponentials(2)
 
 
 @decompose("special_entr.default")
-def entr(e: Emit, x: Node) -> Node:
-    return _entr(e, floated(e, x))
-
-
+@promoting(1, floating=True)
 @elementwise
-def _entr(e: Emit, x: Node) -> Node:
+def entr(e: Emit, x: Node) -> Node:
     p, device = e.pointwise, x.tensor.device
     inside = p("where", p("eq", x, 0), e.number(0, x.tensor.dtype, device), p("neg", p("mul", x, p("log", x))))
     below = p("where", p("lt", x, 0), e.number(-math.inf, x.tensor.dtype, device), inside)
@@ -506,24 +454,18 @@ def ldexp(e: Emit, x: Node, y: Node) -> Node:
 
 
 @decompose("sinc.default")
-def sinc(e: Emit, x: Node) -> Node:
-    return _sinc(e, floated(e, x))
-
-
+@promoting(1, floating=True)
 @elementwise
-def _sinc(e: Emit, x: Node) -> Node:
+def sinc(e: Emit, x: Node) -> Node:
     p, unit = e.pointwise, e.number(1, x.tensor.dtype, x.tensor.device)
     angle = p("mul", x, math.pi)
     return p("where", p("eq", x, 0), unit, p("div", p("sin", angle), angle))
 
 
 @decompose("logit.default")
-def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
-    return _logit(e, floated(e, x), eps)
-
-
+@promoting(1, floating=True)
 @elementwise
-def _logit(e: Emit, x: Node, eps: float | None) -> Node:
+def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
     p = e.pointwise
     inside = x if eps is None or eps < 0 else clamped(e, x, eps, 1 - eps)
     return p("log", p("div", inside, p("sub", e.number(1, x.tensor.dtype, x.tensor.device), inside)))

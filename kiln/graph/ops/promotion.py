@@ -90,6 +90,19 @@ def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node,
     return tuple([e.convert(x, dtype) if isinstance(x, Node) else e.number(x, dtype, device) for x in operands])
 
 
+def promoting(number: int, *, floating: bool = False) -> Callable[[R], R]:
+    """Decorator: the rule receives its first `number` operands `promoted`."""
+
+    def decorate(rule: R) -> R:
+        @wraps(rule)
+        def run(e: Emit, *args: Operand, **kwargs: object) -> object:
+            return rule(e, *promoted(e, *args[:number], floating=floating), *args[number:], **kwargs)
+
+        return cast(R, run)
+
+    return decorate
+
+
 def widened(rule: R) -> R:
     """Decorator: compute in float32 where the first tensor has reduced precision, and round each result once."""
 

@@ -14,9 +14,9 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Operand, refuse_complex
-from kiln.graph.ops.pointwise import abs_, copy, floated, truth
-from kiln.graph.ops.promotion import OPMATH, promoted, widened
-from kiln.graph.ops.registry import DECOMPOSITIONS, decompose, library
+from kiln.graph.ops.pointwise import abs_, copy, truth
+from kiln.graph.ops.promotion import OPMATH, promoted, promoting, widened
+from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, Results, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
 from kiln.symbolic import Expr, Int, product, sym_max
@@ -60,13 +60,8 @@ def sum_(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
     return reduce(e, "sum", e.convert(x, _sum_dtype(x, dtype)), axes, keepdim)
 
 
-@decompose("prod.default")
-def prod(e: Emit, x: Node, *, dtype: torch.dtype | None = None) -> Node:
-    return reduce(e, "prod", e.convert(x, _sum_dtype(x, dtype)), axes_of(None, x.tensor.rank))
-
-
-@decompose("prod.dim_int")
-def prod_dim(e: Emit, x: Node, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
+@decompose("prod.default", "prod.dim_int")
+def prod(e: Emit, x: Node, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
     return reduce(e, "prod", e.convert(x, _sum_dtype(x, dtype)), axes_of(dim, x.tensor.rank), keepdim)
 
 
@@ -92,6 +87,9 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
     return e.convert(mean_over(e, e.convert(x, wide), axes, keepdim), kind)
 
 
+Measure = Callable[[Emit, Node, tuple[int, ...], float], tuple[Node, ...]]
+
+
 def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
     """Variance and mean along `axes` (dimensions kept), and the deviation from the mean; in two passes."""
     refuse_complex("var", x)
@@ -115,21 +113,7 @@ def _dropped(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
     return y if keepdim or not axes else e.node("squeeze", y, axes=axes)
 
 
-@decompose("var.correction")
-@widened
-def var(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
-    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    return _dropped(e, variance(e, x, axes, 1 if correction is None else correction)[0], axes, keepdim)
-
-
-@decompose("std.correction")
-@widened
-def std(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
-    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    return _dropped(e, _deviation(e, x, axes, correction)[0], axes, keepdim)
-
-
-def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float | None) -> tuple[Node, Node]:
+def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float) -> tuple[Node, Node]:
     """Standard deviation and mean. The CPU has float32's squares in float64, where they neither overflow nor vanish."""
     dtype = x.tensor.dtype
     refuse_complex("std", x)
@@ -138,28 +122,27 @@ def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float | None
     if x.tensor.device.type == "cpu":
         away = e.convert(away, torch.float64)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
-    number = _freedom(e, total, count(x.tensor, axes), 1 if correction is None else correction)
+    number = _freedom(e, total, count(x.tensor, axes), correction)
     return e.convert(e.pointwise("sqrt", e.pointwise("div", total, number)), dtype), middle
 
 
-@decompose("var_mean.correction")
-@widened
-def var_mean(
-    e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Node, Node]:
-    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    spread, middle, _ = variance(e, x, axes, 1 if correction is None else correction)
-    return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
+def _spread(measure: Measure, results: int) -> Decomposition:
+    """The first `results` of what `measure` returns."""
+
+    @widened
+    def rule(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Results:
+        axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+        found = measure(e, x, axes, 1 if correction is None else correction)[:results]
+        parts = tuple([_dropped(e, part, axes, keepdim) for part in found])
+        return parts if results > 1 else parts[0]
+
+    return rule
 
 
-@decompose("std_mean.correction")
-@widened
-def std_mean(
-    e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Node, Node]:
-    axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    spread, middle = _deviation(e, x, axes, correction)
-    return _dropped(e, spread, axes, keepdim), _dropped(e, middle, axes, keepdim)
+DECOMPOSITIONS["var.correction"] = _spread(variance, 1)
+DECOMPOSITIONS["std.correction"] = _spread(_deviation, 1)
+DECOMPOSITIONS["var_mean.correction"] = _spread(variance, 2)
+DECOMPOSITIONS["std_mean.correction"] = _spread(_deviation, 2)
 
 
 # Maximum and minimum.
@@ -228,6 +211,7 @@ def _quantifier(name: str) -> Callable[..., Node]:
 for _name in ("any", "all"):
     for _overload in ("default", "dim", "dims"):
         DECOMPOSITIONS[f"{_name}.{_overload}"] = _quantifier(_name)
+    DECOMPOSITIONS[f"_is_{_name}_true.default"] = _quantifier(_name)
 
 
 @decompose("count_nonzero.default", "count_nonzero.dim_IntList")
@@ -239,12 +223,9 @@ def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
 
 
 @decompose("logsumexp.default")
-def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
-    return _logsumexp(e, floated(e, x), dim, keepdim)
-
-
+@promoting(1, floating=True)
 @widened
-def _logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool) -> Node:
+def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
     p, axes = e.pointwise, axes_of(dim, x.tensor.rank)
     top = reduce(e, "amax", x, axes, True)
     finite = p("where", p("isinf", top), e.number(0, x.tensor.dtype, x.tensor.device), top)
@@ -281,18 +262,10 @@ def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) 
     return p("pow", reduce(e, "sum", p("pow", size, order), axes, keepdim), 1 / order)
 
 
-@decompose("norm.Scalar", "norm.ScalarOpt_dim")
-def norm(e: Emit, x: Node, p: float | None = 2, dim: Dims = None, keepdim: bool = False) -> Node:
-    return vector_norm(e, x, 2 if p is None else p, dim, keepdim)
-
-
-@decompose("norm.ScalarOpt_dtype")
-def norm_dtype(e: Emit, x: Node, p: float | None, *, dtype: torch.dtype) -> Node:
-    return vector_norm(e, x, 2 if p is None else p, dtype=dtype)
-
-
-@decompose("norm.ScalarOpt_dim_dtype")
-def norm_dim_dtype(e: Emit, x: Node, p: float | None, dim: Dims, keepdim: bool, *, dtype: torch.dtype) -> Node:
+@decompose("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype")
+def norm(
+    e: Emit, x: Node, p: float | None = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Node:
     return vector_norm(e, x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
@@ -315,16 +288,6 @@ def trace(e: Emit, x: Node) -> Node:
     if x.tensor.rank != 2:
         raise RuntimeError("trace: expected a matrix")
     return sum_(e, e.node("diagonal", x, offset=0, axis1=0, axis2=1))
-
-
-@decompose("_is_all_true.default")
-def is_all_true(e: Emit, x: Node) -> Node:
-    return reduce(e, "all", truth(e, x), axes_of(None, x.tensor.rank))
-
-
-@decompose("_is_any_true.default")
-def is_any_true(e: Emit, x: Node) -> Node:
-    return reduce(e, "any", truth(e, x), axes_of(None, x.tensor.rank))
 
 
 @decompose("isin.Tensor_Tensor")

@@ -3,8 +3,8 @@
     CHECKS["gather"](oracle, f32[2, 3], i64[40, 2], axis=1)     raises: index is larger than the input along 0
 
 A check is `check(oracle, *input_specs, **attrs) -> None`, with the arguments of the op's shape rule, and raises where
-eager does. It runs before each node is recorded, and in the verifier. `CHECKED_BY_META` marks ops whose rule in `META`
-covers everything.
+eager does. It runs before each node is recorded, and in the verifier; a pass that rebuilds nodes runs the shape rule
+alone. Ops whose shape rule checks everything have the cell None.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import lru_cache
 import torch
 
 from kiln.graph.prims.errors import ShapeMismatch
+from kiln.graph.prims.meta.column import META
 from kiln.graph.prims.meta.layout import Sizes, broadcast, equal, less
-from kiln.graph.prims.meta.views import diagonal_meta, slice_meta
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
 from kiln.symbolic import Int, rel_le
@@ -24,16 +24,12 @@ from kiln.tensor.spec import SizeOracle, TensorSpec
 
 ShapeCheck = Callable[..., None]
 
-CHECKS: Column[ShapeCheck] = PRIMS.column(
+CHECKS: Column[ShapeCheck | None] = PRIMS.column(
     "checks",
     required=frozenset(Kind) - {Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind.NESTED},
 )
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
-
-
-def CHECKED_BY_META(oracle: SizeOracle, *specs: object, **attrs: object) -> None:
-    """The shape rule checks everything."""
 
 
 def fail(op: str, problem: str) -> None:
@@ -91,9 +87,9 @@ def require_elements(oracle: SizeOracle, op: str, size: Int, picked: Sequence[In
 
 for _row in PRIMS:
     if _row.kind is Kind.POINTWISE:
-        CHECKS[_row.name] = CHECKED_BY_META
+        CHECKS[_row.name] = None
 for _name in ("expand", "view", "view_dtype", "clone", "reshape", "cat", "constant", "scalar_tensor"):
-    CHECKS[_name] = CHECKED_BY_META
+    CHECKS[_name] = None
 
 
 # Reductions, scans.
@@ -233,36 +229,19 @@ def indexed_sizes(
 # Writes.
 
 
-@CHECKS("select_scatter")
-def check_select_scatter(oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, axis: int, index: Int) -> None:
-    check_select(oracle, x, axis=axis, index=index)
-    require_sizes(oracle, "select_scatter", y.sizes, x.sizes[:axis] + x.sizes[axis + 1 :])
+def _check_written_view(view: str) -> ShapeCheck:
+    def check(oracle: SizeOracle, x: TensorSpec, y: TensorSpec, **attrs: object) -> None:
+        if (check_view := CHECKS[view]) is not None:
+            check_view(oracle, x, **attrs)
+        part = META[view](oracle, x, **attrs)
+        assert isinstance(part, TensorSpec)
+        require_sizes(oracle, f"{view}_scatter", y.sizes, part.sizes)
+
+    return check
 
 
-@CHECKS("slice_scatter")
-def check_slice_scatter(
-    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, axis: int, start: Int, stop: Int, step: Int
-) -> None:
-    check_slice(oracle, x, axis=axis, start=start, stop=stop, step=step)
-    part = slice_meta(oracle, x, axis=axis, start=start, stop=stop, step=step)
-    require_sizes(oracle, "slice_scatter", y.sizes, part.sizes)
-
-
-@CHECKS("diagonal_scatter")
-def check_diagonal_scatter(
-    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, offset: int, axis1: int, axis2: int
-) -> None:
-    require_axes("diagonal_scatter", x.rank, (axis1, axis2))
-    part = diagonal_meta(oracle, x, offset=offset, axis1=axis1, axis2=axis2)
-    require_sizes(oracle, "diagonal_scatter", y.sizes, part.sizes)
-
-
-@CHECKS("as_strided_scatter")
-def check_as_strided_scatter(
-    oracle: SizeOracle, x: TensorSpec, y: TensorSpec, *, sizes: Sizes, strides: Sizes, offset: Int
-) -> None:
-    check_as_strided(oracle, x, sizes=sizes, strides=strides, offset=offset)
-    require_sizes(oracle, "as_strided_scatter", y.sizes, sizes)
+for _name in ("select", "slice", "diagonal", "as_strided"):
+    CHECKS[f"{_name}_scatter"] = _check_written_view(_name)
 
 
 @CHECKS("scatter")
@@ -302,7 +281,3 @@ def check_random(oracle: SizeOracle, *specs: TensorSpec, sizes: Sizes, **attrs: 
 @CHECKS("iota")
 def check_iota(oracle: SizeOracle, *, length: Int, **attrs: object) -> None:
     require_not_negative(oracle, "iota", (length,))
-
-
-ASKED: dict[str, ShapeCheck] = {name: check for name, check in CHECKS.cells.items() if check is not CHECKED_BY_META}
-"""The checks that there is something to run of."""

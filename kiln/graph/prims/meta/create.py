@@ -66,13 +66,7 @@ def empty_meta(
 
 @META("random")
 def random_meta(
-    oracle: SizeOracle,
-    *inputs: TensorSpec,
-    distribution: str,
-    params: tuple[object, ...],
-    sizes: Sizes,
-    dtype: torch.dtype,
-    device: torch.device,
+    oracle: SizeOracle, *inputs: TensorSpec, sizes: Sizes, dtype: torch.dtype, device: torch.device, **attrs: object
 ) -> TensorSpec:
     return TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, device)
 

@@ -58,8 +58,8 @@ def cat_meta(oracle: SizeOracle, *specs: TensorSpec, axis: int) -> TensorSpec:
     return TensorSpec(first.dtype, sizes, format_strides(sizes, layout), 0, first.device)
 
 
-@META("flip")
-def flip_meta(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> TensorSpec:
+@META("flip", "index_put")
+def preserved_meta(oracle: SizeOracle, x: TensorSpec, *others: TensorSpec, **attrs: object) -> TensorSpec:
     return preserved(oracle, x)
 
 
@@ -116,9 +116,7 @@ def _index_layouts(
 @META("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
 def view_scatter_meta(oracle: SizeOracle, x: TensorSpec, y: TensorSpec, **attrs: object) -> TensorSpec:
     """`x` after a write to a view of it, in the layout of `x`; eager makes a tensor with overlap contiguous."""
-    if has_repeated_elements(x):
-        return x.with_sizes(x.sizes)
-    return x
+    return x.with_sizes(x.sizes) if has_repeated_elements(x) else x
 
 
 def has_repeated_elements(x: TensorSpec) -> bool:
@@ -127,14 +125,5 @@ def has_repeated_elements(x: TensorSpec) -> bool:
 
 
 @META("scatter")
-def scatter_meta(
-    oracle: SizeOracle, x: TensorSpec, index: TensorSpec, src: TensorSpec, *, axis: int, reduce: str | None
-) -> TensorSpec:
+def scatter_meta(oracle: SizeOracle, x: TensorSpec, *others: TensorSpec, **attrs: object) -> TensorSpec:
     return x.with_sizes(x.sizes)
-
-
-@META("index_put")
-def index_put_meta(
-    oracle: SizeOracle, x: TensorSpec, *others: TensorSpec, axes: tuple[int, ...], accumulate: bool
-) -> TensorSpec:
-    return preserved(oracle, x)

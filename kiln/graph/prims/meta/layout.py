@@ -48,10 +48,6 @@ def less(oracle: SizeOracle, left: Int, right: Int) -> bool:
     return left < right
 
 
-def largest(oracle: SizeOracle, left: Int, right: Int) -> Int:
-    return right if less(oracle, left, right) else left
-
-
 # Broadcasting.
 
 
@@ -126,10 +122,7 @@ def _steps_fit(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: Sequence
 
 def is_dense(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
     """Eager's `is_non_overlapping_and_dense`: contiguous under some order of dimensions."""
-    if is_canonical(sizes, strides):
-        return True
-    if 0 in sizes:
-        # Eager considers an empty tensor contiguous.
+    if is_canonical(sizes, strides) or 0 in sizes:  # eager considers an empty tensor contiguous
         return True
     rest = [axis for axis, size in enumerate(sizes) if size != 1]
     step: Int = 1
@@ -175,11 +168,14 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
 
 def format_strides(sizes: Sizes, layout: MemoryFormat) -> Sizes:
     """Strides of a fresh tensor of this memory format."""
-    if layout == "contiguous":
-        return contiguous_strides(sizes)
+    return contiguous_strides(sizes) if layout == "contiguous" else _packed(sizes, FORMAT_ORDERS[layout])
+
+
+def _packed(sizes: Sizes, order: Sequence[int]) -> Sizes:
+    """Strides without gaps, of dimensions in `order` from the innermost."""
     strides: list[Int] = [0] * len(sizes)
     step: Int = 1
-    for axis in FORMAT_ORDERS[layout]:
+    for axis in order:
         strides[axis] = step
         step = step * (1 if sizes[axis] == 0 else sizes[axis])
     return tuple(strides)
@@ -189,14 +185,7 @@ def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes
     """Strides of a copy that preserves the format: unchanged where dense, else packed in the same order."""
     if is_dense(oracle, sizes, strides):
         return strides
-    order = sorted_axes(oracle, sizes, (strides,))
-    packed: list[Int] = [0] * len(sizes)
-    step: Int = 1
-    for axis in order:
-        packed[axis] = step
-        if sizes[axis] != 0:
-            step = step * sizes[axis]
-    return tuple(packed)
+    return _packed(sizes, sorted_axes(oracle, sizes, (strides,)))
 
 
 def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout]) -> Sizes:

@@ -62,19 +62,16 @@ def joint_device(specs: Sequence[TensorSpec]) -> torch.device:
     return device
 
 
-def same_dtype(oracle: SizeOracle, first: TensorSpec, *rest: TensorSpec) -> TensorSpec:
-    dtype = first.dtype
-    for spec in rest:
-        if spec.dtype is not dtype:
-            raise ValueError(f"pointwise inputs of dtypes {dtype} and {spec.dtype}")
-    return pointwise_spec(oracle, (first, *rest), dtype)
+def _like_inputs(dtype: torch.dtype | None) -> MetaRule:
+    """The rule of an op on inputs of equal dtypes; None: the result has theirs."""
 
+    def rule(oracle: SizeOracle, first: TensorSpec, *rest: TensorSpec) -> TensorSpec:
+        for spec in rest:
+            if spec.dtype is not first.dtype:
+                raise ValueError(f"pointwise inputs of dtypes {first.dtype} and {spec.dtype}")
+        return pointwise_spec(oracle, (first, *rest), dtype or first.dtype)
 
-def bool_result(oracle: SizeOracle, first: TensorSpec, *rest: TensorSpec) -> TensorSpec:
-    for spec in rest:
-        if spec.dtype is not first.dtype:
-            raise ValueError(f"pointwise inputs of dtypes {first.dtype} and {spec.dtype}")
-    return pointwise_spec(oracle, (first, *rest), torch.bool)
+    return rule
 
 
 @META("where")
@@ -98,7 +95,7 @@ def bitcast_meta(oracle: SizeOracle, x: TensorSpec, *, dtype: torch.dtype) -> Te
     return pointwise_spec(oracle, (x,), dtype)
 
 
-RULES: dict[str, MetaRule] = {"same": same_dtype, "bool": bool_result}
+RULES: dict[str, MetaRule] = {"same": _like_inputs(None), "bool": _like_inputs(torch.bool)}
 
 for _row in PRIMS:
     if _row.kind is Kind.POINTWISE and META.get(_row.name) is None:

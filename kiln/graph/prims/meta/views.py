@@ -52,14 +52,10 @@ def view_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpec:
 
 def view_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | None:
     """Strides of `x.view(sizes)` (without -1), or None where it takes a copy."""
-    if 0 not in x.sizes and 0 not in sizes:
-        if is_canonical(x.sizes, x.strides):
-            check_numel(oracle, "view", x.numel(), product(sizes))
-            return contiguous_strides(sizes)
-        check_numel(oracle, "view", x.numel(), product(sizes))
-        return _chunked_strides(oracle, x, sizes)
     check_numel(oracle, "view", x.numel(), product(sizes))
-    return x.strides if sizes == x.sizes else contiguous_strides(sizes)
+    if 0 in x.sizes or 0 in sizes:
+        return x.strides if sizes == x.sizes else contiguous_strides(sizes)
+    return contiguous_strides(sizes) if is_canonical(x.sizes, x.strides) else _chunked_strides(oracle, x, sizes)
 
 
 def check_numel(oracle: SizeOracle, op: str, left: Int, right: Int) -> None:
