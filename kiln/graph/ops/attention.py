@@ -19,16 +19,12 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.library import Pair, fresh
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.meta import preserved
 from kiln.symbolic import Int, ceil_div
 from kiln.tensor.spec import CPU, TensorSpec
 
 Results = tuple[Node | Int | None, ...]
 Specs = tuple[TensorSpec | None, ...]
-
-
-def like_query(e: Emit, x: TensorSpec) -> TensorSpec:
-    """A tensor laid out as `x`."""
-    return x.with_view(x.sizes, e.preserved_strides(x), 0)
 
 
 def scalar(dtype: torch.dtype, device: torch.device) -> TensorSpec:
@@ -59,10 +55,7 @@ def cpu_attention(
 ) -> Pair:  # fmt: skip
     spec = query.tensor
     batch, heads, length, _ = spec.sizes
-    if _attention_follows_query():
-        output = like_query(e, spec)
-    else:
-        output = heads_inside(spec, spec.sizes)
+    output = preserved(e.oracle, spec) if _attention_follows_query() else heads_inside(spec, spec.sizes)
     sums = TensorSpec(
         OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
     )
@@ -88,7 +81,7 @@ def flash_attention(
     spec, lengths = query.tensor, (query.tensor.sizes[2], key.tensor.sizes[2])
     mask = fresh(spec, (0,))
     parts = (
-        like_query(e, spec), fresh(spec, spec.sizes[:3], torch.float32), None, None, None, None,
+        preserved(e.oracle, spec), fresh(spec, spec.sizes[:3], torch.float32), None, None, None, None,
         fresh(spec, (2,), torch.uint64), scalar(torch.uint64, spec.device), mask,
     )  # fmt: skip
     args = (query, key, value, dropout_p, is_causal, return_debug_mask)
@@ -106,7 +99,7 @@ def cudnn_attention(
     same = value.tensor.sizes[3] == spec.sizes[3]
     seed = scalar(torch.int64, spec.device)
     sums = fresh(spec, (*spec.sizes[:3], 1), torch.float32) if compute_log_sumexp else None
-    parts = (like_query(e, spec) if same else output, sums, None, None, None, None, seed, seed, None)
+    parts = (preserved(e.oracle, spec) if same else output, sums, None, None, None, None, seed, seed, None)
     args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
     made = e.library(f"{SDPA}_cudnn_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
     return _with_lengths(made, lengths)
@@ -142,7 +135,7 @@ def efficient_attention(
 def attention_backward(
     e: Emit, grad: Node, query: Node, key: Node, value: Node, *args: object, **kwargs: object
 ) -> Specs:
-    return tuple([like_query(e, x.tensor) for x in (query, key, value)])
+    return tuple([preserved(e.oracle, x.tensor) for x in (query, key, value)])
 
 
 @library("_scaled_dot_product_efficient_attention_backward.default")

@@ -103,37 +103,23 @@ def pooled(size: Int, kernel: Int, step: Int, border: Int, spacing: Int, ceil_mo
 def _pool_sizes(
     x: TensorSpec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, dims: int
 ) -> tuple[Int, ...]:
-    steps = stride or kernel
-    lead = x.rank - dims
-    return (
-        *x.sizes[:lead],
-        *[
-            pooled(x.sizes[lead + i], at(kernel, i), at(steps, i), at(padding, i), at(dilation, i), ceil_mode)
-            for i in range(dims)
-        ],
-    )
+    steps, sizes = stride or kernel, list(x.sizes)
+    for i in range(dims):
+        axis = x.rank - dims + i
+        sizes[axis] = pooled(sizes[axis], at(kernel, i), at(steps, i), at(padding, i), at(dilation, i), ceil_mode)
+    return tuple(sizes)
 
 
-@library("max_pool2d_with_indices.default")
-def max_pool2d(
-    e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
-    ceil_mode: bool = False,
-) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
-    spec = x.tensor
-    sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, 2)
-    layout = format_of(e, spec)
-    return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
+def _max_pool(dims: int) -> SpecRule:
+    def rule(
+        e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+        spec, layout = x.tensor, format_of(e, x.tensor)
+        sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, dims)
+        return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
 
-
-@library("max_pool3d_with_indices.default")
-def max_pool3d(
-    e: Emit, x: Node, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
-    ceil_mode: bool = False,
-) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
-    spec = x.tensor
-    sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, 3)
-    layout = format_of(e, spec)
-    return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
+    return rule
 
 
 @library(
@@ -142,7 +128,8 @@ def max_pool3d(
     "max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default",
     "adaptive_max_pool2d_backward.default",
 )  # fmt: skip
-def pool_backward(e: Emit, grad: Node, x: Node, *args: object, **kwargs: object) -> TensorSpec:
+def input_gradient(e: Emit, grad: Node, x: Node, *args: object, **kwargs: object) -> TensorSpec:
+    """In the memory format of the input."""
     spec = x.tensor
     return laid_out(spec, spec.sizes, format_of(e, spec))
 
@@ -159,8 +146,9 @@ def _avg_pool(dims: int) -> SpecRule:
     return rule
 
 
-library("avg_pool2d.default")(_avg_pool(2))
-library("avg_pool3d.default")(_avg_pool(3))
+for _dims in (2, 3):
+    library(f"max_pool{_dims}d_with_indices.default")(_max_pool(_dims))
+    library(f"avg_pool{_dims}d.default")(_avg_pool(_dims))
 
 
 @library("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")

@@ -119,14 +119,9 @@ def empty_strided(
 
 @decompose("scalar_tensor.default")
 def scalar_tensor(
-    e: Emit,
-    s: Number | Node,
-    *,
-    dtype: Dtype = None,
-    layout: object = None,
-    device: Device = None,
+    e: Emit, s: Number | Node, *, dtype: Dtype = None, layout: object = None, device: Device = None,
     pin_memory: object = None,
-) -> Node:
+) -> Node:  # fmt: skip
     if isinstance(s, Node):
         return e.node("scalar_tensor", s, dtype=_float(dtype), device=eager_device(device))
     return e.number(s, _float(dtype), eager_device(device))
@@ -151,10 +146,6 @@ def _like(value: Number | None) -> Decomposition:
     return rule
 
 
-for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)):
-    DECOMPOSITIONS[f"{_name}_like.default"] = _like(_value)
-
-
 def _new(value: Number | None) -> Decomposition:
     def rule(
         e: Emit, x: Node, size: Sizes, *fill: Number, dtype: Dtype = None, layout: object = None, device: Device = None,
@@ -170,6 +161,7 @@ def _new(value: Number | None) -> Decomposition:
 
 
 for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None), ("full", None)):
+    DECOMPOSITIONS[f"{_name}_like.default"] = _like(_value)
     DECOMPOSITIONS[f"new_{_name}.default"] = _new(_value)
 
 

@@ -18,7 +18,7 @@ from kiln.graph.ops.creation import eager_device, iota, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
-from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, view_strides
 from kiln.symbolic import Int
@@ -59,9 +59,9 @@ def to_copy(
 ) -> Node:  # fmt: skip
     spec = x.tensor
     if device is not None and eager_device(device) != spec.device:
-        kwargs = {"device": eager_device(device), "dtype": dtype, "non_blocking": non_blocking}
-        moved = spec.with_view(spec.sizes, strides_for(e, spec, memory_format), 0)
-        there = type(spec)(dtype or spec.dtype, moved.sizes, moved.strides, 0, eager_device(device))
+        where = eager_device(device)
+        kwargs = {"device": where, "dtype": dtype, "non_blocking": non_blocking}
+        there = TensorSpec(dtype or spec.dtype, spec.sizes, strides_for(e, spec, memory_format), 0, where)
         return e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
     same = dtype is None or dtype is spec.dtype
     return relaid(e, copy(e, x) if same else e.convert(x, dtype or spec.dtype), strides_for(e, spec, memory_format))
@@ -187,24 +187,22 @@ def take(e: Emit, x: Node, index: Node) -> Node:
     return like_rank(e, e.node("index", flat, with_dims(e, index), axes=(0,)), index.tensor.rank)
 
 
-def _triangle(e: Emit, x: Node, diagonal: int, lower: bool) -> Node:
-    spec = x.tensor
-    rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)
-    columns = iota(e, spec.sizes[-1], torch.int64, spec.device)
-    right = e.pointwise("sub", columns, rows)
-    kept = e.pointwise("le" if lower else "ge", right, diagonal)
-    made = e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device))
-    return relaid(e, made, spec.with_sizes(spec.sizes).strides)
+def _triangle(comparison: str) -> Decomposition:
+    """Keeps elements whose distance to the right of the diagonal compares so with the argument."""
+
+    def rule(e: Emit, x: Node, diagonal: int = 0) -> Node:
+        spec = x.tensor
+        rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)
+        columns = iota(e, spec.sizes[-1], torch.int64, spec.device)
+        kept = e.pointwise(comparison, e.pointwise("sub", columns, rows), diagonal)
+        made = e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device))
+        return relaid(e, made, contiguous_strides(spec.sizes))
+
+    return rule
 
 
-@decompose("tril.default")
-def tril(e: Emit, x: Node, diagonal: int = 0) -> Node:
-    return _triangle(e, x, diagonal, True)
-
-
-@decompose("triu.default")
-def triu(e: Emit, x: Node, diagonal: int = 0) -> Node:
-    return _triangle(e, x, diagonal, False)
+DECOMPOSITIONS["tril.default"] = _triangle("le")
+DECOMPOSITIONS["triu.default"] = _triangle("ge")
 
 
 # Padding.
@@ -373,10 +371,8 @@ def scatter_reduce(
     e: Emit, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
     if reduce == "mean" or not include_self:
-        args = (x, dim, index, src, reduce)
-        return e.library(
-            "aten.scatter_reduce.two", args, {"include_self": include_self}, x.tensor.with_sizes(x.tensor.sizes)
-        )
+        args, kwargs = (x, dim, index, src, reduce), {"include_self": include_self}
+        return e.library("aten.scatter_reduce.two", args, kwargs, x.tensor.with_sizes(x.tensor.sizes))
     return _scatter(e, x, dim, index, src, REDUCE[reduce])
 
 
@@ -511,7 +507,6 @@ def repeat_interleave(
     source = reshaped(e, x, (x.tensor.numel(),)) if dim is None else x
     axis = axis_of(dim or 0, source.tensor.rank)
     sizes = source.tensor.sizes
-    spread = e.node(
-        "expand", e.node("unsqueeze", source, axis=axis + 1), sizes=(*sizes[: axis + 1], repeats, *sizes[axis + 1 :])
-    )
+    column = e.node("unsqueeze", source, axis=axis + 1)
+    spread = e.node("expand", column, sizes=(*sizes[: axis + 1], repeats, *sizes[axis + 1 :]))
     return e.node("reshape", spread, sizes=(*sizes[:axis], sizes[axis] * repeats, *sizes[axis + 1 :]))

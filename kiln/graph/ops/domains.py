@@ -64,7 +64,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 def refuse_dtype(name: str, args: Sequence[object], dtype: object) -> None:
     """Raise NotImplementedError where eager does; `dtype` is the argument of that name."""
-    kinds, nodes = REFUSED.get(name), [one for one in args if type(one) is Node]
+    kinds, nodes = REFUSED.get(name), [arg for arg in args if type(arg) is Node]
     if kinds is None or not nodes or isinstance(dtype, torch.dtype):
         return
     common = result_dtype(nodes)

@@ -13,6 +13,7 @@ from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
+from kiln.graph.prims.meta import preserved
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
@@ -29,9 +30,7 @@ def fresh(x: TensorSpec, sizes: tuple[Int, ...], dtype: torch.dtype | None = Non
 
 @library("sort.default", "sort.stable")
 def sort(e: Emit, x: Node, *args: object, **kwargs: object) -> Pair:
-    spec = x.tensor
-    strides = e.preserved_strides(spec)
-    values = spec.with_view(spec.sizes, strides, 0)
+    values = preserved(e.oracle, x.tensor)
     return values, values.with_dtype(torch.int64)
 
 
@@ -47,23 +46,19 @@ def topk(e: Emit, x: Node, k: Int, dim: int = -1, largest: bool = True, sorted: 
     return fresh(spec, sizes), fresh(spec, sizes, torch.int64)
 
 
-def _along(x: TensorSpec, dim: int, keepdim: bool) -> Pair:
-    """A value and its index, reduced along a dimension."""
-    sizes: tuple[Int, ...] = ()
-    if x.rank:
-        axis = axis_of(dim, x.rank)
-        sizes = (*x.sizes[:axis], *((1,) if keepdim else ()), *x.sizes[axis + 1 :])
-    return fresh(x, sizes), fresh(x, sizes, torch.int64)
+@library("mode.default", "median.dim", "nanmedian.dim")
+def mode(e: Emit, x: Node, dim: int = -1, keepdim: bool = False) -> Pair:
+    """A value and its index along a dimension."""
+    spec, sizes = x.tensor, x.tensor.sizes
+    if spec.rank:
+        axis = axis_of(dim, spec.rank)
+        sizes = (*sizes[:axis], *((1,) if keepdim else ()), *sizes[axis + 1 :])
+    return fresh(spec, sizes), fresh(spec, sizes, torch.int64)
 
 
 @library("kthvalue.default")
 def kthvalue(e: Emit, x: Node, k: Int, dim: int = -1, keepdim: bool = False) -> Pair:
-    return _along(x.tensor, dim, keepdim)
-
-
-@library("mode.default", "median.dim", "nanmedian.dim")
-def mode(e: Emit, x: Node, dim: int = -1, keepdim: bool = False) -> Pair:
-    return _along(x.tensor, dim, keepdim)
+    return mode(e, x, dim, keepdim)
 
 
 @library("median.default", "nanmedian.default")

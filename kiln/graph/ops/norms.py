@@ -18,7 +18,7 @@ from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import count, divided, mean_over, reduce, variance
-from kiln.graph.ops.registry import Effects, decompose, mutation
+from kiln.graph.ops.registry import Effects, Results, decompose, mutation
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.meta import format_strides, suggested_format
 from kiln.symbolic import Expr, Int, product
@@ -71,15 +71,15 @@ def layer_norm(
     axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
     y, middle, scale = standardised(e, wide(e, x), axes, eps)
     y = affine(e, y, wide_or_none(e, weight), wide_or_none(e, bias))
-    kept = statistics_dtype(spec, weight)
+    kept = _saved_dtype(x, weight)
     return contiguous(e, y, spec.dtype), e.convert(middle, kept), e.convert(scale, kept)
 
 
-def statistics_dtype(x: TensorSpec, weight: Maybe) -> torch.dtype:
-    """The dtype of the saved mean: on the CPU that of `x`, unless the weight differs; elsewhere the wide one."""
-    if x.device.type == "cpu" and (weight is None or weight.tensor.dtype is x.dtype):
-        return x.dtype
-    return OPMATH.get(x.dtype, x.dtype)
+def _saved_dtype(x: Node, *parameters: Maybe) -> torch.dtype:
+    """The dtype of returned statistics: on the CPU the input's, unless a parameter differs; elsewhere the wide one."""
+    dtype = x.tensor.dtype
+    alike = all(parameter is None or parameter.tensor.dtype is dtype for parameter in parameters)
+    return dtype if alike and x.tensor.device.type == "cpu" else OPMATH.get(dtype, dtype)
 
 
 def _project(e: Emit, grad: Node, y: Node, scale: Node, axes: tuple[int, ...]) -> Node:
@@ -142,6 +142,13 @@ def rms_norm_backward(
     return contiguous(e, to_x, spec.dtype) if output_mask[0] else None, like(e, to_weight, weight)
 
 
+def _in_format_of(e: Emit, x: Node, y: Node) -> Node:
+    """`y` in the dtype and memory format of `x`."""
+    spec = x.tensor
+    strides = format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides))
+    return relaid(e, e.convert(y, spec.dtype), strides)
+
+
 # Group norm: x is (n, channels, ...); a group is a run of channels.
 
 
@@ -150,14 +157,16 @@ def _grouped(e: Emit, x: Node, n: Int, group: int, rest: Int) -> Node:
     return wide(e, flat)
 
 
-def _per_channel(e: Emit, x: Maybe, rank: int) -> Maybe:
+def _column(e: Emit, x: Node, rank: int) -> Node:
     """A vector over channels (dimension 1) as a factor of a tensor of `rank`."""
-    if x is None:
-        return None
     y = wide(e, x)
     for _ in range(rank - 2):
         y = e.node("unsqueeze", y, axis=y.tensor.rank)
     return y
+
+
+def _per_channel(e: Emit, x: Maybe, rank: int) -> Maybe:
+    return None if x is None else _column(e, x, rank)
 
 
 @decompose("native_group_norm.default")
@@ -168,12 +177,8 @@ def group_norm(
     y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
     full = e.node("view", y, sizes=spec.sizes)
     full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
-    made = relaid(
-        e,
-        e.convert(full, spec.dtype),
-        format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides)),
-    )
-    kept = statistics_dtype(spec, weight)
+    made = _in_format_of(e, x, full)
+    kept = _saved_dtype(x, weight)
     flat = [e.convert(e.node("squeeze", x, axes=(2,)), kept) for x in (middle, scale)]
     return made, flat[0], flat[1]
 
@@ -207,21 +212,7 @@ def _channel_axes(x: TensorSpec) -> tuple[int, ...]:
     return (0, *range(2, x.rank))
 
 
-def _batch_format(e: Emit, x: Node, y: Node) -> Node:
-    spec = x.tensor
-    strides = format_strides(spec.sizes, suggested_format(e.oracle, spec.sizes, spec.strides))
-    return relaid(e, e.convert(y, spec.dtype), strides)
-
-
-def _saved_dtype(x: Node, *parameters: Maybe) -> torch.dtype:
-    """The dtype of returned statistics: on the CPU the input's, unless a parameter differs."""
-    dtype = x.tensor.dtype
-    alike = all(parameter is None or parameter.tensor.dtype is dtype for parameter in parameters)
-    return dtype if alike and x.tensor.device.type == "cpu" else OPMATH.get(dtype, dtype)
-
-
-def _saved_empty(e: Emit, x: Node, *parameters: Maybe) -> Node:
-    dtype = _saved_dtype(x, *parameters)
+def _empty(e: Emit, x: Node, dtype: torch.dtype) -> Node:
     return e.node("empty", sizes=(0,), strides=(1,), dtype=dtype, device=x.tensor.device)
 
 
@@ -237,22 +228,9 @@ def _normalise(e: Emit, x: Node, middle: Node, scale: Node, weight: Maybe, bias:
     source, shift = e.convert(x, kind), None if bias is None else e.convert(bias, kind)
     if x.tensor.device.type == "cpu":
         lift = p("mul", p("neg", middle), factor) if shift is None else p("fma", p("neg", middle), factor, shift)
-        return _batch_format(e, x, p("fma", source, _column(e, factor, rank), _column(e, lift, rank)))
+        return _in_format_of(e, x, p("fma", source, _column(e, factor, rank), _column(e, lift, rank)))
     y = p("mul", p("sub", source, _column(e, middle, rank)), _column(e, factor, rank))
-    return _batch_format(e, x, y if shift is None else p("add", y, _column(e, shift, rank)))
-
-
-def _column(e: Emit, x: Node, rank: int) -> Node:
-    made = _per_channel(e, x, rank)
-    assert made is not None
-    return made
-
-
-def batch_norm_inference(
-    e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, eps: float
-) -> Node:
-    scale = e.pointwise("rsqrt", e.pointwise("add", wide(e, running_var), eps))
-    return _normalise(e, x, wide(e, running_mean), scale, weight, bias)
+    return _in_format_of(e, x, y if shift is None else p("add", y, _column(e, shift, rank)))
 
 
 def _exact_dtype(x: TensorSpec) -> torch.dtype:
@@ -292,13 +270,13 @@ def batch_norm(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
     momentum: float, eps: float,
 ) -> Effects:  # fmt: skip
+    kept = _saved_dtype(x, weight, bias, running_mean, running_var)
     if not training:
         assert running_mean is not None and running_var is not None
-        made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-        saved = [_saved_empty(e, x, weight, bias, running_mean, running_var) for _ in range(2)]
-        return Effects((made, *saved))
+        scale = e.pointwise("rsqrt", e.pointwise("add", wide(e, running_var), eps))
+        made = _normalise(e, x, wide(e, running_mean), scale, weight, bias)
+        return Effects((made, _empty(e, x, kept), _empty(e, x, kept)))
     made, middle, scale, unbiased = batch_norm_training(e, x, weight, bias, eps)
-    kept = _saved_dtype(x, weight, bias, running_mean, running_var)
     writes: dict[int | str, Node] = {}
     if running_mean is not None:
         writes[3] = _moved(e, running_mean, middle, momentum)
@@ -317,9 +295,8 @@ def batch_norm_with_update(
 @decompose("_batch_norm_no_update.default")
 def batch_norm_no_update(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
-) -> tuple[Node, ...]:
-    results = batch_norm_no_training(e, x, weight, bias, running_mean, running_var, momentum, eps)
-    return (*results, e.node("empty", sizes=(0,), strides=(1,), dtype=torch.uint8, device=x.tensor.device))
+) -> Results:
+    return cudnn_batch_norm(e, x, weight, bias, running_mean, running_var, False, momentum, eps).results
 
 
 @decompose("batch_norm_backward.default")
@@ -335,19 +312,15 @@ def batch_norm_backward_any(
 @decompose("_native_batch_norm_legit.no_stats")
 def batch_norm_without(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
-) -> tuple[Node, Node, Node]:
-    made, middle, scale, _ = batch_norm_training(e, x, weight, bias, eps)
-    kept = _saved_dtype(x, weight, bias)
-    return made, e.convert(middle, kept), e.convert(scale, kept)
+) -> Results:
+    return batch_norm(e, x, weight, bias, None, None, True, momentum, eps).results
 
 
 @decompose("_native_batch_norm_legit_no_training.default")
 def batch_norm_no_training(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Node, running_var: Node, momentum: float, eps: float
-) -> tuple[Node, Node, Node]:
-    made = batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-    first, second = [_saved_empty(e, x, weight, bias, running_mean, running_var) for _ in range(2)]
-    return made, first, second
+) -> Results:
+    return batch_norm(e, x, weight, bias, running_mean, running_var, False, momentum, eps).results
 
 
 @mutation("cudnn_batch_norm.default")
@@ -357,8 +330,7 @@ def cudnn_batch_norm(
 ) -> Effects:  # fmt: skip
     effects = batch_norm(e, x, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
     assert isinstance(effects.results, tuple)
-    reserve = e.node("empty", sizes=(0,), strides=(1,), dtype=torch.uint8, device=x.tensor.device)
-    return Effects((*effects.results, reserve), effects.writes)
+    return Effects((*effects.results, _empty(e, x, torch.uint8)), effects.writes)
 
 
 @decompose("native_batch_norm_backward.default")
@@ -383,7 +355,7 @@ def batch_norm_backward(
             inside = p("sub", inside, _column(e, divided(e, total, number), rank))
             inside = p("sub", inside, p("mul", away, _column(e, slope, rank)))
         factor = scale if weight is None else p("mul", scale, e.convert(weight, kind))
-        to_x = _batch_format(e, x, p("mul", inside, _column(e, factor, rank)))
+        to_x = _in_format_of(e, x, p("mul", inside, _column(e, factor, rank)))
     kept = OPMATH.get(x.tensor.dtype, x.tensor.dtype) if weight is None else weight.tensor.dtype
     to_weight = e.convert(p("mul", along, scale), kept) if output_mask[1] else None
     to_bias = e.convert(total, kept) if output_mask[2] else None

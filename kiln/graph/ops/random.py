@@ -27,14 +27,10 @@ Sizes = Sequence[Int]
 
 
 def draw(
-    e: Emit,
-    distribution: str,
-    params: tuple[Attr, ...],
-    sizes: tuple[Int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Node:
-    return e.node("random", distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
+    e: Emit, distribution: str, params: tuple[Attr, ...], sizes: tuple[Int, ...], dtype: torch.dtype,
+    device: torch.device, *inputs: Node,
+) -> Node:  # fmt: skip
+    return e.node("random", *inputs, distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
 
 
 def refuse_generator(op: str, generator: object) -> None:
@@ -59,8 +55,8 @@ VALID: dict[str, Callable[..., bool]] = {
 
 
 def refuse_parameters(distribution: str, params: Sequence[object]) -> None:
-    """As eager; parameters that are symbols are not looked at."""
-    numbers = [one for one in params if isinstance(one, int | float)]
+    """As eager; symbolic parameters are not checked."""
+    numbers = [param for param in params if isinstance(param, int | float)]
     if len(numbers) == len(params) and not VALID[distribution](*numbers):
         raise RuntimeError(f"{distribution} does not take the parameters {tuple(params)}")
 
@@ -113,14 +109,8 @@ def bernoulli(e: Emit, x: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli", generator)
     require_chances(e, x, "bernoulli: every probability should be between 0 and 1")
     spec = x.tensor
-    attrs: dict[str, Attr] = {
-        "distribution": "bernoulli",
-        "params": (),
-        "sizes": spec.sizes,
-        "dtype": spec.dtype,
-        "device": spec.device,
-    }
-    return relaid(e, e.node("random", x, **attrs), e.preserved_strides(spec))
+    made = draw(e, "bernoulli", (), spec.sizes, spec.dtype, spec.device, x)
+    return relaid(e, made, e.preserved_strides(spec))
 
 
 @decompose("bernoulli.Tensor")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.convolution import Sizes, at, format_of, laid_out, pooled
+from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, laid_out, pooled
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.symbolic import Int
@@ -22,33 +22,23 @@ from kiln.tensor.spec import TensorSpec
     "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "upsample_bilinear2d.default",
     "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
     "upsample_nearest3d.default", "_upsample_nearest_exact3d.default", "upsample_trilinear3d.default",
+    "upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default",
 )  # fmt: skip
 def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
     spec = x.tensor
     return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
 
 
-@library("upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default")
-def upsample1d(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
-    return x.tensor.with_sizes((*x.tensor.sizes[:2], *output_size))
-
-
 @library(
     "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
     "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
     "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
+    "upsample_nearest1d_backward.default", "upsample_linear1d_backward.default",
 )  # fmt: skip
-def upsample2d_backward(
+def upsample_backward(
     e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
 ) -> TensorSpec:
     return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
-
-
-@library("upsample_nearest1d_backward.default", "upsample_linear1d_backward.default")
-def upsample1d_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
-) -> TensorSpec:
-    return grad.tensor.with_sizes(tuple(input_size))
 
 
 @library("im2col.default")
@@ -108,13 +98,10 @@ def image_pad(e: Emit, x: Node, padding: Sizes) -> TensorSpec:
     return laid_out(spec, tuple(sizes), format_of(e, spec))
 
 
-@library(
+library(
     "reflection_pad1d_backward.default", "reflection_pad2d_backward.default", "reflection_pad3d_backward.default",
     "replication_pad1d_backward.default", "replication_pad2d_backward.default", "replication_pad3d_backward.default",
-)  # fmt: skip
-def image_pad_backward(e: Emit, grad: Node, x: Node, padding: Sizes) -> TensorSpec:
-    spec = x.tensor
-    return laid_out(spec, spec.sizes, format_of(e, spec))
+)(input_gradient)  # fmt: skip
 
 
 # Grids.

@@ -12,7 +12,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.norms import wide
 from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axes_of
@@ -21,10 +21,6 @@ from kiln.graph.ops.sizes import axes_of
 def _fresh(e: Emit, y: Node, x: Node) -> Node:
     """Contiguous, as from eager's kernels."""
     return relaid(e, y, x.tensor.with_sizes(x.tensor.sizes).strides)
-
-
-def _wide(e: Emit, x: Node) -> Node:
-    return e.convert(x, OPMATH.get(x.tensor.dtype, x.tensor.dtype))
 
 
 def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
@@ -37,8 +33,8 @@ def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
 
 @decompose("_softmax.default")
 def softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
-    dtype, axes, wide = x.tensor.dtype, axes_of(dim, x.tensor.rank), _wide(e, x)
-    below, total = _exponentials(e, wide, axes)
+    dtype, axes = x.tensor.dtype, axes_of(dim, x.tensor.rank)
+    below, total = _exponentials(e, wide(e, x), axes)
     made = e.pointwise("div", e.pointwise("exp", below), total)
     return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
 
@@ -56,8 +52,8 @@ def safe_softmax(e: Emit, x: Node, dim: int, dtype: torch.dtype | None = None) -
 
 @decompose("_log_softmax.default")
 def log_softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
-    dtype, axes, wide = x.tensor.dtype, axes_of(dim, x.tensor.rank), _wide(e, x)
-    below, total = _exponentials(e, wide, axes)
+    dtype, axes = x.tensor.dtype, axes_of(dim, x.tensor.rank)
+    below, total = _exponentials(e, wide(e, x), axes)
     made = e.pointwise("sub", below, e.pointwise("log", total))
     return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
 
@@ -65,8 +61,8 @@ def log_softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
 @decompose("_softmax_backward_data.default")
 def softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     p, axes = e.pointwise, axes_of(dim, y.tensor.rank)
-    wide, out = _wide(e, grad), _wide(e, y)
-    scaled = p("mul", wide, out)
+    given, out = wide(e, grad), wide(e, y)
+    scaled = p("mul", given, out)
     total = reduce(e, "sum", scaled, axes, True)
     return _fresh(e, e.convert(p("sub", scaled, p("mul", out, total)), input_dtype), y)
 
@@ -74,6 +70,6 @@ def softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.
 @decompose("_log_softmax_backward_data.default")
 def log_softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     p, axes = e.pointwise, axes_of(dim, y.tensor.rank)
-    wide, out = _wide(e, grad), _wide(e, y)
-    total = reduce(e, "sum", wide, axes, True)
-    return _fresh(e, e.convert(p("sub", wide, p("mul", p("exp", out), total)), input_dtype), y)
+    given, out = wide(e, grad), wide(e, y)
+    total = reduce(e, "sum", given, axes, True)
+    return _fresh(e, e.convert(p("sub", given, p("mul", p("exp", out), total)), input_dtype), y)

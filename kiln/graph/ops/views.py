@@ -66,13 +66,11 @@ def t(e: Emit, x: TensorSpec) -> ViewSteps:
 @view("expand.default")
 def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = False) -> ViewSteps:
     missing = len(size) - x.rank
-    sizes = tuple(
-        [
-            x.sizes[i - missing] if i >= missing and isinstance(wanted, int) and wanted == -1 else wanted
-            for i, wanted in enumerate(size)
-        ]
-    )
-    return (("expand", {"sizes": sizes}),)
+    sizes = list(size)
+    for axis in range(max(missing, 0), len(size)):
+        if isinstance(sizes[axis], int) and sizes[axis] == -1:
+            sizes[axis] = x.sizes[axis - missing]
+    return (("expand", {"sizes": tuple(sizes)}),)
 
 
 @view("unsqueeze.default")
