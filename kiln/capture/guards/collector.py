@@ -39,6 +39,10 @@ _SEVERAL = (
 )
 DETAILED = frozenset(kind.value for kind in _SEVERAL)
 """Kinds that may occur several times on one source."""
+IDENTIFYING = tuple(
+    kind.value
+    for kind in (GuardKind.IS, GuardKind.FUNCTION_CODE, GuardKind.EQUALS, GuardKind.TYPE_IS, GuardKind.TENSOR)
+)
 ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
 
 
@@ -75,6 +79,10 @@ class GuardCollector:
     def asked(self, source: Source, kind: str) -> bool:
         """Whether this source object has a guard of `kind`, the value of a kind that occurs once per source."""
         return (id(source), kind, None) in self._guards
+
+    def asked_any(self, source: Source) -> bool:
+        """Whether a guard identifies the value at this source object."""
+        return any((id(source), kind, None) in self._guards for kind in IDENTIFYING)
 
     def __len__(self) -> int:
         return len(self._guards)

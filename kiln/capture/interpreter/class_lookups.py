@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar, final
 
-from kiln.runtime.guards.source import Source
+import torch
+
+from kiln.runtime.guards.source import ModuleGlobalSource, Source
 
 V = TypeVar("V")
 Found = tuple[type, Any]
 """The class that defines a name, and its entry in the class's dict."""
+
+
+TENSOR_CLASSES: dict[type, Source] = {
+    torch.Tensor: ModuleGlobalSource("torch", "Tensor"),
+    torch.nn.Parameter: ModuleGlobalSource("torch.nn.parameter", "Parameter"),
+}
+"""Paths to the classes of tensors that are made in a frame."""
 
 
 @final
@@ -20,8 +29,10 @@ class ClassLookups(Generic[V]):
 
     def __init__(self) -> None:
         self._found: dict[tuple[type, str], Found | None] = {}
-        self.sources: dict[type, Source] = {}
+        self.sources: dict[type, Source] = dict(TENSOR_CLASSES)
         """Paths to classes that the program named: instances made in the frame have no other."""
+        self.instances: dict[type, Source] = {}
+        """Paths to values of these classes, whose types are guarded."""
         self.guarded: set[type | tuple[type, str]] = set()
         """Special methods whose absence or identity is guarded; a class alone: its attribute lookup."""
         self.lacking: set[tuple[type, str]] = set()
@@ -50,6 +61,10 @@ class ClassLookups(Generic[V]):
                     break
             self._found[key] = found
             return found
+
+    def found(self) -> dict[tuple[type, str], Found | None]:
+        """All lookups and their results."""
+        return dict(self._found)
 
     def modules(self) -> set[str]:
         """The modules of all classes in the lookups."""

@@ -380,6 +380,7 @@ class CaptureState:
         source = value.source
         if source is not None and not self.guards.asked(source, TYPE_IS):
             self.guards.add(source, GuardKind.TYPE_IS, self.reference(kind), self.location())
+            self.classes.instances.setdefault(kind, source)
         return kind
 
     def reference(self, real: object) -> ObjectRef:

@@ -21,7 +21,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, settled, tensor_truth
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.symbolic.node import NumberTooLarge
 from kiln.symbolic.values import as_integer
@@ -89,6 +89,9 @@ def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> V
 def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """Recorded if a tensor is involved; symbolic numbers are computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
+        names = SPECIAL[function]
+        if any(replaced(s, left, name) for name in names[:-1]) or replaced(s, right, names[-1]):
+            return dispatch(s, function, left, right)
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if not (is_number(left) and is_number(right) and is_symbolic(function, left, right)):
@@ -274,7 +277,7 @@ def unary(s: CaptureState, function: Callable[[Any], object], value: Value) -> V
         if function is operator.pos or (function is operator.neg and value.python_type() is not bool):
             return s.wrap(function(value.node), None)
         return unary(s, function, settled(s, value))
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not replaced(s, value, UNARY[function]):
         return record(s, function, [value], {})
     return s.call_special(value, UNARY[function], [], {})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from kiln.capture.interpreter.alias_guards import alias_guards
+from kiln.capture.interpreter.class_guards import guard_lookups
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
@@ -33,6 +34,7 @@ def finish_guards(s: CaptureState) -> list[Guard]:
     for guard in s.recorder.env.guards:
         relation(s, str(guard.relation), names, guard.location)
     alias_guards(s)
+    guard_lookups(s)
     return s.guards.finish()
 
 

@@ -10,6 +10,7 @@ A path that begins with `#` is a digest of contents: the reader follows the guar
 
 from __future__ import annotations
 
+import collections
 import enum
 import hashlib
 import importlib
@@ -17,10 +18,12 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 CONTENT = "#"
-CODE, TWIN = "#code:", "#twin:"
+CODE, TWIN, FIELD = "#code:", "#twin:", "#field:"
+TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
+"""The type of the descriptors of a named tuple's fields."""
 TWIN_MARK = "_kiln_session"
 """Class attribute of the classes that `kiln.compile(module)` makes: the session."""
 
@@ -141,6 +144,8 @@ def reference_path(ref: ObjectRef) -> str:
     """The path to write for a reference: the contents of code, the import path of anything else."""
     if isinstance(ref.value, types.CodeType):
         return CODE + code_key(ref.value)
+    if type(ref.value) is TUPLE_GETTER:
+        return f"{FIELD}{field_index(ref.value)}"
     path = ref.path or path_of(ref.value)
     if not path and isinstance(ref.value, type) and TWIN_MARK in vars(ref.value):
         original = path_of(ref.value.__mro__[1])
@@ -157,7 +162,15 @@ def fits(path: str, value: object) -> bool:
     if path.startswith(TWIN):
         twin = isinstance(value, type) and TWIN_MARK in vars(value)
         return twin and path_of(value.__mro__[1]) == path.removeprefix(TWIN)  # type: ignore[attr-defined]
+    if path.startswith(FIELD):
+        return type(value) is TUPLE_GETTER and path == f"{FIELD}{field_index(value)}"
     return False
+
+
+def field_index(getter: object) -> int:
+    """Which item of a named tuple a descriptor reads."""
+    arguments: Any = getter.__reduce__()[1]
+    return int(arguments[0])
 
 
 def code_key(code: types.CodeType) -> str:

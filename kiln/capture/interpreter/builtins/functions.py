@@ -35,6 +35,7 @@ from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.runtime.guards.guard import GuardKind
 
 
 @handles(len)
@@ -102,7 +103,15 @@ def hasattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise
         return Constant(False)
+    guard_own_attr(s, args[0], args[1].constant(s))
     return Constant(True)
+
+
+def guard_own_attr(s: CaptureState, value: Value, name: str) -> None:
+    """Guard that an attribute that was found in the instance's dict is there."""
+    real = value.real() if not isinstance(value, Tensor) else value.original
+    if name in getattr(real, "__dict__", ()) and not isinstance(value, Class):
+        s.guard(value.source, GuardKind.HAS_ATTR, name)
 
 
 @handles(setattr)

@@ -90,6 +90,9 @@ class Class(Value):
         found = s.classes.lookup(cls, name)
         if found is not None:
             return self.own_attr(s, name, found[1])
+        hook = s.classes.lookup(type(cls), "__getattr__") if meta is None else None
+        if hook is not None and type(hook[1]) is types.FunctionType:
+            return s.class_attr(self, "__getattr__", hook[1]).call(s, [self, s.const(name)], {}, site)
         if meta is None:
             raise s.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
         return from_class(s, self, name, meta[1], site)
@@ -152,7 +155,9 @@ def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, 
     """A metaclass with a `__call__` of its own."""
     if issubclass(value.cls, enum.Enum):
         try:
-            return Constant(value.cls(*[arg.constant(s) for arg in args]))
+            member = value.cls(*[arg.constant(s) for arg in args])
+            path = value.source or s.classes.sources.get(value.cls)
+            return Constant(member, AttrSource(path, member.name) if path is not None else None)
         except ValueError as error:
             raise s.error(ValueError, *error.args) from None
     return s.class_attr(value, "__call__", function).call(s, [value, *args], kwargs)

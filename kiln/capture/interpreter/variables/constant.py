@@ -14,7 +14,7 @@ import torch
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import Source
+from kiln.runtime.guards.source import DictAttrSource, Source
 
 PLAIN = (int, float, bool, str, type(None), bytes, complex, type(...), type(NotImplemented), range, types.CodeType)
 TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -85,8 +85,14 @@ class Constant(Value):
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if isinstance(self.value, enum.Enum) and not callable(found := getattr(self.value, name, len)):
             self.constant(s)
-            return s.wrap(found, None)
+            return s.wrap(found, self._path_to(name))
         return super().get_attr(s, name, site)
+
+    def _path_to(self, name: str) -> Source | None:
+        """The path to an attribute of an enum member: `value` and `name` are properties."""
+        inner = {"value": "_value_", "name": "_name_"}.get(name, name)
+        there = self.source is not None and inner in vars(self.value)
+        return DictAttrSource(self.source, inner) if there and self.source is not None else None
 
     def emit(self, g: Codegen) -> None:
         g.const(self.value)

@@ -7,7 +7,6 @@ torch.max(x, 0).values item 0 of a struct sequence
 
 from __future__ import annotations
 
-import collections
 import functools
 import types
 from typing import Any
@@ -16,13 +15,19 @@ from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.variables.cached_function import CACHED, cached_method
 from kiln.capture.interpreter.variables.object import DESCRIPTORS, Object
 from kiln.capture.interpreter.variables.sequence import Sequence
-
-TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import TUPLE_GETTER, field_index
+from kiln.runtime.guards.source import AttrSource
 
 
 def tuple_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     inner = getattr(value, "native", None) or value
-    return inner.items(s)[raw.__reduce__()[1][0]] if isinstance(inner, Sequence) else None
+    if not isinstance(inner, Sequence):
+        return None
+    source = s.class_source(value)
+    if source is not None:
+        s.guard(AttrSource(source, name), GuardKind.IS, s.reference(raw))
+    return inner.items(s)[field_index(raw)]
 
 
 def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:

@@ -205,6 +205,15 @@ class FunctionTables:
     """The expectation of a guard on a function's code."""
 
 
+def expectation(s: CaptureState, function: types.FunctionType) -> object:
+    """What a guard on the code of `function` expects."""
+    known = s.part(FunctionTables).expectations
+    found = known.get(id(function))
+    if found is None:
+        found = known[id(function)] = function_expectation(function)
+    return found
+
+
 def interpreted_modules(s: CaptureState) -> frozenset[str]:
     """The modules of all functions and classes that were interpreted."""
     spaces = s.part(FunctionTables).namespaces.values()
@@ -277,11 +286,7 @@ class Function(Value):
         if not self._checked:
             assert self.original is not None
             self._checked = True
-            cache = s.part(FunctionTables).expectations
-            expected = cache.get(id(self.original))
-            if expected is None:
-                expected = cache[id(self.original)] = function_expectation(self.original)
-            s.guard(self.source, GuardKind.FUNCTION_CODE, expected)
+            s.guard(self.source, GuardKind.FUNCTION_CODE, expectation(s, self.original))
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         original = self.original

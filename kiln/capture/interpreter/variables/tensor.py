@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+import types
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
@@ -43,7 +44,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, Source
+from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, OffsetSource, Source
 
 
 def names(text: str) -> frozenset[str]:
@@ -51,7 +52,7 @@ def names(text: str) -> frozenset[str]:
 
 
 METADATA_ATTRIBUTES = names(
-    "shape dtype device ndim requires_grad layout is_leaf itemsize nbytes is_inference names is_cuda is_cpu is_meta "
+    "shape dtype device ndim requires_grad layout is_leaf itemsize nbytes names is_cuda is_cpu is_meta "
     "is_xpu is_mps is_vulkan is_ort is_xla is_sparse is_sparse_csr is_quantized is_nested is_mkldnn"
 )
 METADATA_METHODS = names(
@@ -75,6 +76,8 @@ IN_PLACE = frozenset(
 )  # fmt: skip
 """Names of operators, and of the methods behind them, that write to their first operand."""
 
+PLAIN_ENTRIES = (int, float, str, bool, type(None))
+"""Types of constants that a program may keep on a tensor's class."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -131,6 +134,8 @@ class Tensor(Value):
             if written is None:
                 raise s.error(AttributeError, f"'Tensor' object has no attribute '{name}'")
             return written
+        if replaced(s, self, name):
+            return s.model.get_attr(s, self, name, site)
         if name in METADATA_ATTRIBUTES:
             if name == "is_leaf":
                 s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
@@ -145,6 +150,7 @@ class Tensor(Value):
         found = s.classes.lookup(self.python_type(), name)
         if self.original is not None and name in self.original.__dict__:
             return s.wrap(self.original.__dict__[name], DictAttrSource(self.source, name) if self.source else None)
+        s.hides_nothing(self, name)
         if found is None:
             raise s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
         if not callable(found[1]):
@@ -162,23 +168,32 @@ class Tensor(Value):
         s.effects.note(TensorAttributeEffect(self, name))
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
+        if replaced(s, self, "__getitem__"):
+            return super().get_item(s, key, site)
         return record(s, operator.getitem, [self, key], {})
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        record(s, operator.setitem, [self, key, value], {})
+        if replaced(s, self, "__setitem__"):
+            super().set_item(s, key, value, site)
+        else:
+            record(s, operator.setitem, [self, key, value], {})
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        if replaced(s, self, "__iter__"):
+            return super().iterate(s, site)
         count = self.length(s)
         items = [record(s, operator.getitem, [self, s.const(i)], {}) for i in range(count)]
         return List(items).iterate(s)
 
     def length(self, s: CaptureState) -> int:
+        if replaced(s, self, "__len__"):
+            return super().length(s)
         if self.fake.dim() == 0:
             raise s.error(TypeError, "len() of a 0-d tensor")
         return int(self.fake.shape[0])
 
     def truth(self, s: CaptureState) -> bool:
-        return tensor_truth(s, self, "a truth test")
+        return super().truth(s) if replaced(s, self, "__bool__") else tensor_truth(s, self, "a truth test")
 
     def key(self, s: CaptureState) -> Token:
         return self
@@ -214,6 +229,24 @@ class RegionInputs:
     """Where calls changed tensors."""
     leaves: list[tuple[torch.Tensor, PastStep]] = field(default_factory=list)
     """Leaves that were made in the region, and where."""
+
+
+def replaced(s: CaptureState, value: Value, name: str) -> bool:
+    """Whether the program defines `name` on the class of a tensor, which otherwise is torch's; guarded either way."""
+    if not isinstance(value, Tensor):
+        return False
+    found = s.classes.lookup(value.python_type(), name)
+    return found is not None and defined_by_program(found[1])
+
+
+def defined_by_program(raw: Any) -> bool:
+    """Whether an entry of a tensor class's dict is neither a C function nor a Python function of torch."""
+    raw = raw.fget if type(raw) is property else raw
+    if type(raw) in (staticmethod, classmethod):
+        raw = raw.__func__
+    if type(raw) is types.FunctionType:
+        return str(raw.__globals__.get("__name__")).partition(".")[0] != "torch"
+    return type(raw) is property or type(raw) in PLAIN_ENTRIES
 
 
 def here(s: CaptureState) -> PastStep:
@@ -263,6 +296,10 @@ class TensorMethod(Value):
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
+            if name == "is_inference" and self.tensor.original is not None:
+                return s.const(self.tensor.original.is_inference())
+            if name == "storage_offset":
+                guard_offsets(s, self.tensor)
             return s.wrap(
                 getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None
             )
@@ -360,6 +397,14 @@ def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bo
     if changed is not None and any(tensor.fake.storage_view.storage is storage for tensor in inputs):
         found.append(changed.fake.requires_grad)
     return found
+
+
+def guard_offsets(s: CaptureState, tensor: Tensor) -> None:
+    """Guard where the inputs that share the tensor's storage begin."""
+    storage = tensor.fake.storage_view.storage
+    for found in s.part(RegionInputs).tensors:
+        if found.fake.storage_view.storage is storage:
+            s.guard(OffsetSource(found.source), GuardKind.EQUALS, found.real.storage_offset())
 
 
 def refuse_outside_gradients(s: CaptureState, tensor: Tensor, name: str) -> None:

@@ -1,0 +1,466 @@
+"""Compiled code notices what changed since it was compiled.
+
+Each program reads one thing; the test changes it between two calls and compares with eager.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import functools
+import types
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import pytest
+import torch
+
+import kiln
+
+X = torch.linspace(-2.0, 2.0, 5)
+
+
+@final
+@dataclass
+class Change:
+    """A program, and the change that its result depends on."""
+
+    program: Callable[..., Any]
+    change: Callable[[], Any]
+    arguments: tuple[Any, ...] = (X,)
+    undo: Callable[[], Any] = lambda: None
+
+
+Make = Callable[[], Change]
+CHANGES: dict[str, Make] = {}
+
+
+def change(make: Make) -> Make:
+    CHANGES[make.__name__] = make
+    return make
+
+
+def class_of(text: str, **scope: Any) -> Any:
+    """The class `C` that `text` defines, apart from those of other tests."""
+    exec(text, scope)
+    return scope["C"]
+
+
+@change
+def storage_offset() -> Change:
+    base = torch.arange(10.0)
+    views = [base[:5]]
+
+    def program(x: torch.Tensor) -> Any:
+        return x * views[0].storage_offset()
+
+    return Change(program, lambda: views.__setitem__(0, base[5:]))
+
+
+@change
+def storage_offset_of_a_view() -> Change:
+    base = torch.arange(10.0)
+    views = [base[:5]]
+
+    def program(x: torch.Tensor) -> Any:
+        return x + views[0][1:].storage_offset()
+
+    return Change(program, lambda: views.__setitem__(0, base[3:8]))
+
+
+@change
+def cache_that_is_not_cleared() -> Change:
+    scale = [2.0]
+
+    @functools.lru_cache
+    def factor(n: int) -> float:
+        return n * scale[0]
+
+    return Change(lambda x: x * factor(3), lambda: scale.__setitem__(0, 3.0))
+
+
+class Shape(abc.ABC):  # noqa: B024
+    pass
+
+
+def abc_and_class() -> tuple[Any, Any]:
+    base = class_of("import abc\nclass C(abc.ABC): pass")
+    cls = class_of("class C: pass")
+    return base, cls
+
+
+def patched_tensor(name: str, replacement: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+    own = torch.Tensor.__dict__.get(name)
+
+    def undo() -> None:
+        if own is not None:
+            setattr(torch.Tensor, name, own)
+        elif name in torch.Tensor.__dict__:
+            delattr(torch.Tensor, name)
+
+    return lambda: setattr(torch.Tensor, name, replacement), undo
+
+
+@change
+def tensor_method() -> Change:
+    patch, undo = patched_tensor("relu", lambda self: self * 3)
+    return Change(lambda x: x.relu(), patch, undo=undo)
+
+
+@change
+def tensor_method_of_torch_in_python() -> Change:
+    patch, undo = patched_tensor("norm", lambda self: self.sum() * 3)
+    return Change(lambda x: x * x.norm(), patch, undo=undo)
+
+
+@change
+def tensor_method_through_the_class() -> Change:
+    patch, undo = patched_tensor("relu", lambda self: self * 3)
+    return Change(lambda x: torch.Tensor.relu(x), patch, undo=undo)
+
+
+@change
+def tensor_operator() -> Change:
+    patch, undo = patched_tensor("__add__", lambda self, other: self * 3)
+    return Change(lambda x: x + 1, patch, undo=undo)
+
+
+@change
+def tensor_operator_reflected() -> Change:
+    patch, undo = patched_tensor("__rsub__", lambda self, other: self * 3)
+    return Change(lambda x: 1 - x, patch, undo=undo)
+
+
+@change
+def tensor_operator_in_place() -> Change:
+    patch, undo = patched_tensor("__iadd__", lambda self, other: self * 3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        x += 1
+        return x
+
+    return Change(program, patch, undo=undo)
+
+
+@change
+def tensor_getitem() -> Change:
+    patch, undo = patched_tensor("__getitem__", lambda self, key: self * 3)
+    return Change(lambda x: x[1:], patch, undo=undo)
+
+
+@change
+def tensor_unary() -> Change:
+    patch, undo = patched_tensor("__neg__", lambda self: self * 3)
+    return Change(lambda x: -x, patch, undo=undo)
+
+
+@change
+def tensor_comparison() -> Change:
+    patch, undo = patched_tensor("__gt__", lambda self, other: self * 3)
+    return Change(lambda x: x > 0, patch, undo=undo)
+
+
+@change
+def tensor_property() -> Change:
+    patch, undo = patched_tensor("ndim", property(lambda self: 7))
+    return Change(lambda x: x * x.ndim, patch, undo=undo)
+
+
+@change
+def tensor_metadata_method() -> Change:
+    patch, undo = patched_tensor("dim", lambda self: 7)
+    return Change(lambda x: x * x.dim(), patch, undo=undo)
+
+
+@change
+def tensor_method_of_the_program() -> Change:
+    patch, undo = patched_tensor("kiln_test_method", lambda self: self * 2)
+    patch()
+    return Change(
+        lambda x: x.kiln_test_method(),
+        lambda: setattr(torch.Tensor, "kiln_test_method", lambda self: self * 3),
+        undo=undo,
+    )
+
+
+@change
+def tensor_method_that_reads_state() -> Change:
+    scale = [2.0]
+    patch, undo = patched_tensor("relu", lambda self: self * scale[0])
+    patch()
+    return Change(lambda x: x.relu(), lambda: scale.__setitem__(0, 3.0), undo=undo)
+
+
+@change
+def tensor_has_a_name() -> Change:
+    patch, undo = patched_tensor("kiln_test_name", 1)
+    return Change(lambda x: x + 1 if hasattr(x, "kiln_test_name") else x - 1, patch, undo=undo)
+
+
+@change
+def result_has_a_name() -> Change:
+    patch, undo = patched_tensor("kiln_test_name", 1)
+    return Change(lambda x: x + 1 if hasattr(x * 2, "kiln_test_name") else x - 1, patch, undo=undo)
+
+
+@change
+def tensor_instance_has_a_name() -> Change:
+    held = [torch.ones(5)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if hasattr(held[0], "kiln_test_name") else x - 1
+
+    return Change(program, lambda: setattr(held[0], "kiln_test_name", 1))
+
+
+@change
+def tensor_instance_loses_a_name() -> Change:
+    held: list[Any] = [torch.ones(5)]
+    held[0].kiln_test_name = 1
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if hasattr(held[0], "kiln_test_name") else x - 1
+
+    return Change(program, lambda: delattr(held[0], "kiln_test_name"))
+
+
+@change
+def function_of_torch() -> Change:
+    own = torch.sin
+    return Change(
+        lambda x: torch.sin(x), lambda: setattr(torch, "sin", torch.cos), undo=lambda: setattr(torch, "sin", own)
+    )
+
+
+def setting(owner: Any, name: str) -> Change:
+    before = getattr(owner, name)
+    return Change(
+        lambda x: x + 1 if getattr(owner, name) else x - 1,
+        lambda: setattr(owner, name, not before),
+        undo=lambda: setattr(owner, name, before),
+    )
+
+
+@change
+def tf32_in_products() -> Change:
+    before = torch.backends.cuda.matmul.allow_tf32
+    return Change(
+        lambda x: x + 1 if torch.backends.cuda.matmul.allow_tf32 else x - 1,
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", not before),
+        undo=lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before),
+    )
+
+
+@change
+def precision_of_products() -> Change:
+    before = torch.get_float32_matmul_precision()
+    return Change(
+        lambda x: x + len(torch.get_float32_matmul_precision()),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        undo=lambda: torch.set_float32_matmul_precision(before),
+    )
+
+
+@change
+def field_of_a_named_tuple() -> Change:
+    pair = namedtuple("pair", "left right")
+    return Change(lambda x, p: x * p.left, lambda: setattr(pair, "left", property(lambda self: 7)), (X, pair(2, 3)))
+
+
+@change
+def fields_of_a_named_tuple_swapped() -> Change:
+    pair: Any = namedtuple("pair", "left right")
+
+    def swap() -> None:
+        pair.left, pair.right = pair.right, pair.left
+
+    return Change(lambda x, p: x * p.left, swap, (X, pair(2, 3)))
+
+
+def descriptor() -> tuple[Any, Any, Any]:
+    kind = class_of("class C:\n    def __get__(self, o, t): return 2.0")
+    owner = class_of("class C: pass")
+    owner.scale = kind()
+    instance = owner()
+    instance.__dict__["scale"] = 5.0
+    return kind, owner, instance
+
+
+@change
+def descriptor_gains_set() -> Change:
+    kind, _, instance = descriptor()
+    return Change(lambda x, o: x * o.scale, lambda: setattr(kind, "__set__", lambda s, o, v: None), (X, instance))
+
+
+@change
+def descriptor_loses_set() -> Change:
+    kind, _, instance = descriptor()
+    kind.__set__ = lambda self, o, v: None
+    return Change(lambda x, o: x * o.scale, lambda: delattr(kind, "__set__"), (X, instance))
+
+
+@change
+def class_attribute_gains_get() -> Change:
+    kind = class_of("class C:\n    def __init__(self): self.value = 2.0")
+    owner = class_of("class C: pass")
+    owner.part = kind()
+    other = kind()
+    other.value = 3.0
+    return Change(lambda x, o: x * o.part.value, lambda: setattr(kind, "__get__", lambda s, o, t: other), (X, owner()))
+
+
+@change
+def descriptor_changes_get() -> Change:
+    kind, owner, _ = descriptor()
+    return Change(lambda x, o: x * o.scale, lambda: setattr(kind, "__get__", lambda s, o, t: 3.0), (X, owner()))
+
+
+@change
+def descriptor_read_through_the_class() -> Change:
+    kind, owner, _ = descriptor()
+    return Change(lambda x: x * owner.scale, lambda: setattr(kind, "__get__", lambda s, o, t: 3.0))
+
+
+@change
+def metaclass_gains_a_property() -> Change:
+    meta = class_of("class C(type): pass")
+    cls = meta("Made", (), {"scale": 2.0})
+    return Change(lambda x: x * cls.scale, lambda: setattr(meta, "scale", property(lambda cls: 3.0)))
+
+
+@change
+def metaclass_gains_a_call() -> Change:
+    meta = class_of("class C(type): pass")
+    cls = meta("Made", (), {"scale": 2.0})
+    return Change(
+        lambda x: x * cls().scale,
+        lambda: setattr(meta, "__call__", lambda cls: types.SimpleNamespace(scale=3.0)),
+    )
+
+
+@change
+def metaclass_gains_a_getattr() -> Change:
+    meta = class_of("class C(type): pass")
+    cls = meta("Made", (), {})
+    return Change(lambda x: x * getattr(cls, "scale", 2.0), lambda: setattr(meta, "__getattr__", lambda cls, name: 3.0))
+
+
+@change
+def metaclass_gains_an_attribute() -> Change:
+    meta = class_of("class C(type): pass")
+    cls = meta("Made", (), {})
+    return Change(lambda x: x * getattr(cls, "scale", 2.0), lambda: setattr(meta, "scale", 3.0))
+
+
+@change
+def class_gains_an_attribute() -> Change:
+    cls = class_of("class C: pass")
+    return Change(lambda x: x * getattr(cls, "scale", 2.0), lambda: setattr(cls, "scale", 3.0))
+
+
+@change
+def base_class_replaced() -> Change:
+    first = class_of("class C:\n    scale = 2.0")
+    second = class_of("class C:\n    scale = 3.0")
+    cls = class_of("class C(Base): pass", Base=first)
+    return Change(lambda x, o: x * o.scale, lambda: setattr(cls, "__bases__", (second,)), (X, cls()))
+
+
+@change
+def init_that_appears() -> Change:
+    cls = class_of("class C:\n    scale = 2.0")
+
+    def init(self: Any) -> None:
+        self.scale = 3.0
+
+    return Change(lambda x: x * cls().scale, lambda: setattr(cls, "__init__", init))
+
+
+@change
+def new_that_appears() -> Change:
+    cls = class_of("class C:\n    scale = 2.0")
+    return Change(
+        lambda x: x * cls().scale,
+        lambda: setattr(cls, "__new__", lambda cls: types.SimpleNamespace(scale=3.0)),
+    )
+
+
+@change
+def call_that_appears() -> Change:
+    cls = class_of("class C: pass")
+    return Change(
+        lambda x, o: x + 1 if callable(o) else x - 1, lambda: setattr(cls, "__call__", lambda self: 1), (X, cls())
+    )
+
+
+@change
+def truth_that_appears() -> Change:
+    cls = class_of("class C: pass")
+    return Change(lambda x, o: x + 1 if o else x - 1, lambda: setattr(cls, "__bool__", lambda self: False), (X, cls()))
+
+
+@change
+def length_that_appears() -> Change:
+    cls = class_of("class C: pass")
+    return Change(lambda x, o: x + 1 if o else x - 1, lambda: setattr(cls, "__len__", lambda self: 0), (X, cls()))
+
+
+@change
+def equality_that_appears() -> Change:
+    cls = class_of("class C: pass")
+    a, b = cls(), cls()
+    return Change(
+        lambda x, a, b: x + 1 if a == b else x - 1,
+        lambda: setattr(cls, "__eq__", lambda self, other: True),
+        (X, a, b),
+    )
+
+
+@change
+def inference_tensor() -> Change:
+    held = [torch.ones(5)]
+    with torch.inference_mode():
+        other = torch.ones(5)
+    return Change(lambda x: x + 1 if held[0].is_inference() else x - 1, lambda: held.__setitem__(0, other))
+
+
+@change
+def value_of_an_enum() -> Change:
+    kind = enum.Enum("kind", {"A": 2})
+    return Change(lambda x: x * kind.A.value, lambda: setattr(kind.A, "_value_", 3))
+
+
+@change
+def value_of_an_enum_argument() -> Change:
+    kind = enum.Enum("kind", {"A": 2})
+    return Change(lambda x, k: x * k.value, lambda: setattr(kind.A, "_value_", 3), (X, kind.A))
+
+
+@change
+def attribute_of_an_enum() -> Change:
+    kind: Any = enum.Enum("kind", {"A": 2})
+    kind.A.scale = 2.0
+    return Change(lambda x, k: x * k.scale, lambda: setattr(kind.A, "scale", 3.0), (X, kind.A))
+
+
+@pytest.fixture
+def changed(request: pytest.FixtureRequest) -> Iterator[Change]:
+    made = CHANGES[request.param]()
+    yield made
+    made.undo()
+
+
+@pytest.mark.parametrize("changed", CHANGES, indirect=True)
+def test_a_change_is_noticed(changed: Change) -> None:
+    compiled = kiln.compile(changed.program)
+    for _ in range(3):  # the third call is on the fast path of the guards
+        assert_like_eager_on(compiled, changed)
+    changed.change()
+    assert_like_eager_on(compiled, changed)
+
+
+def assert_like_eager_on(compiled: Callable[..., Any], made: Change) -> None:
+    torch.testing.assert_close(compiled(*made.arguments), made.program(*made.arguments))
