@@ -239,3 +239,13 @@ def toolchain() -> Toolchain | None:
 def machine_name() -> str:
     """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
     return content_key(os.uname().machine, *sorted(cpu_flags()))
+
+
+@lru_cache(maxsize=1)
+def compiler_file() -> str:
+    """Which C++ compiler is installed, told by its file: starting it to ask takes longer than a warm start may."""
+    path = shutil.which("g++") or shutil.which("c++")
+    if path is None:
+        return "none"
+    facts = Path(path).stat()
+    return f"{Path(path).resolve()} {facts.st_size} {facts.st_mtime_ns}"

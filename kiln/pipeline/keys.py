@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kiln.build.cpp_compile import machine_name
+from kiln.build.cpp_compile import compiler_file, machine_name
 from kiln.pipeline.targets import gpu_names
 from kiln.runtime.bytecode_file import MAGIC
 from kiln.runtime.cache.key import KeyBuilder
@@ -25,7 +25,7 @@ def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
     """A key of versions, this compiler, the machine and the options; `label` says what is stored under it."""
     key = KeyBuilder(label).add("Python", f"{sys.version} {MAGIC}").add("torch", torch.__version__)
     key.add("Kiln", compiler_contents()).add("machine", machine_name()).add("target", repr(target))
-    key.add("GPUs", gpu_names())
+    key.add("GPUs", gpu_names()).add("C++ compiler", compiler_file())
     for name, value in asdict(options).items():
         if name not in WITHOUT_EFFECT:
             key.add(f"option {name}", repr(value))

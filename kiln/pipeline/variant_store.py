@@ -80,7 +80,7 @@ class VariantStore:
             return
         key = self.key(function, exits, arguments)
         base = key.digest()
-        free = (slot for slot in range(SLOTS) if not self.store.path("variant", slot_key(base, slot)).exists())
+        free = (slot for slot in range(SLOTS) if not self.store.has("variant", slot_key(base, slot)))
         self.store.put("variant", slot_key(base, next(free, SLOTS - 1)), data)
         remember(self.store, key)
         self.events.emit("saved", bytes=len(data))

@@ -16,6 +16,7 @@ import kiln
 from kiln.api.compile import session_of
 from kiln.report import Report
 from kiln.runtime.cache.bundle import pack
+from kiln.runtime.cache.private_folder import seal_key
 from kiln.runtime.cache.store import sealed
 from tests.persist.programs import PROGRAMS, pointwise, run
 
@@ -175,8 +176,9 @@ def test_damaged_files_are_misses(tmp_path: Path) -> None:
     x = torch.randn(4)
     assert loaded(pointwise, tmp_path, x)[1:] == (1, 0)
     (file,) = [one for one in (tmp_path / "variant").rglob("*") if one.is_file()]
-    data = file.read_bytes()
-    for bad in (b"", data[: len(data) // 2], data[:-1] + b"!", sealed(b"no bundle"), sealed(pack({"checks": b"{}"}))):
+    data, secret = file.read_bytes(), seal_key(tmp_path)
+    no_variants = [sealed(body, secret, "variant", file.name) for body in (b"no bundle", pack({"checks": b"{}"}))]
+    for bad in (b"", data[: len(data) // 2], data[:-1] + b"!", *no_variants):
         file.write_bytes(bad)
         result, *counts = loaded(pointwise, tmp_path, x)
         assert counts == [1, 0] and torch.equal(result, pointwise(x))

@@ -4,17 +4,21 @@
     store.put("kernel", key, data)          # a file kernel/ab/ab12...: written aside, then renamed
     store.get("kernel", key)                # the bytes, or None: absent, cut short and corrupted are all a miss
 
-An entry carries a header with its length and checksum, so a torn or flipped file is noticed, removed and counted as
-a miss. Nothing in an entry or in the layout of the folder names the folder: it can be moved or copied. Reading marks
-an entry as used; when the folder outgrows `max_bytes` the entries unused for longest go first. No locks: names
-follow from contents, so two writers of one key write the same thing.
+Folders are private (`private_folder.py`). An entry carries a seal over its kind, key and contents, made with the
+folder's secret key: a torn, altered, renamed or planted file is removed and counted as a miss. Nothing in an entry
+names the folder: it can be moved or copied. Reading marks an entry as used; when the folder outgrows `max_bytes` the
+entries unused for longest go first. No locks: names follow from contents, so two writers of one key write the same.
+
+A folder that is not safe or cannot be written is not used: one warning with a code, and every `get` is a miss.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
+import re
 import struct
 import tempfile
 import time
@@ -23,8 +27,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-MAGIC = b"KILN\x01\r\n\x00"
-HEADER = struct.Struct("<8sQ16s")
+from kiln.runtime.cache.private_folder import (
+    CacheNotWritten,
+    check_private,
+    close_to_others,
+    make_private,
+    open_private,
+    reason,
+    seal_key,
+    warn_once,
+)
+from kiln.support.errors import KilnError
+
+MAGIC = b"KILN\x02\r\n\x00"
+HEADER = struct.Struct("<8sQ32s")
+OWN_FILES = re.compile(r"[a-z]+/(..)/(\1[^./]*|tmp\w+\.part)")
+"""The files that a sweep may remove, relative to the folder: it may be one that holds other things too."""
 DEFAULT_MAX_BYTES = 4 << 30
 MARK_USED_AFTER = 3600.0
 SWEEP_EVERY_BYTES = 64 << 20
@@ -42,10 +60,15 @@ def content_key(*parts: bytes | str) -> str:
     return digest.hexdigest()
 
 
-def default_folder() -> Path:
-    """`kiln` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "kiln"
+def default_folder() -> Path | None:
+    """`kiln` in the user's cache folder; None for a user without a home folder."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "kiln"
+    try:
+        return Path.home() / ".cache" / "kiln"
+    except RuntimeError:  # an unknown user id
+        return None
 
 
 @final
@@ -59,63 +82,76 @@ class StoredEntry:
 
 
 class DiskStore:
-    """Entries by (kind, key); `kind` is the folder: "kernel", "library", "plan", "region"."""
+    """Entries by (kind, key); `kind` is the folder: "kernel", "library", "plan", "region". Without `folder`: none."""
 
-    def __init__(self, folder: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.folder = None if folder is None else Path(folder)
         self.max_bytes = max_bytes
         self._written = 0
+        self._key: bytes | None = None
+        self._refused = False
 
     def path(self, kind: str, key: str) -> Path:
+        assert self.folder is not None
         return self.folder / kind / key[:2] / key
+
+    def has(self, kind: str, key: str) -> bool:
+        """Is there an entry? It may be damaged."""
+        return self._open() is not None and self.path(kind, key).exists()
 
     def get(self, kind: str, key: str) -> bytes | None:
         """The contents, or None."""
-        path = self.path(kind, key)
-        try:
-            data = path.read_bytes()
-        except OSError:
+        secret = self._open()
+        data = self._read(kind, key) if secret is not None else None
+        if data is None or secret is None:
             return None
-        body = unsealed(data)
+        body = unsealed(data, secret, kind, key)
         if body is None:
-            _remove(path)
-            return None
-        self._mark_used(path)
+            _remove(self.path(kind, key))
         return body
 
     def put(self, kind: str, key: str, body: bytes) -> None:
         """Store the contents; does nothing where the folder cannot be written or is full: a cache may forget."""
-        with contextlib.suppress(OSError):
-            _write_aside(self.path(kind, key), sealed(body))
-            self._count(len(body))
+        secret = self._open()
+        if secret is None:
+            return
+        try:
+            self._write(kind, key, sealed(body, secret, kind, key))
+        except OSError as error:
+            self._report(CacheNotWritten(folder=self.folder, problem=reason(error)))
 
     def file(self, kind: str, name: str) -> Path | None:
         """The path of a file named after its contents (`put_file`), or None. For what must be opened by name."""
-        path = self.path(kind, name)
-        try:
-            intact = content_key(path.read_bytes()) == name
-        except OSError:
+        secret = self._open()
+        data = self._read(kind, name) if secret is not None else None
+        if data is None or secret is None:
             return None
-        if not intact:
-            _remove(path)
+        if not hmac.compare_digest(_file_name(data, secret), name):
+            _remove(self.path(kind, name))
             return None
-        self._mark_used(path)
-        return path
+        return self.path(kind, name)
 
     def put_file(self, kind: str, body: bytes) -> Path:
-        """Store the contents as they are, under their own key. Raises OSError where the folder cannot be written."""
-        path = self.path(kind, content_key(body))
-        _write_aside(path, body)
-        self._count(len(body))
-        return path
+        """Store the contents as they are, under a name made of them and the key of the folder.
+
+        Raises OSError where the folder is not used or cannot be written.
+        """
+        secret = self._open()
+        if secret is None:
+            raise FileNotFoundError("the cache folder is not used")
+        name = _file_name(body, secret)
+        self._write(kind, name, body)
+        return self.path(kind, name)
 
     def entries(self) -> Iterator[StoredEntry]:
         """Every file of the store; those that vanish meanwhile are left out."""
-        for folder, _, names in os.walk(self.folder):
+        for folder, _, names in os.walk(self.folder or ""):
             for name in names:
                 path = Path(folder, name)
+                if not OWN_FILES.fullmatch(os.path.relpath(path, self.folder)):
+                    continue
                 with contextlib.suppress(OSError):
-                    facts = path.stat()
+                    facts = path.lstat()
                     yield StoredEntry(path, facts.st_size, facts.st_mtime)
 
     def sweep(self) -> int:
@@ -141,34 +177,88 @@ class DiskStore:
             self._written = 0
             self.sweep()
 
-    def _mark_used(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > MARK_USED_AFTER:
+    def _open(self) -> bytes | None:
+        """The key of the folder, which is checked on first use; None where it is not used."""
+        if self._key is None and not self._refused and self.folder is not None:
+            try:
+                self._key = seal_key(self.folder)
+            except KilnError as problem:
+                self._refused = True
+                self._report(problem)
+        return self._key
+
+    def _report(self, problem: KilnError) -> None:
+        warn_once(problem.code, problem.render())
+
+    def _read(self, kind: str, key: str) -> bytes | None:
+        """The bytes of a private file, which is then marked as used; any other kind of file is removed."""
+        path = self.path(kind, key)
+        try:
+            opened = open_private(path)
+        except OSError:
+            return None
+        if opened is None:
+            _remove(path)
+            return None
+        descriptor, facts = opened
+        with os.fdopen(descriptor, "rb") as file, contextlib.suppress(OSError):
+            data = file.read() if facts.st_size <= self.max_bytes else None
+            if time.time() - facts.st_mtime > MARK_USED_AFTER:
                 os.utime(path)
+            return data
+        return None
+
+    def _write(self, kind: str, key: str, data: bytes) -> None:
+        path = self.path(kind, key)
+        for folder in (path.parent.parent, path.parent):
+            make_private(folder)
+            check_entry_folder(folder)
+        _write_aside(path, data)
+        self._count(len(data))
 
 
-def sealed(body: bytes) -> bytes:
-    """The contents behind a header by which damage is noticed."""
-    return HEADER.pack(MAGIC, len(body), hashlib.blake2b(body, digest_size=16).digest()) + body
+def check_entry_folder(folder: Path) -> None:
+    """Raises OSError where others may write into it or it is a link to elsewhere."""
+    try:
+        check_private(folder)
+    except KilnError as problem:
+        raise PermissionError(problem.reason) from problem
+    close_to_others(folder)
 
 
-def unsealed(data: bytes) -> bytes | None:
-    """The contents, or None when they are damaged or of another version."""
+def sealed(body: bytes, secret: bytes, kind: str, key: str) -> bytes:
+    """The contents behind a header that nobody can make who does not know the secret."""
+    return HEADER.pack(MAGIC, len(body), _seal(body, secret, kind, key)) + body
+
+
+def unsealed(data: bytes, secret: bytes, kind: str, key: str) -> bytes | None:
+    """The contents, or None when they were not sealed with this secret as this entry."""
     if len(data) < HEADER.size:
         return None
-    magic, length, digest = HEADER.unpack_from(data)
+    magic, length, seal = HEADER.unpack_from(data)
     body = data[HEADER.size :]
-    if magic != MAGIC or len(body) != length or hashlib.blake2b(body, digest_size=16).digest() != digest:
+    if magic != MAGIC or len(body) != length or not hmac.compare_digest(seal, _seal(body, secret, kind, key)):
         return None
     return body
 
 
+def _seal(body: bytes, secret: bytes, kind: str, key: str) -> bytes:
+    """BLAKE2b in its keyed mode, which is a message authentication code, over the entry's name and contents."""
+    digest = hashlib.blake2b(content_key(kind, key).encode(), key=secret, digest_size=32)
+    digest.update(body)
+    return digest.digest()
+
+
+def _file_name(body: bytes, secret: bytes) -> str:
+    return hashlib.blake2b(body, key=secret, digest_size=16).hexdigest()
+
+
 def _write_aside(path: Path, data: bytes) -> None:
     """Readers see the old file, the new file or none, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o600)  # whatever the umask
             file.write(data)
         os.replace(name, path)
     except BaseException:
