@@ -21,7 +21,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
-from kiln.graph.trace.log import Target, TorchCall
+from kiln.graph.trace.log import Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
@@ -128,17 +128,6 @@ def live_calls(calls: Sequence[TorchCall], outputs: Sequence[object]) -> list[To
             live.update([id(leaf) for leaf in leaves((call.args, call.kwargs))])
     kept.reverse()
     return kept
-
-
-def leaves(value: object) -> list[object]:
-    """What nested containers contain."""
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in leaves(item)]
-    if isinstance(value, dict):
-        return leaves(list(value.values()))
-    if isinstance(value, slice):
-        return [value.start, value.stop, value.step]
-    return [value]
 
 
 @final

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Generic, Literal, TypeVar, final
+from typing import Literal
 
 OperandRelation = Literal["shared", "moved", "own"]
-T = TypeVar("T")
 
 
 def usual_distance(distances: Iterable[int]) -> int:
@@ -43,33 +42,3 @@ def longest_run(start: int, end: int, period: int, repeats: Callable[[int, int],
             best = max(best, range(begin, item), key=len)
             begin = item - period + 1
     return best
-
-
-@final
-class Correspondence(Generic[T]):
-    """What an object of the template becomes in another occurrence; objects are told apart by identity.
-
-    The caller keeps the template alive.
-    """
-
-    __slots__ = ("_found",)
-
-    def __init__(self) -> None:
-        self._found: dict[int, T] = {}
-
-    def pair(self, old: T, new: T) -> bool:
-        """Let `new` stand for `old`; False if another object does so already."""
-        return self._found.setdefault(id(old), new) is new
-
-    def __setitem__(self, old: T, new: T) -> None:
-        self._found[id(old)] = new
-
-    def __contains__(self, old: T) -> bool:
-        return id(old) in self._found
-
-    def get(self, old: T) -> T | None:
-        return self._found.get(id(old))
-
-    def of(self, old: T) -> T:
-        """What stands for `old`; `old` itself if nothing does."""
-        return self._found.get(id(old), old)

@@ -9,7 +9,7 @@ User backends get it as an fx graph, a graph break truncates it, a restart repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -61,14 +61,21 @@ def target_name(target: Target) -> str:
 _SHORT = {"_operator": "operator", "torch._C._nn": "torch.nn.functional", "torch.nn.functional": "torch.nn.functional"}
 
 
-def leaves(value: object) -> Iterator[object]:
-    """Everything in nested containers."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, dict):
-        yield from leaves(list(value.values()))
+def leaves(value: object) -> list[object]:
+    """What nested containers contain."""
+    if isinstance(value, dict):
+        value = list(value.values())
     elif isinstance(value, slice):
-        yield from leaves((value.start, value.stop, value.step))
-    else:
-        yield value
+        value = [value.start, value.stop, value.step]
+    elif not isinstance(value, list | tuple):
+        return [value]
+    found: list[object] = []
+    for item in value:
+        if isinstance(item, CONTAINERS):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
+
+
+CONTAINERS = (list, tuple, dict, slice)

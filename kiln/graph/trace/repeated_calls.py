@@ -10,7 +10,7 @@ specs of the old. `support/repetition.py` explains repeated layers as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import final
 
 from kiln.graph.ir.build import CONSTANT
@@ -21,7 +21,6 @@ from kiln.graph.trace.log import TorchCall, leaves
 from kiln.graph.trace.replay import Successors
 from kiln.graph.trace.storage_view import FakeStorage, StorageView
 from kiln.support.location import Location
-from kiln.support.repetition import Correspondence
 
 UNIQUE = (Kind.EFFECT, Kind.NESTED)
 REBASED = "as_strided"
@@ -39,9 +38,9 @@ class CallCopies:
         self.log = log
         self.successors = successors
         self.possible = True
-        self._nodes: Correspondence[Node] = Correspondence()
-        self._views: Correspondence[StorageView] = Correspondence()
-        self._storages: Correspondence[FakeStorage] = Correspondence()
+        self._nodes: dict[Node, Node] = {}
+        self._views: dict[StorageView, StorageView] = {}
+        self._storages: dict[FakeStorage, FakeStorage] = {}
         self._outside: set[int] = set()
         self._behind: set[int] = set()
         own: set[int] = set()
@@ -60,8 +59,8 @@ class CallCopies:
 
     def _pair(self, old: StorageView, new: StorageView) -> None:
         self.possible &= (
-            self._nodes.pair(old.node, new.node)
-            and self._storages.pair(old.storage, new.storage)
+            self._nodes.setdefault(old.node, new.node) is new.node
+            and self._storages.setdefault(old.storage, new.storage) is new.storage
             and new.version == new.storage.version
             and old.node.spec == new.node.spec
         )
@@ -94,7 +93,8 @@ class CallCopies:
                 continue  # constants are shared
             if origin is None and old.origin is not None:
                 origin = Origin(old.origin.call, number, where, region=old.origin.region)
-            new = self._nodes[old] = Node(old.op, tuple(map(self._nodes.of, old.inputs)), old.attrs, old.spec, origin)
+            inputs = tuple([self._nodes.get(node, node) for node in old.inputs])
+            new = self._nodes[old] = Node(old.op, inputs, old.attrs, old.spec, origin)
             made.append(new)
         result = self._result(call.result)
         nodes = (len(self.log), len(self.log) + len(made))
@@ -119,12 +119,13 @@ class CallCopies:
             storage = self._storages.get(old.storage)
             if storage is None:
                 storage = self._storages[old.storage] = FakeStorage()
-            found = self._views[old] = StorageView(storage, self._nodes.of(old.node), old.spec, parent, old.step)
+            node = self._nodes.get(old.node, old.node)
+            found = self._views[old] = StorageView(storage, node, old.spec, parent, old.step)
             if old.storage.root is old:
                 storage.root = found
         return found
 
 
-def fakes_in(value: object) -> Iterator[FakeTensor]:
+def fakes_in(value: object) -> list[FakeTensor]:
     """All fakes in nested containers."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, FakeTensor))
+    return [leaf for leaf in leaves(value) if isinstance(leaf, FakeTensor)]

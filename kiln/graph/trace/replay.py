@@ -41,21 +41,19 @@ class Successors:
 
     def of(self, value: T) -> T:
         """The successor of a value, or the value."""
-        return cast(T, self._of(value))
-
-    def _of(self, value: object) -> object:
         found = self._found.get(id(value))
         if found is not None:
-            return found[1]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)._make([self._of(item) for item in value])  # type: ignore[attr-defined]
-        if type(value) is list or type(value) is tuple:
-            return type(value)([self._of(item) for item in value])
-        if type(value) is dict:
-            return {key: self._of(item) for key, item in value.items()}
-        if isinstance(value, slice):
-            return slice(self._of(value.start), self._of(value.stop), self._of(value.step))
-        return value
+            return found[1]  # type: ignore[return-value]
+        made: object = value
+        if isinstance(made, tuple) and hasattr(made, "_fields"):
+            made = type(made)._make([self.of(item) for item in made])  # type: ignore[attr-defined]
+        elif type(made) is list or type(made) is tuple:
+            made = type(made)([self.of(item) for item in made])
+        elif type(made) is dict:
+            made = {key: self.of(item) for key, item in made.items()}
+        elif isinstance(made, slice):
+            made = slice(self.of(made.start), self.of(made.stop), self.of(made.step))
+        return made  # type: ignore[return-value]
 
 
 class RunCall(Protocol):

@@ -19,10 +19,8 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
-from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.replay import Successors
 from kiln.runtime.guards.constant import same_constant
-from kiln.support.repetition import Correspondence
 
 UNCHANGING = (Builtin, PythonModule, Class)
 
@@ -35,8 +33,8 @@ class Pairing:
         self.fakes = Successors()
         self.constants: list[Value] = []
         self._tensors = tensors
-        self._new: Correspondence[FakeTensor] = Correspondence()
-        self._old: Correspondence[FakeTensor] = Correspondence()
+        self._new: dict[int, int] = {}
+        self._old: dict[int, int] = {}
 
     def pair(self, old: Value, new: Value) -> bool:
         """Whether `new` may stand for `old`."""
@@ -67,7 +65,8 @@ class Pairing:
 
     def pair_fakes(self, old: Tensor, new: Tensor) -> bool:
         """Let `new` stand for `old`; False if one of them has another partner."""
-        if not (self._new.pair(old.fake, new.fake) and self._old.pair(new.fake, old.fake)):
+        left, right = id(old.fake), id(new.fake)
+        if self._new.setdefault(left, right) != right or self._old.setdefault(right, left) != left:
             return False
         self.fakes.add(old.fake, new.fake)
         return True

@@ -130,8 +130,9 @@ def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     if module.source is not None:
         for name in HOOKS:
             s.guard(DictAttrSource(module.source, name), GuardKind.EMPTY_DICT)
-    if not s.part(ModuleTables).global_hooks:
-        s.part(ModuleTables).global_hooks = True
+    tables = s.part(ModuleTables)
+    if not tables.global_hooks:
+        tables.global_hooks = True
         for name in GLOBAL_HOOKS:
             s.guard(ModuleGlobalSource(torch_module.__name__, name), GuardKind.EMPTY_DICT)
     return False

@@ -354,7 +354,7 @@ class Symbolic(Value):
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     """A number from outside that becomes an input of the region."""
     s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
-    return Symbolic(s.recorder.add_scalar(real, input_name(s, source), source), source)
+    return Symbolic(s.recorder.add_scalar(real, input_name(s.part(RegionInputs), source), source), source)
 
 
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
@@ -455,20 +455,20 @@ def wrap_tensor(s: CaptureState, real: torch.Tensor, source: Source | None) -> V
 def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor:
     if source is None:
         return Tensor(s.recorder.add_constant(real), None, real)
-    fake = s.recorder.add_tensor(real, input_name(s, source), source, s.policy.dims(real, source))
-    value = Tensor(fake, source, real)
-    s.part(RegionInputs).by_fake[id(fake)] = value
-    s.part(RegionInputs).tensors.append(RegionInput(value.fake, source, real))
+    inputs = s.part(RegionInputs)
+    fake = s.recorder.add_tensor(real, input_name(inputs, source), source, s.policy.dims(real, source))
+    value = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
+    inputs.tensors.append(RegionInput(value.fake, source, real))
     return value
 
 
-def input_name(s: CaptureState, source: Source) -> str:
+def input_name(inputs: RegionInputs, source: Source) -> str:
     """The name of a placeholder: the argument's, or made from the path."""
     if isinstance(source, LocalSource):
         base = source.name
     else:
-        base = "_".join(words_of(source, s.part(RegionInputs).words))
-    taken = s.part(RegionInputs).names
+        base = "_".join(words_of(source, inputs.words))
+    taken = inputs.names
     taken[base] = taken.get(base, -1) + 1
     return f"{base}_{taken[base]}" if taken[base] else base
 
