@@ -68,12 +68,10 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     carried = [trace.used_inputs[index] for index in trace.carried_inputs]
     changed = [cast(FakeTensor, record.fake) for record in carried]
     results = [*trace.fake_outputs, *changed]
-    added = [Output(recorder.node_of(fake), None, True) for fake in changed]
-    pairs = enumerate([*trace.graph.outputs, *added])
-    tangent_of = [index for index, output in pairs if output.requires_grad and output.alias is None]
-    tangents = [
-        make_tangent(recorder, results[index], len(trace.inputs) + number) for number, index in enumerate(tangent_of)
-    ]
+    outputs = [*trace.graph.outputs, *[Output(recorder.node_of(fake), None, True) for fake in changed]]
+    tangent_of = [index for index, output in enumerate(outputs) if output.requires_grad and output.alias is None]
+    first = len(trace.inputs)
+    tangents = [make_tangent(recorder, results[index], first + at) for at, index in enumerate(tangent_of)]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
     roots, leaves = [results[index] for index in tangent_of], [record.leaf for record in wanted]
     found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
@@ -82,10 +80,8 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     positions = {id(record): index for index, record in enumerate(trace.used_inputs)}
     gradients = {positions[id(record)]: node for record, node in zip(wanted, made, strict=False) if node is not None}
     numbers = tuple([positions[id(record)] for record in carried])
-    outputs = [*trace.graph.outputs, *added]
-    graph, at = _assemble(
-        recorder, trace, outputs, numbers, [recorder.node_of(tangent) for tangent in tangents], gradients
-    )
+    tangent_nodes = [recorder.node_of(tangent) for tangent in tangents]
+    graph, at = _assemble(recorder, trace, outputs, numbers, tangent_nodes, gradients)
     grads = tuple([at.get(index) for index in range(len(positions))])
     return JointGraph(graph, len(positions), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
 

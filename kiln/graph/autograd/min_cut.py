@@ -47,13 +47,15 @@ class Sides:
     def __init__(self, joint: JointGraph) -> None:
         graph = joint.graph
         self.primals = graph.inputs[: joint.num_forward_inputs]
-        self.tangents = graph.inputs[joint.num_forward_inputs :]
+        self.tangents = joint.tangents
+        self.changing = {write.target for write in graph.writes} | {self.primals[index] for index in joint.carried}
+        """Inputs that the forward writes to."""
         self.backward = computed_from(graph.nodes, self.tangents)
         self.gradients = [output.value for output in graph.outputs[joint.num_forward_outputs :]]
-        roots = [output.value for output in joint.forward_outputs] + [write.value for write in graph.writes]
+        self.forward_roots = [output.value for output in joint.forward_outputs]
+        self.forward_roots += [write.value for write in graph.writes]
         self.effects = [node for node in graph.nodes if has_effect(node) and node not in self.backward]
-        self.forward_roots = roots
-        self.forward = needed_by(graph.nodes, [*roots, *self.effects])
+        self.forward = needed_by(graph.nodes, [*self.forward_roots, *self.effects])
         self.needed = self._crossing(graph.nodes)
         self.nodes = graph.nodes
         self.recomputed = self._recomputed()
@@ -141,9 +143,8 @@ class _CutNetwork:
         self.in_memory = in_memory | self.primals | depths.crossing
         self.kept = sides.read_by_libraries(backward=True)
         ends = {node for node in sides.nodes if node in self.kept or node.op.kind in KEPT_KINDS}
-        self.residual_sums = {
-            node for node in depths.needed_at_several(ends) & depths.crossing if not self.is_cheap(node)
-        }
+        sums = depths.needed_at_several(ends) & depths.crossing
+        self.residual_sums = {node for node in sums if not self.is_cheap(node)}
 
     def solve(self) -> set[Node]:
         queue = list(self.sides.needed)

@@ -20,14 +20,16 @@ from typing import final
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
+from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import nodes_between, symbols_of, with_inputs, without_dead_code
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.symbolic import ShapeEnv, Symbol
-from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 SavedValue = SavedTensor | SymbolBinding
 
@@ -60,9 +62,7 @@ class Partition:
             num_outputs=first,
             carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
             saved=self.saved,
-            tangents=tuple(
-                [Tangent(output, spec) for output, spec in zip(self.tangent_of, self.tangent_specs, strict=True)]
-            ),
+            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
         )
 
@@ -121,14 +121,13 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
     inputs = {node: index for index, node in enumerate(sides.primals)}
     outputs = list(joint.forward_outputs)
     numbers = {output.value: index for index, output in reversed(list(enumerate(outputs))) if output.alias is None}
-    changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
     saved: list[SavedTensor] = []
     copies: list[Node] = []
     for node in kept:
-        if node in inputs and node not in changing:
+        if node in inputs and node not in sides.changing:
             saved.append(SavedTensor("input", inputs[node]))
             continue
-        if node in changing:
+        if node in sides.changing:
             node = copy_of(node)
             copies.append(node)
         if node not in numbers:
@@ -151,12 +150,11 @@ def copy_of(node: Node) -> Node:
 
 def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
     """The backward on the saved values, and the symbols that it needs as numbers."""
-    changing = {write.target for write in joint.graph.writes} | {sides.primals[index] for index in joint.carried}
     nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
-    made = _InputList()
+    made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
-        spec = node.tensor.with_sizes(node.tensor.sizes) if node in changing else node.spec
+        spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.changing else node.spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
     symbols = _missing_symbols(nodes, [*new.values(), *sides.tangents]) if may_have_symbols(joint.env) else []
     for symbol in symbols:
@@ -189,18 +187,6 @@ def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
                 order[stack.pop()] = None
     order.update(dict.fromkeys(nodes))
     return list(order)
-
-
-class _InputList:
-    """The inputs of a graph that is being built."""
-
-    def __init__(self) -> None:
-        self.inputs: list[Node] = []
-
-    def input(self, name: str, spec: Spec) -> Node:
-        made = Node(PRIMS["input"], (), {"index": len(self.inputs), "name": name}, spec)
-        self.inputs.append(made)
-        return made
 
 
 def gradient_outputs(

@@ -23,7 +23,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import computed_from, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import ShapeEnv
-from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.tensor.spec import TensorSpec
 
 
 def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozenset[int]]:
@@ -52,7 +52,6 @@ class _WithoutTangents:
         self.new: dict[Node, Node] = {}
         for node in old.inputs:
             if node not in missing:
-                assert isinstance(node.spec, TensorSpec | ScalarSpec)
                 self.new[node] = self.builder.input(node.attrs["name"], node.spec)
         for node in missing:
             self.new[node] = self.zeros(node.tensor)
@@ -79,14 +78,14 @@ class _WithoutTangents:
         spec = node.tensor
         if (kept.tensor.dtype, kept.tensor.sizes) != (spec.dtype, spec.sizes):
             return None
-        made = self.new[kept]
-        return (
-            made if made.tensor == spec else self.builder.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
-        )
+        return self.relaid(self.new[kept], spec)
 
     def zeros(self, spec: TensorSpec) -> Node:
         number = self.builder.constant(0.0, spec.dtype, spec.device)
         made = self.builder.add(PRIMS["full"], (number,), {"sizes": spec.sizes}, spec.with_sizes(spec.sizes))
-        return (
-            made if made.tensor == spec else self.builder.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)
-        )
+        return self.relaid(made, spec)
+
+    def relaid(self, made: Node, spec: TensorSpec) -> Node:
+        if made.tensor == spec:
+            return made
+        return self.builder.add(PRIMS["clone"], (made,), {"strides": spec.strides}, spec)

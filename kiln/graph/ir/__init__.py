@@ -10,18 +10,6 @@ from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
 
 __all__ = [
-    "Alias",
-    "Arg",
-    "Builder",
-    "Graph",
-    "Node",
-    "Origin",
-    "Output",
-    "Write",
-    "block_key",
-    "fingerprint",
-    "graph_text",
-    "interpret",
-    "parse_graph",
-    "verify",
-]
+    "Alias", "Arg", "Builder", "Graph", "Node", "Origin", "Output", "Write", "block_key", "fingerprint", "graph_text",
+    "interpret", "parse_graph", "verify",
+]  # fmt: skip

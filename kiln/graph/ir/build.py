@@ -20,7 +20,7 @@ from kiln.graph.prims.meta import META
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Prim
 from kiln.symbolic import Expr
-from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
+from kiln.tensor.spec import SizeOracle, Spec, TensorSpec
 
 Number = int | float | bool | complex
 
@@ -39,7 +39,7 @@ class Builder:
         self.nodes: list[Node] = []
         self._constants: dict[Hashable, Node] = {}
 
-    def input(self, name: str, spec: TensorSpec | ScalarSpec) -> Node:
+    def input(self, name: str, spec: Spec) -> Node:
         """The next argument of the graph."""
         made = Node(INPUT, (), {"index": len(self.inputs), "name": name}, spec)
         self.inputs.append(made)

@@ -49,7 +49,7 @@ def interpret(
     symbols: Mapping[Symbol, int] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
 ) -> GraphRun:
-    """GraphRun `graph` on `inputs`; `constants` are the tensors of `constant_tensor` nodes by key."""
+    """Run `graph` on `inputs`; `constants` are the tensors of `constant_tensor` nodes by key."""
     walk = Interpreter(dict(symbols or {}), constants or {})
     return walk.run(graph, inputs)
 
@@ -180,15 +180,6 @@ def _run_library(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
     return tuple(result) if isinstance(result, list) else result
 
 
-def _run_item(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
-    results, index = cast(Sequence[RuntimeValue], inputs[0]), cast(int, node.attrs["index"])
-    return results[index]
-
-
-def _run_constant_tensor(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
-    return walk.constants[node.attrs["key"]]
-
-
 def _run_scalar_tensor(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
     made: torch.Tensor = torch.tensor(inputs[0], dtype=node.attrs["dtype"], device=node.attrs["device"])
     return made
@@ -198,19 +189,11 @@ def _nested(walk: Interpreter, graph: Graph, inputs: Iterable[RuntimeValue]) -> 
     return Interpreter(dict(walk.symbols), walk.constants).run(graph, list(inputs)).outputs
 
 
-def _run_cond(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
-    return _nested(walk, node.attrs["true" if bool(inputs[0]) else "false"], inputs[1:])
-
-
 def _run_while(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
     state = tuple(inputs)
     while bool(_nested(walk, node.attrs["test"], state)[0]):
         state = _nested(walk, node.attrs["body"], state)
     return state
-
-
-def _run_region(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
-    return _nested(walk, node.attrs["body"], inputs)
 
 
 def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
@@ -226,11 +209,11 @@ def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeV
 WALKERS: dict[str, Callable[[Interpreter, Node, Values], RuntimeValue]] = {
     "aten": _run_library,
     "opaque": _run_library,
-    "item": _run_item,
-    "constant_tensor": _run_constant_tensor,
+    "item": lambda walk, node, inputs: cast(Sequence[RuntimeValue], inputs[0])[node.attrs["index"]],
+    "constant_tensor": lambda walk, node, inputs: walk.constants[node.attrs["key"]],
     "scalar_tensor": _run_scalar_tensor,
-    "cond": _run_cond,
+    "cond": lambda walk, node, inputs: _nested(walk, node.attrs["true" if inputs[0] else "false"], inputs[1:]),
     "while_loop": _run_while,
-    "region": _run_region,
+    "region": lambda walk, node, inputs: _nested(walk, node.attrs["body"], inputs),
     "local_scalar": _run_local_scalar,
 }

@@ -16,7 +16,7 @@ Values are numbered in order; a nested graph starts again at 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -117,7 +117,7 @@ def origin_text(origin: Origin) -> str:
 def value_text(value: Attr, inputs: list[str], nested: list[Graph]) -> str:
     """The text of an attribute."""
     if isinstance(value, tuple):
-        inside = join(value_text(part, inputs, nested) for part in value)
+        inside = ", ".join(value_text(part, inputs, nested) for part in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Graph):
         nested.append(value)
@@ -130,10 +130,6 @@ def value_text(value: Attr, inputs: list[str], nested: list[Graph]) -> str:
     if writer is None:
         raise TypeError(f"attributes cannot be of type {type(value).__name__}: {value!r}")
     return writer(value)
-
-
-def join(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
 
 
 def _complex_text(value: complex) -> str:

@@ -91,7 +91,7 @@ IN_LOOPS = frozenset({
 BY_ELEMENT = frozenset({Kind.POINTWISE, Kind.DATA_MOVEMENT})
 """Ops that can write their elements anywhere."""
 BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
-"""Views of memory rather than of elements."""
+"""Views of memory rather than of elements: their results depend on the strides of the input."""
 
 
 @final

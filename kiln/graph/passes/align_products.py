@@ -73,8 +73,7 @@ class ProductAligner:
             product = self.products.get(old)
             self.new[old] = self.same(old) if product is None else self.aligned(product)
             if old in self.followed:
-                padded = self.padded(self.followed[old])
-                self.new[old] = self.sliced(padded, old.tensor.sizes)
+                self.new[old] = self.sliced(self.padded(self.followed[old]), old.tensor.sizes)
         return rebuilt(self.graph, self.builder.nodes, self.new)
 
     def same(self, old: Node) -> Node:
@@ -109,9 +108,8 @@ class ProductAligner:
             old = value.tensor.sizes
             if size != old[axis]:
                 rest = (*old[:axis], size - old[axis], *old[axis + 1 :])
-                value = self.builder.node(
-                    "cat", value, self.builder.node("full", self.zero(value), sizes=rest), axis=axis
-                )
+                zeros = self.builder.node("full", self.zero(value), sizes=rest)
+                value = self.builder.node("cat", value, zeros, axis=axis)
         return value
 
     def copied(self, value: Node, sizes: Sequence[Int]) -> Node:

@@ -69,7 +69,7 @@ def through(original: TensorSpec, middle: torch.dtype, last: torch.dtype) -> tor
 # pow(x, 2) => x * x differs in the last bit; x / 3 => x * (1/3) rounds twice.
 # fmt: off
 ARITHMETIC = RuleSet(
-    #    name                 pattern                                replacement      only if
+    #           name             pattern                                replacement      only if
     RewriteRule("neg_neg",           op.neg(op.neg(x)),                     x),
     RewriteRule("abs_abs",           op.abs(op.abs(x)),                     op.abs(x)),
     RewriteRule("abs_neg",           op.abs(-x),                            op.abs(x),       is_floating),
@@ -104,6 +104,6 @@ ARITHMETIC = RuleSet(
     RewriteRule("or_false",          op.bitwise_or(x, False),               x,               has_dtype("x", torch.bool)),
     RewriteRule("convert_same",      op.convert(x, dtype=attr("d")),        x),
     RewriteRule("convert_convert",   op.convert(op.convert(x, dtype=attr("m")), dtype=attr("d")),
-                              op.convert(x, dtype=computed(through, "x", "m", "d"))),
+                                                                         op.convert(x, dtype=computed(through, "x", "m", "d"))),
 )
 # fmt: on

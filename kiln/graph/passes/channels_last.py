@@ -39,12 +39,13 @@ from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import LIBRARY
+from kiln.graph.passes.align_costs import BOUND_VIEWS
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import format_strides
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Int, evaluate, product
-from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
+from kiln.tensor.spec import Spec, TensorSpec
 
 CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 
@@ -66,8 +67,6 @@ FOLLOWING = frozenset({
 
 FOLLOWING_KINDS = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN})
 FOLLOWING_OPS = frozenset({"clone", "reshape", "cat", "pad", "flip", "gather", "index", "full", "item"})
-BOUND_VIEWS = frozenset({"as_strided", "view_dtype"})
-"""Views whose result depends on the strides of their input."""
 
 LEAST_ELEMENTS = 1 << 17
 """Of all arguments and results of convolutions: below this nothing is gained."""
@@ -111,16 +110,14 @@ def is_candidate(node: Node) -> bool:
     """Whether it is a 2-d convolution, not transposed, in a dtype for this layout."""
     if node.attrs["target"] not in IMAGES:
         return False
-    spec = images_of(node)[-1].tensor
-    transposed = node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
+    specs = [image.tensor for image in images_of(node)]
+    spec, transposed = specs[-1], node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
     return (
         spec.rank == 4
         and spec.dtype in DTYPES.get(spec.device.type, ())
         and transposed is False
         and 0 not in spec.sizes
-        and any(
-            image.tensor.strides != format_strides(image.tensor.sizes, "channels_last") for image in images_of(node)
-        )
+        and any(image.strides != format_strides(image.sizes, "channels_last") for image in specs)
     )
 
 
@@ -170,9 +167,7 @@ class Relayout:
         """`node` on the new inputs."""
         inputs = tuple([self.new[value] for value in node.inputs])
         if node in self.chosen:
-            count = IMAGES[node.attrs["target"]]
-            if wants_weight(node):
-                count += 1
+            count = IMAGES[node.attrs["target"]] + wants_weight(node)
             inputs = (*map(self.entered, inputs[:count]), *inputs[count:])
         elif all(new.spec == old.spec for new, old in zip(inputs, node.inputs, strict=True)):
             return self.emit.append(with_inputs(node, inputs))
@@ -207,9 +202,7 @@ class Relayout:
 
     def _restore(self, old: Node, new: Node) -> Node:
         if old.op.kind is Kind.VIEW or isinstance(old.spec, tuple):
-            return self.emit.append(
-                Node(old.op, tuple(map(self.restored, old.inputs)), old.attrs, old.spec, old.origin)
-            )
+            return self.emit.append(with_inputs(old, tuple(map(self.restored, old.inputs))))
         return self.copied(new, old.tensor.strides)
 
     def laid_out(self, node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -261,14 +254,10 @@ def library_step(emit: Emit, node: Node, inputs: tuple[Node, ...]) -> Node:
     return emit.add(node.op, inputs, node.attrs, LIBRARY[node.attrs["target"]](emit, *args, **kwargs))
 
 
-def same_values(new: Spec, old: Spec) -> bool:
+def same_values(new: Spec | None, old: Spec | None) -> bool:
     """Whether only strides differ."""
     if isinstance(new, TensorSpec) and isinstance(old, TensorSpec):
         return (new.dtype, new.sizes, new.device) == (old.dtype, old.sizes, old.device)
     if isinstance(new, tuple) and isinstance(old, tuple):
-        return len(new) == len(old) and all(map(same_part, new, old))
+        return len(new) == len(old) and all(map(same_values, new, old))
     return new == old
-
-
-def same_part(new: TensorSpec | ScalarSpec | None, old: TensorSpec | ScalarSpec | None) -> bool:
-    return new is old if new is None or old is None else same_values(new, old)

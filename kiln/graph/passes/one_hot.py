@@ -110,11 +110,8 @@ def number_of(builder: Builder, node: Node, uniform: Uniform) -> Node | None:
     def number(value: float, dtype: torch.dtype) -> Node:
         return builder.constant(value, dtype, spec.device)
 
-    inside = builder.node(
-        "bitwise_and",
-        builder.node("ge", row.target, number(0, spec.dtype)),
-        builder.node("lt", row.target, number(length, spec.dtype)),
-    )
+    above = builder.node("ge", row.target, number(0, spec.dtype))
+    inside = builder.node("bitwise_and", above, builder.node("lt", row.target, number(length, spec.dtype)))
     if row.condition is not None:
         inside = builder.node("bitwise_and", inside, row.condition)
     made = builder.node("where", inside, row.value, number(0.0, row.value.tensor.dtype))

@@ -3,7 +3,7 @@
     x, k = var("x"), const("k")
     RewriteRule("neg_neg", -(-x), x)
     RewriteRule("permute_permute", op.permute(op.permute(x, dims=attr("p")), dims=attr("q")),
-                            op.permute(x, dims=computed(compose, "p", "q")))
+                                   op.permute(x, dims=computed(compose, "p", "q")))
 
 In a pattern, `var` matches any value (for equal names, the same node), a number every uniform value equal to it,
 `const` any uniform value, `attr` any attribute. Commutative ops match in both orders. A replacement is only made if it
@@ -105,16 +105,7 @@ class Apply(Pattern):
     attrs: tuple[tuple[str, AttrPattern], ...] = ()
 
 
-def var(name: str) -> Var:
-    return Var(name)
-
-
-def const(name: str) -> ConstVar:
-    return ConstVar(name)
-
-
-def attr(name: str) -> AttrVar:
-    return AttrVar(name)
+var, const, attr = Var, ConstVar, AttrVar
 
 
 def computed(function: Callable[..., Attr], *names: str) -> Computed:

@@ -30,9 +30,7 @@ class SeparateOutputs:
         taken: set[Node] = set()
         copies: list[Node] = []
         outputs = list(graph.outputs)
-        shared = {
-            alias.index for alias in [output.alias for output in outputs] if alias is not None and alias.of == "output"
-        }
+        shared = {output.alias.index for output in outputs if output.alias and output.alias.of == "output"}
         for index, output in enumerate(outputs):
             if output.alias is not None:
                 continue
@@ -44,8 +42,7 @@ class SeparateOutputs:
             taken.add(base)
         if not copies:
             return graph, 0
-        nodes = [*graph.nodes, *copies]
-        return Graph(graph.inputs, nodes, tuple(outputs), graph.writes, graph.name), len(copies)
+        return replace(graph, nodes=[*graph.nodes, *copies], outputs=tuple(outputs)), len(copies)
 
 
 def shared_views(graph: Graph) -> set[Node]:
@@ -68,10 +65,8 @@ def is_outside(node: Node) -> bool:
 
 def fresh_copy(node: Node) -> Node:
     """The same value in the same layout."""
-    spec = node.tensor
-    return Node(
-        PRIMS["clone"], (node,), {"strides": spec.strides}, spec.with_view(spec.sizes, spec.strides, 0), node.origin
-    )
+    spec = replace(node.tensor, offset=0)
+    return Node(PRIMS["clone"], (node,), {"strides": spec.strides}, spec, node.origin)
 
 
 def copied_with_base(node: Node) -> list[Node]:

@@ -46,7 +46,7 @@ SELECT = {"axis": axis, "index": index}
 # A replacement with other strides or offset does not apply (`can_replace`), as readers depend on them.
 # fmt: off
 VIEWS = RuleSet(
-    #    name                     pattern                                                   replacement      only if
+    #           name                     pattern                                                   replacement      only if
     RewriteRule("permute_permute",       op.permute(op.permute(x, dims=p), dims=q),                op.permute(x, dims=computed(compose, "p", "q"))),
     RewriteRule("permute_nothing",       op.permute(x, dims=p),                                    x),
     RewriteRule("view_view",             op.view(op.view(x), sizes=q),                             op.view(x, sizes=q)),

@@ -58,13 +58,16 @@ def fallback_handler(op: OpOverload) -> Handler:
     return _fake_handler(kernel) if kernel is not None else _probing_handler
 
 
+def written_arguments(op: OpOverload) -> list[str]:
+    return [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+
+
 def functional_twin(op: OpOverload) -> OpOverload | None:
     """For `aten.put_` the overload `aten.put`: the same arguments, and the new value as the result."""
     base, overload = op.name().partition(".")[::2]
     namespace, name = base.split("::")
-    written = [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
-    found = getattr(packet, overload or "default", None) if packet is not None and written == ["self"] else None
+    found = getattr(packet, overload or "default", None) if written_arguments(op) == ["self"] else None
     return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
 
 

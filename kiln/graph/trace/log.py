@@ -51,14 +51,13 @@ def target_name(target: Target) -> str:
         return f"Tensor.{target}"
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
-    if module in _SHORT:
-        module = _SHORT[module]
+    module = _SHORT.get(module, module)
     if name.startswith("_VariableFunctionsClass."):
         module, name = "torch", name.split(".", 1)[1]
     return f"{module}.{name}" if module and module != "builtins" else name
 
 
-_SHORT = {"_operator": "operator", "torch._C._nn": "torch.nn.functional", "torch.nn.functional": "torch.nn.functional"}
+_SHORT = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}
 
 
 def leaves(value: object) -> list[object]:

@@ -20,7 +20,7 @@ from kiln.graph.ops.domains import REFUSED, refuse_dtype
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.fake import QUERIES
-from kiln.graph.trace.fallback import fallback_handler
+from kiln.graph.trace.fallback import fallback_handler, written_arguments
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import SPECIAL
@@ -154,10 +154,6 @@ class MutableRule:
     in_place: bool
 
 
-def written_arguments(op: OpOverload) -> list[str]:
-    return [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
-
-
 def mutable_rule(op: OpOverload, name: str) -> MutableRule | None:
     """The functional overload of an in-place or `out=` one, if it has a rule."""
     base, overload = name.rsplit(".", 1)
@@ -225,7 +221,7 @@ def inplace_handler(rule: Decomposition) -> Handler:
 
 def refuse_shared_memory(mode: RecordingMode, args: Args) -> None:
     """As eager: refuse to write to a part of the memory of another argument."""
-    views = [mode.view_of(one) for one in args if isinstance(one, torch.Tensor)]
+    views = [mode.view_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
     for other in views[1:]:
         if other.storage is views[0].storage and overlaps_partially(views[0].spec, other.spec):
             raise RuntimeError(

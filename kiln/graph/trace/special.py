@@ -46,9 +46,9 @@ def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 
 @special("copy_.default")
 def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-    spec, source = mode.view_of(args[0]).spec, mode.node_of(args[1])
-    other = mode.view_of(args[1])
-    if other.storage is mode.view_of(args[0]).storage and overlaps_partially(spec, other.spec):
+    view, other = mode.view_of(args[0]), mode.view_of(args[1])
+    source, spec = mode.memory.read(other), view.spec
+    if other.storage is view.storage and overlaps_partially(spec, other.spec):
         raise RuntimeError("unsupported operation: some elements of the source and the written-to tensor are the same")
     value = mode.emit.convert(source, spec.dtype)
     if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
@@ -105,13 +105,9 @@ for _name, _view in {
 
 
 @special(
-    "set_.source_Tensor",
-    "set_.source_Storage",
-    "set_.source_Storage_storage_offset",
-    "set_.default",
-    "resize_.default",
-    "resize_as_.default",
-)
+    "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.default",
+    "resize_.default", "resize_as_.default",
+)  # fmt: skip
 def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     raise UnsupportedMutation(op=str(op), reason="it changes the storage of a tensor")
 
@@ -139,9 +135,10 @@ def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwa
     size, symbols = cast(Int, mode.value(args[0])), mode.symbols
     low = cast(int | None, kwargs.get("min", 0 if "for_size" in str(op) else None))
     high = cast(int | None, kwargs.get("max"))
-    for relation in (None if low is None else rel_le(low, size), None if high is None else rel_le(size, high)):
-        if relation is not None:
-            symbols.env.assume(relation, symbols.location)
+    if low is not None:
+        symbols.env.assume(rel_le(low, size), symbols.location)
+    if high is not None:
+        symbols.env.assume(rel_le(size, high), symbols.location)
     return None
 
 

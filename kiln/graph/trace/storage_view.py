@@ -81,16 +81,8 @@ def extent(spec: TensorSpec) -> tuple[int, int] | None:
 def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
     """Whether dense tensors of one storage share some of their elements but are not the same; symbolic ones: no."""
     mine, theirs = extent(left), extent(right)
-    if (
-        mine is None
-        or theirs is None
-        or (left.sizes, left.strides, left.offset)
-        == (
-            right.sizes,
-            right.strides,
-            right.offset,
-        )
-    ):
+    same = (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset)
+    if mine is None or theirs is None or same:
         return False
     dense = mine[1] - mine[0] == left.numel() and theirs[1] - theirs[0] == right.numel()
     return dense and mine[0] < theirs[1] and theirs[0] < mine[1]
