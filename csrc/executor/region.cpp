@@ -320,7 +320,9 @@ void rebuild(const RegionState& state, const std::vector<Value>& inputs,
         view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
   }
   for (int32_t n : state.detached) {
+    // A view of a tensor without a gradient stays a view: a later write may give both a history.
     Value& result = results[static_cast<size_t>(n)];
+    if (!result.tensor()->requires_grad()) continue;
     result.set_tensor(tensor_of(result).detach().unsafeReleaseIntrusivePtr());
   }
 }

@@ -47,7 +47,7 @@ SMALL_UNIT = 2000
 class NoCompiler(KilnError):
     code = "KILN4101"
     what = "there is no C++ compiler to compile {count} kernels with"
-    why = "neither `g++` nor `c++` is on the PATH, and the cache does not have the kernels"
+    why = "neither `g++` nor `c++` is on the PATH; cached kernels are known by the version of the compiler"
     try_ = ("install g++", "ship a bundle that was compiled on another machine of this kind")
 
 

@@ -13,7 +13,7 @@ own kernels, above the recording mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -34,7 +34,7 @@ LOWERED = frozenset({
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
-@cache
+@lru_cache(maxsize=256)
 def lowers(name: str, kind: str) -> bool:
     """Whether autocast for this device type has a kernel for the function; on CPUs it has none for `mv`."""
     base = f"aten::{OVERLOADS.get(name, name)}"
