@@ -5,7 +5,8 @@
 Whatever can be decided ahead is decided here: registers of all size expressions (`registers.py`), which buffers need
 a tensor (`arena.py`), the layout of each slot. The executor needs nothing else of a plan, so an ahead-of-time package
 carries the same bytes. Each step fills a record (its method `native` in `kiln/plan/steps`); `native.py` declares the
-fields of all records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any declaration; change WORDS with the order of other words.
+fields of all records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any
+declaration; change WORDS with the order of other words.
 """
 
 from __future__ import annotations
