@@ -15,7 +15,7 @@ int64_t aligned(int64_t bytes) {
   return (std::max<int64_t>(bytes, 0) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-bool lives_meet(const RawBuffer& a, const RawBuffer& b) {
+bool live_together(const RawBuffer& a, const RawBuffer& b) {
   return a.first <= b.last && b.first <= a.last;
 }
 
@@ -32,7 +32,7 @@ void Placement::update(const Program& program, const int64_t* ints) {
     sizes[n] = size;
   }
   if (!changed) return;
-  // Largest first, each at the lowest offset where none that is alive at the same time stands.
+  // Largest first, each at the lowest offset that is free during its life.
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -40,18 +40,18 @@ void Placement::update(const Program& program, const int64_t* ints) {
   offsets.assign(buffers.size(), 0);
   total = 0;
   std::vector<size_t> placed;  // by offset
-  for (size_t one : order) {
+  for (size_t buffer : order) {
     int64_t offset = 0;
     for (size_t other : placed) {
-      if (!lives_meet(buffers[one], buffers[other])) continue;
-      if (offsets[other] - offset >= sizes[one]) break;
+      if (!live_together(buffers[buffer], buffers[other])) continue;
+      if (offsets[other] - offset >= sizes[buffer]) break;
       offset = std::max(offset, offsets[other] + sizes[other]);
     }
-    offsets[one] = offset;
-    total = std::max(total, offset + sizes[one]);
+    offsets[buffer] = offset;
+    total = std::max(total, offset + sizes[buffer]);
     auto place = std::upper_bound(placed.begin(), placed.end(), offset,
                                   [&](int64_t at, size_t other) { return at < offsets[other]; });
-    placed.insert(place, one);
+    placed.insert(place, buffer);
   }
 }
 

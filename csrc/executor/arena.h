@@ -1,4 +1,4 @@
-// Where the buffers that only kernels touch stand in the arena of a call.
+// Offsets of the buffers that only kernels use, in the arena of a call.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@ namespace kiln {
 
 struct Program;
 
-// Where each buffer of a plan stands in the arena, for given sizes.
+// The offset of each buffer of a plan, for given sizes.
 struct Placement {
   std::vector<int64_t> sizes;  // bytes, in the order of Program::buffers
   std::vector<int64_t> offsets;
   int64_t total = 0;
 
-  // Recomputes where the sizes differ from the last call's; buffers whose lives meet do not
+  // Recomputed if sizes differ from the last call's. Buffers that live at the same time do not
   // overlap.
   void update(const Program& program, const int64_t* ints);
 };

@@ -1,4 +1,4 @@
-// The only file that includes the dispatcher: every other one talks to ATen through aten.h.
+// The only file that includes the dispatcher; all others call ATen through aten.h.
 #include "executor/aten.h"
 
 #include <ATen/Context.h>
@@ -70,7 +70,7 @@ IValue constant_of(const AtenStep& step, const Argument& value, const c10::TypeP
   }
   switch (value.kind) {
     case ArgumentKind::kNone:
-      // Where the schema says `Tensor`, nothing is a tensor that is not defined.
+      // For a `Tensor` of the schema None is an undefined tensor.
       return is_tensor_like(declared) ? IValue(at::Tensor()) : IValue();
     case ArgumentKind::kInt:
       if (kind == TypeKind::FloatType) return IValue(static_cast<double>(value.value));
@@ -95,8 +95,7 @@ IValue constant_of(const AtenStep& step, const Argument& value, const c10::TypeP
   }
 }
 
-// A Python number as torch's argument parser makes a tensor of it: it does not take part in type
-// promotion.
+// The tensor that torch's argument parser makes of a Python number, with its rule of promotion.
 IValue wrapped_number(const IValue& number) {
   c10::ScalarType dtype = number.isInt()    ? c10::ScalarType::Long
                           : number.isBool() ? c10::ScalarType::Bool
@@ -208,6 +207,16 @@ IValue number_fed(const Feed& feed, const CallView& call) {
   }
 }
 
+template <typename Item>
+IValue list_fed(const Feed& feed, const CallView& call) {
+  c10::List<Item> items;
+  items.reserve(feed.slots.size());
+  for (Slot slot : feed.slots) {
+    items.push_back(slot == kNone ? Item() : Item(at::Tensor(call.slots[slot].share())));
+  }
+  return IValue(std::move(items));
+}
+
 IValue fed(const Feed& feed, const CallView& call) {
   if (feed.as_tensor) return wrapped_number(number_fed(feed, call));
   switch (feed.source) {
@@ -217,32 +226,18 @@ IValue fed(const Feed& feed, const CallView& call) {
     }
     case Source::kInts:
       return IValue(c10::IntArrayRef(call.ints + feed.at, static_cast<size_t>(feed.count)));
-    case Source::kTensors: {
-      c10::List<at::Tensor> items;
-      items.reserve(feed.slots.size());
-      for (Slot slot : feed.slots) {
-        items.push_back(slot == kNone ? at::Tensor() : at::Tensor(call.slots[slot].share()));
-      }
-      return IValue(std::move(items));
-    }
-    case Source::kOptionals: {
-      c10::List<std::optional<at::Tensor>> items;
-      items.reserve(feed.slots.size());
-      for (Slot slot : feed.slots) {
-        items.push_back(slot == kNone ? std::optional<at::Tensor>()
-                                      : std::optional<at::Tensor>(call.slots[slot].share()));
-      }
-      return IValue(std::move(items));
-    }
+    case Source::kTensors:
+      return list_fed<at::Tensor>(feed, call);
+    case Source::kOptionals:
+      return list_fed<std::optional<at::Tensor>>(feed, call);
     default:
       return number_fed(feed, call);
   }
 }
 
-// The result in the planned layout: itself where the prediction was right, else a copy. An operator
-// may return a part of its memory, which kernels of a device would take to be aligned. A result
-// that is `fresh` by the operator's schema is copied where somebody else holds its memory: plans
-// write to it (aten::unsafe_split returns parts of one tensor).
+// The result if it has the planned layout, else a copy in it. Also copied: a result that starts at
+// an address which device kernels would wrongly take to be aligned, and one that is `fresh` by the
+// operator's schema but shares its memory (aten::unsafe_split), since plans write to fresh results.
 TensorPtr as_planned(at::Tensor result, const Layout& layout, bool fresh, const CallView& call) {
   const int64_t* ints = call.ints;
   c10::TensorImpl* made = result.unsafeGetTensorImpl();
@@ -324,7 +319,7 @@ class BoxedCall final : public AtenCall {
   std::vector<Feed> feeds_;
   std::vector<Slot> outs_;
   std::vector<int32_t> layouts_;
-  bool fresh_ = true;  // the schema says that no result is an argument or a part of one
+  bool fresh_ = true;  // by its schema no result is an argument or a view of one
 };
 
 }  // namespace
@@ -422,9 +417,7 @@ std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment) {
 void draw_seed_into(TensorPtr pair) {
   static const auto zero = operator_of<at::Tensor&(at::Tensor&)>("aten::zero_", "");
   static const auto random = c10::Dispatcher::singleton().findSchemaOrThrow("aten::random_", "");
-  auto seed = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      c10::Storage(pair->storage()), pair->key_set(), pair->dtype());
-  seed->set_sizes_contiguous({1});
+  TensorPtr seed = tensor_over(pair->storage(), pair->key_set(), pair->dtype(), {1}, {1}, 0);
   at::Tensor both(std::move(pair)), first(std::move(seed));
   zero.call(both);
   torch::jit::Stack arguments{IValue(std::move(first)), IValue()};  // no generator: the default one

@@ -92,16 +92,7 @@ bool values_from_python(PyObject* sequence, std::vector<Value>& values) {
 }
 
 PyObject* values_to_python(const std::vector<Value>& values) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
-  for (size_t n = 0; tuple && n < values.size(); n++) {
-    PyObject* made = value_to_python(values[n]);
-    if (made) {
-      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), made);
-    } else {
-      Py_CLEAR(tuple);
-    }
-  }
-  return tuple;
+  return make_tuple(values.size(), [&](size_t n) { return value_to_python(values[n]); });
 }
 
 }  // namespace kiln

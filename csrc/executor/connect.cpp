@@ -9,13 +9,6 @@ namespace kiln {
 
 namespace {
 
-constexpr int8_t kCpu = 0;
-constexpr int8_t kCuda = 1;
-
-[[noreturn]] void fail(DeviceProblem problem, const std::string& text) {
-  throw PlanError(ErrorKind::kDevice, static_cast<int64_t>(problem), text);
-}
-
 bool uses_cuda(const Program& program) {
   for (const KernelEntry& kernel : program.kernels) {
     if (kernel.on_device) return true;

@@ -48,11 +48,11 @@ struct Opened {
   }
 };
 
-// A child process of fork cannot use its parent's driver; what it opens again fails in cuInit or in
-// the first call, with the driver's own words.
+// A forked child cannot use its parent's driver: cuInit or the first call fails there, with the
+// driver's own message.
 const Opened& opened() {
-  static const Opened* one = new Opened();
-  return *one;
+  static const Opened* driver = new Opened();
+  return *driver;
 }
 
 }  // namespace
@@ -66,10 +66,7 @@ std::string CudaDriver::describe(CudaResult error) const {
   return text ? made + ": " + text : made;
 }
 
-const CudaDriver* cuda_driver() {
-  const Opened& one = opened();
-  return one.problem.empty() ? &one.driver : nullptr;
-}
+const CudaDriver* cuda_driver() { return opened().problem.empty() ? &opened().driver : nullptr; }
 
 const std::string& driver_problem() { return opened().problem; }
 

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <map>
 #include <mutex>
 
@@ -23,10 +22,6 @@ constexpr auto kType = c10::DeviceType::CUDA;
 
 // The method of torch's C++ library that gives the raw handle.
 constexpr const char* kStreamSymbol = "_ZNK3c104cuda10CUDAStream6streamEv";
-
-[[noreturn]] void fail(DeviceProblem problem, const std::string& text) {
-  throw PlanError(ErrorKind::kDevice, static_cast<int64_t>(problem), text);
-}
 
 const c10::impl::DeviceGuardImplInterface& torch_cuda() {
   return *c10::impl::getDeviceGuardImpl(kType);
@@ -52,7 +47,7 @@ void* native_handle(const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   } else {
-    fail(DeviceProblem::kNoRuntime, "this torch does not tell the handles of its streams");
+    fail(DeviceProblem::kNoRuntime, "this torch does not expose the handles of its streams");
   }
 }
 
@@ -305,7 +300,7 @@ void CudaRuntime::allow_shared(const KernelImage& image, const CudaState& state,
 c10::Allocator& CudaRuntime::allocator(int8_t index) {
   if (c10::Allocator* known = allocator_.load(std::memory_order_acquire)) return *known;
   c10::Allocator* found = allocator_of(c10::Device(kType, index));
-  if (!found) fail(DeviceProblem::kNoRuntime, "torch does not tell its CUDA allocator");
+  if (!found) fail(DeviceProblem::kNoRuntime, "torch does not expose its CUDA allocator");
   allocator_.store(found, std::memory_order_release);
   return *found;
 }
@@ -372,7 +367,7 @@ void CudaScope::store_pair(void* target, int64_t first, int64_t second) {
   issue(runtime_.function(kernel, current_), 1, 1, 1, 1, 0, parameters, kernel.image.symbol);
 }
 
-// An error: another stream is being recorded, and this one is not.
+// The driver reports an error if another stream is being recorded, and not this one.
 bool CudaScope::is_capturing() const {
   int status = 0;
   CudaResult result =
@@ -400,27 +395,6 @@ std::string try_install() {
 const std::string& install_cuda_runtime() {
   static const std::string* problem = new std::string(try_install());
   return *problem;
-}
-
-double driver_launch_cost(const KernelImage& image, int32_t count) {
-  if (!install_cuda_runtime().empty()) fail(DeviceProblem::kNoRuntime, install_cuda_runtime());
-  auto& runtime = static_cast<CudaRuntime&>(*device_runtime(static_cast<int8_t>(kType)));
-  int8_t index = index_or_current(-1);
-  auto kernel = std::static_pointer_cast<CudaKernel>(runtime.load(image, index));
-  CudaFunction function = runtime.function(*kernel, index);
-  auto* stream = static_cast<CudaStream>(current_cuda_stream(index));
-  uint64_t zero = 0;
-  std::vector<void*> parameters(image.parameters.size() + static_cast<size_t>(image.trailing),
-                                &zero);
-  auto shared = static_cast<unsigned>(image.shared);
-  auto threads = static_cast<unsigned>(image.threads);
-  auto started = std::chrono::steady_clock::now();
-  for (int32_t n = 0; n < count; n++) {
-    runtime.driver().launch_kernel(function, 1, 1, 1, threads, 1, 1, shared, stream,
-                                   parameters.data(), nullptr);
-  }
-  std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - started;
-  return spent.count() / count;
 }
 
 void* current_cuda_stream(int8_t index) {

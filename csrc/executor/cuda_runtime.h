@@ -15,8 +15,4 @@ const std::string& install_cuda_runtime();
 // The raw stream that torch has selected on device `index` in this thread.
 void* current_cuda_stream(int8_t index);
 
-// Microseconds of CPU that the driver's own call takes for one launch of the kernel with one block,
-// every parameter zero, on the current stream: what the executor's launches are compared with.
-double driver_launch_cost(const KernelImage& image, int32_t count);
-
 }  // namespace kiln

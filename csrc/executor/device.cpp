@@ -16,16 +16,12 @@ namespace {
 
 std::array<std::atomic<DeviceRuntime*>, 32> runtimes{};
 
-[[noreturn]] void does_not_fit(const KernelImage& image, int64_t value) {
-  throw PlanError(ErrorKind::kDevice, static_cast<int64_t>(DeviceProblem::kFailed),
-                  image.symbol + ": " + std::to_string(value) +
-                      " does not fit into the type that the kernel was compiled for");
-}
-
 template <typename T>
 uint64_t narrowed(const KernelImage& image, int64_t value) {
   if (value < std::numeric_limits<T>::min() || value > std::numeric_limits<T>::max()) {
-    does_not_fit(image, value);
+    fail(DeviceProblem::kFailed,
+         image.symbol + ": " + std::to_string(value) +
+             " does not fit into the type that the kernel was compiled for");
   }
   return static_cast<uint64_t>(value);
 }
@@ -57,6 +53,10 @@ uint64_t float_word(ParameterType type, double value) {
 }
 
 }  // namespace
+
+void fail(DeviceProblem problem, const std::string& text) {
+  throw PlanError(ErrorKind::kDevice, static_cast<int64_t>(problem), text);
+}
 
 DeviceRuntime* device_runtime(int8_t device_type) {
   return runtimes.at(static_cast<size_t>(device_type)).load();

@@ -16,7 +16,7 @@ namespace kiln {
 
 struct Step;
 
-// How a parameter of a device kernel is stored; letters of kiln/build/cubins.py.
+// How a parameter of a device kernel is stored; letters as in kiln/build/cubins.py.
 enum class ParameterType : char {
   kPointer = 'p',
   kInt8 = 'b',
@@ -44,7 +44,7 @@ struct KernelImage {
   std::string code;
 };
 
-// Why a kernel cannot run; numbers of kiln/runtime/executor.py.
+// Why a kernel cannot run; as DEVICE_ERRORS of kiln/plan/errors.py.
 enum class DeviceProblem : int64_t {
   kNoRuntime,
   kNoDriver,
@@ -53,6 +53,13 @@ enum class DeviceProblem : int64_t {
   kFailed,
   kNoMemory,
 };
+
+// Numbers of c10::DeviceType.
+inline constexpr int8_t kCpu = 0;
+inline constexpr int8_t kCuda = 1;
+
+// Throws PlanError(kDevice).
+[[noreturn]] void fail(DeviceProblem problem, const std::string& text);
 
 // A kernel that a runtime has loaded.
 class DeviceKernel {
@@ -75,19 +82,19 @@ struct DeviceLaunch {
   int32_t grid_rank;
 };
 
-// Where the steps of a running plan go: one device and stream at a time, in this thread. Made by
-// the runtime, so that what a launch needs of them is looked up once per run.
+// The device and stream on which this thread runs the steps of a plan. Made by the runtime, so that
+// what a launch needs of them is looked up once per run.
 class DeviceScope {
  public:
-  virtual ~DeviceScope() = default;  // the device that was current before is again
+  virtual ~DeviceScope() = default;  // restores the current device
   // Makes device `index` (-1: the current one) current in this thread.
   virtual void enter(int8_t index) = 0;
   // On the current stream of the device that was entered.
   virtual void launch(const DeviceLaunch& launch) = 0;
-  // Of the device that was entered; blocks are freed behind the work of its stream.
+  // Of the device that was entered; freed blocks are reused in the order of its stream.
   virtual c10::Allocator& allocator() = 0;
   virtual void store_pair(void* target, int64_t first, int64_t second) = 0;
-  // Is what is issued now recorded as a graph, to be run later and again?
+  // Is the stream recorded as a graph, to be replayed later?
   virtual bool is_capturing() const { return false; }
   // What kernels that have run so far reported on the device that was entered; cleared.
   virtual int64_t take_status() = 0;
@@ -96,12 +103,12 @@ class DeviceScope {
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  // Do tensors of the device stand in CPU memory, because nothing is run?
+  // Does it run nothing, with the tensors of the device in CPU memory?
   virtual bool is_null() const { return false; }
   // Loads the kernel on device `index` (-1: the current one), or throws PlanError(kDevice).
   virtual std::shared_ptr<DeviceKernel> load(const KernelImage& image, int8_t index) = 0;
   virtual std::unique_ptr<DeviceScope> scope() = 0;
-  // Gets ready for plans with tensors on the device, so that nothing slow is left to their runs.
+  // Does what is slow before the first plan with tensors on the device runs.
   virtual void prepare(int8_t index) {}
   // Called before each step if the runtime is null.
   virtual void log(const Step& step) {}

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "executor/python.h"
+#include "executor/python_types.h"
 
 namespace kiln {
 
@@ -53,22 +54,14 @@ bool read_argument(PyObject* given, const Input& input, Value& value) {
 
 PyObject* results_to_python(const Program& program, std::vector<Value>& outputs,
                             PyObject* const* args) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(outputs.size()));
-  if (!tuple) return nullptr;
-  for (size_t n = 0; n < outputs.size(); n++) {
-    const Output& one = program.outputs[n];
-    bool is_input = one.layout == kNone && one.operand >= 0 &&
-                    (one.kind == OutputKind::kInput ||
-                     (one.kind == OutputKind::kSlot &&
-                      static_cast<size_t>(one.operand) < program.inputs.size()));
-    PyObject* made = is_input ? Py_NewRef(args[one.operand]) : value_to_python(outputs[n]);
-    if (!made) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), made);
-  }
-  return tuple;
+  return make_tuple(outputs.size(), [&](size_t n) {
+    const Output& output = program.outputs[n];
+    bool is_input = output.layout == kNone && output.operand >= 0 &&
+                    (output.kind == OutputKind::kInput ||
+                     (output.kind == OutputKind::kSlot &&
+                      static_cast<size_t>(output.operand) < program.inputs.size()));
+    return is_input ? Py_NewRef(args[output.operand]) : value_to_python(outputs[n]);
+  });
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
@@ -129,6 +122,33 @@ bool read_parameters(const char* letters, KernelImage& image) {
       return false;
     }
     image.parameters.push_back(static_cast<ParameterType>(*at));
+  }
+  return true;
+}
+
+// From Python's dict of symbols to `Cubin.image()`; false: a Python error is set.
+bool read_images(PyObject* given, KernelImages& images) {
+  PyObject *symbol, *fields;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(given, &place, &symbol, &fields)) {
+    KernelImage image;
+    const char *entry, *letters;
+    PyObject* code;
+    int status;
+    long long shared, scratch;
+    const char* name = PyUnicode_AsUTF8(symbol);
+    if (!name || !PyArg_ParseTuple(fields, "sspiiLLiS", &entry, &letters, &status, &image.trailing,
+                                   &image.threads, &shared, &scratch, &image.capability, &code)) {
+      return false;
+    }
+    image.symbol = name;
+    image.entry = entry;
+    image.status = status != 0;
+    image.shared = shared;
+    image.scratch = scratch;
+    image.code.assign(PyBytes_AS_STRING(code), static_cast<size_t>(PyBytes_GET_SIZE(code)));
+    if (!read_parameters(letters, image)) return false;
+    images.emplace(name, std::move(image));
   }
   return true;
 }
@@ -202,14 +222,8 @@ PyObject* name(PyObject* self, void*) {
   return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
-PyObject* num_steps(PyObject* self, void*) {
-  const Program& program = reinterpret_cast<ExecutorObject*>(self)->executor->program();
-  return PyLong_FromSize_t(program.steps.size());
-}
-
 PyGetSetDef properties[] = {
     {"name", name, nullptr, "Name of the plan.", nullptr},
-    {"num_steps", num_steps, nullptr, "Number of its steps.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -228,33 +242,6 @@ PyTypeObject executor_type = {
 };
 
 }  // namespace
-
-// Symbol to (entry, letters, status, trailing, threads, shared, scratch, capability, code).
-bool read_images(PyObject* given, KernelImages& images) {
-  PyObject *symbol, *fields;
-  Py_ssize_t place = 0;
-  while (PyDict_Next(given, &place, &symbol, &fields)) {
-    KernelImage image;
-    const char *entry, *letters;
-    PyObject* code;
-    int status;
-    long long shared, scratch;
-    const char* name = PyUnicode_AsUTF8(symbol);
-    if (!name || !PyArg_ParseTuple(fields, "sspiiLLiS", &entry, &letters, &status, &image.trailing,
-                                   &image.threads, &shared, &scratch, &image.capability, &code)) {
-      return false;
-    }
-    image.symbol = name;
-    image.entry = entry;
-    image.status = status != 0;
-    image.shared = shared;
-    image.scratch = scratch;
-    image.code.assign(PyBytes_AS_STRING(code), static_cast<size_t>(PyBytes_GET_SIZE(code)));
-    if (!read_parameters(letters, image)) return false;
-    images.emplace(name, std::move(image));
-  }
-  return true;
-}
 
 void raise_plan_error(PyObject* explain, const PlanError& error) {
   PyObject* made = PyObject_CallFunction(explain, "iLss", static_cast<int>(error.kind),

@@ -21,8 +21,7 @@ class Heap {
   // Is it a block of this heap that is in use?
   bool owns(void* block) const;
 
-  // Ends a window of calls: what was needed before the last one is no reason to keep memory any
-  // more.
+  // Ends a window of calls: only the needs of the last two windows keep memory.
   void age();
   // Gives all free memory back; returns the bytes.
   size_t release();

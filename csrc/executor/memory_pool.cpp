@@ -18,55 +18,37 @@ constexpr uint64_t kWindow = 64;                // calls over which the need is 
 
 thread_local int plans_here = 0;
 
-// The heap behind a mutex.
-class Pool {
- public:
-  explicit Pool(c10::Allocator* below) : below_(below) {}
+// A heap in front of torch's allocator.
+struct Pool {
+  explicit Pool(c10::Allocator* below) : below(below) {}
 
-  // nullptr where the heap cannot grow.
-  void* take(size_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return heap_.take(bytes);
-  }
-  void give_back(void* block) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    heap_.give_back(block);
-  }
-  // Of a block of whatever kind.
-  void free_any(void* block) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (heap_.owns(block)) return heap_.give_back(block);
-    }
-    below_->raw_deallocate(block);
-  }
-  void age() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    heap_.age();
-  }
-  size_t release() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return heap_.release();
-  }
-  PoolBytes bytes() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return {static_cast<int64_t>(heap_.in_use()), static_cast<int64_t>(heap_.kept())};
-  }
-
-  std::mutex& mutex() { return mutex_; }
-
- private:
-  c10::Allocator* below_;
-  std::mutex mutex_;
-  Heap heap_;
+  c10::Allocator* below;
+  std::mutex mutex;
+  Heap heap;
 };
 
 // Never destroyed: tensors may be freed after the end of main.
 Pool* pool = nullptr;
 
-void give_back(void* block) { pool->give_back(block); }
-// For who took raw memory (oneDNN's scratchpads): inside a plan it may be the pool's.
-void free_any(void* block) { pool->free_any(block); }
+// `use(heap)` while no other thread uses it.
+template <typename Use>
+auto with_heap(Use use) {
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  return use(pool->heap);
+}
+
+void give_back(void* block) {
+  with_heap([&](Heap& heap) { heap.give_back(block); });
+}
+// For callers that take raw memory (oneDNN's scratchpads): inside a plan it may be the heap's.
+void free_any(void* block) {
+  bool freed = with_heap([&](Heap& heap) {
+    bool owned = heap.owns(block);
+    if (owned) heap.give_back(block);
+    return owned;
+  });
+  if (!freed) pool->below->raw_deallocate(block);
+}
 
 class PooledAllocator final : public c10::Allocator {
  public:
@@ -74,7 +56,7 @@ class PooledAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     if (plans_here == 0 || bytes < kSmallest) return below_->allocate(bytes);
-    void* block = pool->take(bytes);
+    void* block = with_heap([&](Heap& heap) { return heap.take(bytes); });
     if (!block) return below_->allocate(bytes);
     return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
@@ -95,7 +77,7 @@ PlanScope::PlanScope() { plans_here++; }
 
 PlanScope::~PlanScope() {
   if (--plans_here == 0 && pool && calls.fetch_add(1, std::memory_order_relaxed) % kWindow == 0) {
-    pool->age();
+    with_heap([](Heap& heap) { heap.age(); });
   }
 }
 
@@ -106,14 +88,22 @@ void install_memory_pool() {
     if (!below->raw_deleter()) return;  // an allocator of the user's, whose blocks cannot be kept
     pool = new Pool(below);
     // A child process must not inherit the mutex locked by a thread that it does not have.
-    pthread_atfork([] { pool->mutex().lock(); }, [] { pool->mutex().unlock(); },
-                   [] { pool->mutex().unlock(); });
+    pthread_atfork([] { pool->mutex.lock(); }, [] { pool->mutex.unlock(); },
+                   [] { pool->mutex.unlock(); });
     c10::SetCPUAllocator(new PooledAllocator(below));
   });
 }
 
-PoolBytes pool_bytes() { return pool ? pool->bytes() : PoolBytes{0, 0}; }
+PoolBytes pool_bytes() {
+  if (!pool) return {0, 0};
+  return with_heap([](Heap& heap) {
+    return PoolBytes{static_cast<int64_t>(heap.in_use()), static_cast<int64_t>(heap.kept())};
+  });
+}
 
-int64_t release_pool() { return pool ? static_cast<int64_t>(pool->release()) : 0; }
+int64_t release_pool() {
+  if (!pool) return 0;
+  return with_heap([](Heap& heap) { return static_cast<int64_t>(heap.release()); });
+}
 
 }  // namespace kiln

@@ -1,7 +1,7 @@
 // Large CPU buffers, kept between the calls of plans.
 //
-// The C library gives large blocks back to the system and gets them again as fresh pages, which the
-// kernel has to clear: for activations that costs more than the arithmetic of a pointwise kernel.
+// The C library returns large blocks to the system, and gets fresh pages that the system has to
+// clear: for activations that costs more than the arithmetic of a pointwise kernel.
 // While a plan runs in a thread, what torch's allocator hands out there (results of ATen steps
 // included) comes from a heap of our own; outside of plans nothing changes.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace kiln {
 
-// A plan runs in this thread while one lives.
+// While an object of it lives, this thread runs a plan.
 class PlanScope {
  public:
   PlanScope();

@@ -2,12 +2,10 @@
 #include <Python.h>
 
 #include "executor/cuda_runtime.h"
-#include "executor/executor_object.h"
-#include "executor/graphs.h"
 #include "executor/memory_pool.h"
 #include "executor/null_runtime.h"
 #include "executor/python.h"
-#include "executor/region_object.h"
+#include "executor/python_types.h"
 
 namespace {
 
@@ -28,27 +26,8 @@ PyObject* cuda_problem(PyObject*, PyObject*) { return text(kiln::install_cuda_ru
 PyObject* current_stream(PyObject*, PyObject* index) {
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return nullptr;
-  try {
-    return PyLong_FromVoidPtr(kiln::current_cuda_stream(static_cast<int8_t>(number)));
-  } catch (...) {
-    kiln::set_python_error(std::current_exception());
-    return nullptr;
-  }
-}
-
-PyObject* driver_launch_cost(PyObject*, PyObject* args) {
-  PyObject* given;
-  int count;
-  kiln::KernelImages images;
-  if (!PyArg_ParseTuple(args, "O!i", &PyDict_Type, &given, &count)) return nullptr;
-  if (!kiln::read_images(given, images)) return nullptr;
-  if (images.empty() || count <= 0) return PyErr_Format(PyExc_ValueError, "nothing to launch");
-  try {
-    return PyFloat_FromDouble(kiln::driver_launch_cost(images.begin()->second, count));
-  } catch (...) {
-    kiln::set_python_error(std::current_exception());
-    return nullptr;
-  }
+  return kiln::guarded(
+      [&] { return PyLong_FromVoidPtr(kiln::current_cuda_stream(static_cast<int8_t>(number))); });
 }
 
 PyObject* use_null_device(PyObject*, PyObject* used) {
@@ -74,8 +53,6 @@ PyMethodDef methods[] = {
     {"cuda_problem", cuda_problem, METH_NOARGS,
      "Opens the CUDA driver; why it cannot be used, or an empty string."},
     {"current_stream", current_stream, METH_O, "Raw CUDA stream that torch has selected."},
-    {"driver_launch_cost", driver_launch_cost, METH_VARARGS,
-     "Microseconds of the driver's own call per launch of one image, launched so many times."},
     {"use_null_device", use_null_device, METH_O, "CUDA kernels of new executors are only noted."},
     {"take_null_log", take_null_log, METH_NOARGS,
      "What the null device noted since the last call."},
@@ -84,15 +61,11 @@ PyMethodDef methods[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "_executor",
-    "Runs plans.",
-    -1,
-    methods,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_executor",
+    .m_doc = "Runs plans.",
+    .m_size = -1,
+    .m_methods = methods,
 };
 
 }  // namespace
@@ -101,7 +74,7 @@ PyMODINIT_FUNC PyInit__executor() {
   if (!kiln::find_tensor_field()) return nullptr;
   PyObject* module = PyModule_Create(&definition);
   if (module && (!kiln::add_executor_type(module) || !kiln::add_region_type(module) ||
-                 !kiln::add_replay_type(module))) {
+                 !kiln::add_graph_replay_type(module))) {
     Py_CLEAR(module);
   }
   return module;

@@ -13,8 +13,6 @@ namespace kiln {
 
 namespace {
 
-constexpr int8_t kCuda = 1;
-
 std::mutex mutex;
 std::string lines;
 int64_t status_slot = 0;

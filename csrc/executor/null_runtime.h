@@ -1,11 +1,11 @@
-// A device that runs nothing: plans for CUDA can be executed without one, and what would have
-// happened is written down.
+// A device that runs nothing but logs what it would do, so that plans for CUDA can be tested
+// without a GPU.
 //
 //   allocate %2
 //   launch k_scale grid (4, 1, 1) threads 128 shared 0: p %0, p %2, i 00100000, f 0000003f
 //   free %1
 //
-// Tensors of the device stand in CPU memory. Numbers are shown as the bytes that the driver would
+// Tensors of the device are in CPU memory. Numbers are shown as the bytes that the driver would
 // read; a pointer into the status slot as "status".
 #pragma once
 

@@ -25,6 +25,32 @@ bool value_from_python(PyObject* object, Value& value);
 // As torch would raise it.
 void set_python_error(const std::exception_ptr& error);
 
+// `body()`; nullptr with a Python error where it throws.
+template <typename Body>
+PyObject* guarded(Body&& body) {
+  try {
+    return body();
+  } catch (...) {
+    set_python_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+// A tuple of `make(0)`, `make(1)`, ...; nullptr with a Python error where one of them is nullptr.
+template <typename Make>
+PyObject* make_tuple(size_t count, Make&& make) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(count));
+  for (size_t n = 0; tuple && n < count; n++) {
+    PyObject* item = make(n);
+    if (item) {
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), item);
+    } else {
+      Py_CLEAR(tuple);
+    }
+  }
+  return tuple;
+}
+
 class ReleaseGil {
  public:
   ReleaseGil() : state_(PyEval_SaveThread()) {}

@@ -13,6 +13,7 @@
 
 #include "executor/aten.h"
 #include "executor/check.h"
+#include "executor/python.h"
 
 namespace kiln {
 
@@ -33,23 +34,19 @@ auto new_node(Args&&... args) {
 }
 
 PyObject* mask_to_python(const std::vector<bool>& mask) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(mask.size()));
-  for (size_t n = 0; tuple && n < mask.size(); n++) {
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(n), PyBool_FromLong(mask[n]));
-  }
-  return tuple;
+  return make_tuple(mask.size(), [&](size_t n) { return PyBool_FromLong(mask[n]); });
 }
 
 // Of a value that holds a tensor.
 const at::Tensor& tensor_of(const Value& value) { return value.as<at::Tensor>(); }
 
-// Are there tangents without memory of their own: those of vmap, or of a class in Python?
+// Is there a tangent without memory of its own: of vmap, or of a tensor subclass?
 bool any_wrapped(const ag::variable_list& tangents) {
   constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
                                            c10::DispatchKey::Batched, c10::DispatchKey::Python});
-  for (const at::Tensor& one : tangents) {
-    if (one.defined() && one.key_set().has_any(kWrappers)) return true;
+  for (const at::Tensor& tangent : tangents) {
+    if (tangent.defined() && tangent.key_set().has_any(kWrappers)) return true;
   }
   return false;
 }
@@ -95,14 +92,14 @@ class RegionNode final : public ag::Node {
       keep(saved_[n], value, is_output && state_->results[index].differentiable);
     }
     if (!state_->differentiate) return;
-    again_.resize(inputs.size());
+    replayed_.resize(inputs.size());
     for (size_t n = 0; n < saved_.size(); n++) {
       const SavedEntry& entry = state_->saved[n];
       if (entry.kind == SavedKind::kInput)
-        again_[static_cast<size_t>(entry.index)].saved = &saved_[n];
+        replayed_[static_cast<size_t>(entry.index)].saved = &saved_[n];
     }
     for (size_t n = 0; n < inputs.size(); n++) {
-      if (!again_[n].saved) again_[n].watch(inputs[n]);
+      if (!replayed_[n].saved) replayed_[n].watch(inputs[n]);
     }
   }
 
@@ -124,8 +121,8 @@ class RegionNode final : public ag::Node {
 
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (Kept& one : saved_) one.tensor.reset_data();
-    for (Input& one : again_) one.value = Value();
+    for (Kept& kept : saved_) kept.tensor.reset_data();
+    for (Input& input : replayed_) input.value = Value();
     released_ = true;
   }
 
@@ -137,8 +134,8 @@ class RegionNode final : public ag::Node {
     bool is_output = false;
   };
 
-  // An input that only the second derivative needs. Not a saved variable: eager would not save it,
-  // so no hook may see it.
+  // An input that only the second derivative needs. It is no saved variable, since eager would not
+  // save it: no saved-tensor hook may see it.
   struct Input {
     Kept* saved = nullptr;
     Value value;
@@ -149,23 +146,16 @@ class RegionNode final : public ag::Node {
     }
 
     void watch(const Value& input) {
-      if (!input.is_tensor()) {
-        value = const_cast<Value&>(input).hand_over();
-        return;
-      }
-      value.set_tensor(input.share());
-      version = version_of(value);
+      value = input.copy();
+      if (value.is_tensor()) version = version_of(value);
     }
 
     Value get(const std::string& name) {
-      if (!value.is_tensor()) return value.hand_over();
-      KILN_CHECK(version_of(value) == version, name,
+      KILN_CHECK(!value.is_tensor() || version_of(value) == version, name,
                  ": one of the variables needed for gradient computation has been modified by an "
                  "inplace operation: an input is at version ",
                  version_of(value), "; expected version ", version, " instead");
-      Value made;
-      made.set_tensor(value.share());
-      return made;
+      return value.copy();
     }
   };
 
@@ -192,7 +182,7 @@ class RegionNode final : public ag::Node {
     return made;
   }
 
-  // A tangent that is missing is zeros, unless there are backward plans for missing ones.
+  // A missing tangent becomes zeros, unless backward plans are compiled without it.
   void prepare(at::Tensor& tangent, size_t n) const {
     if (!tangent.defined()) {
       if (!state_->optional_tangents) tangent = input_metadata(n).zeros_like();
@@ -205,8 +195,8 @@ class RegionNode final : public ag::Node {
   // reference to what was saved, so that each is freed, or its memory reused, at its last use.
   ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
     bool keep_graph = ag::get_current_graph_task_keep_graph();
-    std::vector<bool> wanted = mask;  // then: which tangents there are
-    for (const at::Tensor& one : tangents) wanted.push_back(one.defined());
+    std::vector<bool> wanted = mask;  // followed by: which tangents are defined
+    for (const at::Tensor& tangent : tangents) wanted.push_back(tangent.defined());
     const Callable* backward;
     {
       at::AutoGradMode no_grad(false);
@@ -215,14 +205,14 @@ class RegionNode final : public ag::Node {
     if (!*backward) return differentiate(tangents, mask);
     std::vector<Value> inputs;
     inputs.reserve(saved_.size() + tangents.size());
-    for (Kept& one : saved_) {
-      inputs.push_back(value_of(one));
-      if (!keep_graph && one.is_tensor) one.tensor.reset_data();
+    for (Kept& kept : saved_) {
+      inputs.push_back(value_of(kept));
+      if (!keep_graph && kept.is_tensor) kept.tensor.reset_data();
     }
-    for (at::Tensor& one : tangents) {
-      if (!one.defined()) continue;
+    for (at::Tensor& tangent : tangents) {
+      if (!tangent.defined()) continue;
       inputs.emplace_back();
-      inputs.back().set_tensor(one.unsafeReleaseIntrusivePtr());
+      inputs.back().set_tensor(tangent.unsafeReleaseIntrusivePtr());
     }
     at::AutoGradMode no_grad(false);
     return gradients((*backward)(inputs, !keep_graph), mask);
@@ -238,13 +228,13 @@ class RegionNode final : public ag::Node {
     return made;
   }
 
-  // create_graph=True: the region once more, differentiably.
+  // For create_graph=True: runs the forward again by eager operators and differentiates that.
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
     std::vector<Value> inputs;
     if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
-    for (Input& one : again_) {
-      inputs.push_back(one.saved ? value_of(*one.saved) : one.get(name()));
+    for (Input& input : replayed_) {
+      inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
     }
     std::vector<Value> given(tangents.size());
     for (size_t n = 0; n < given.size(); n++) {
@@ -262,7 +252,8 @@ class RegionNode final : public ag::Node {
     return gradients(std::move(results), mask);
   }
 
-  // The gradients, with a history that raises when it is differentiated: never silently a constant.
+  // The gradients, with a history that raises when differentiated: they are never silently
+  // constant.
   ag::variable_list refuse_second_derivative(ag::variable_list& tangents,
                                              const std::vector<bool>& mask) {
     ag::variable_list made;
@@ -271,10 +262,10 @@ class RegionNode final : public ag::Node {
     } catch (const RaisedError& error) {
       throw_to_engine(error);
     }
-    for (at::Tensor& one : made) {
-      if (!one.defined()) continue;
-      one = one.detach();
-      one.set_requires_grad(true);
+    for (at::Tensor& gradient : made) {
+      if (!gradient.defined()) continue;
+      gradient = gradient.detach();
+      gradient.set_requires_grad(true);
     }
     auto refuse =
         new_node<ag::DelayedError>(state_->no_second_derivative, static_cast<int64_t>(made.size()));
@@ -283,7 +274,7 @@ class RegionNode final : public ag::Node {
 
   std::shared_ptr<RegionState> state_;
   std::vector<Kept> saved_;
-  std::vector<Input> again_;
+  std::vector<Input> replayed_;
   bool released_ = false;
 };
 

@@ -36,9 +36,9 @@ struct RegionState {
   std::string name;
   size_t num_inputs = 0;
   std::vector<ResultEntry> results;
-  // Results that are views without a gradient of something that has one.
+  // Results that are views without a gradient of tensors with a gradient.
   std::vector<int32_t> detached;
-  // Inputs that no result depends on differentiably: the engine must not walk on from them.
+  // Inputs that no result depends on differentiably: the engine must not go on to their history.
   std::vector<int32_t> unreached;
   std::vector<SavedEntry> saved;
   // Inputs that get the value of a result written into them, seen by autograd.
@@ -51,14 +51,14 @@ struct RegionState {
   std::string no_wrapped_tangents;
   std::string no_forward_mode;
 
-  // Are there backward callables for some of the tangents only?
+  // Does `make_backward` take the mask of defined tangents, too?
   bool optional_tangents = false;
 
-  // The callable for the inputs that need a gradient and the tangents that there are (one list of
-  // both), compiled on first use. An empty one where the gradients come from `differentiate`.
+  // The callable for a mask: the inputs that need a gradient, then the tangents that are defined.
+  // Compiled on first use; empty if the gradients come from `differentiate`.
   const Callable& backward(const std::vector<bool>& wanted);
 
-  // For Python's collector: shows, or lets go of, the Python objects.
+  // For Python's garbage collector: visits, or drops, the Python objects.
   int visit(visitproc visit, void* arg) const;
   void drop();
 

@@ -1,9 +1,11 @@
-#include "executor/region_object.h"
+// The Python type `Region`.
+#include <Python.h>
 
 #include <cstddef>
 #include <exception>
 
 #include "executor/python.h"
+#include "executor/python_types.h"
 #include "executor/region.h"
 
 namespace kiln {
@@ -48,32 +50,26 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   return nullptr;
 }
 
-// Rows of small integers: a sequence of tuples of `width`.
-bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& made) {
-  PyObject* items = PySequence_Fast(rows, "expected a sequence of tuples");
-  if (!items) return false;
-  for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(items) && !PyErr_Occurred(); n++) {
-    PyObject* row = PySequence_Fast(PySequence_Fast_GET_ITEM(items, n), "expected a tuple");
-    if (!row) break;
-    if (static_cast<size_t>(PySequence_Fast_GET_SIZE(row)) != width) {
-      PyErr_Format(PyExc_ValueError, "expected %zu numbers in a row", width);
-    }
-    made.emplace_back();
-    for (size_t k = 0; k < width && !PyErr_Occurred(); k++) {
-      PyObject* number = PySequence_Fast_GET_ITEM(row, static_cast<Py_ssize_t>(k));
-      made.back().push_back(static_cast<int32_t>(PyLong_AsLong(number)));
-    }
-    Py_DECREF(row);
-  }
-  Py_DECREF(items);
-  return !PyErr_Occurred();
-}
-
 bool read_numbers(PyObject* numbers, std::vector<int32_t>& made) {
   PyObject* items = PySequence_Fast(numbers, "expected a sequence of numbers");
   if (!items) return false;
   for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(items); n++) {
     made.push_back(static_cast<int32_t>(PyLong_AsLong(PySequence_Fast_GET_ITEM(items, n))));
+  }
+  Py_DECREF(items);
+  return !PyErr_Occurred();
+}
+
+// A sequence of tuples of `width` small integers.
+bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& made) {
+  PyObject* items = PySequence_Fast(rows, "expected a sequence of tuples");
+  if (!items) return false;
+  made.assign(static_cast<size_t>(PySequence_Fast_GET_SIZE(items)), {});
+  for (size_t n = 0; n < made.size() && !PyErr_Occurred(); n++) {
+    bool read = read_numbers(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(n)), made[n]);
+    if (read && made[n].size() != width) {
+      PyErr_Format(PyExc_ValueError, "expected %zu numbers in a row", width);
+    }
   }
   Py_DECREF(items);
   return !PyErr_Occurred();
@@ -85,13 +81,11 @@ bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionStat
   for (const auto& row : rows) {
     state.results.push_back({row[0] != 0, static_cast<BaseKind>(row[1]), row[2], row[3] != 0});
   }
-  rows.clear();
   if (!read_rows(saved, 4, rows)) return false;
   for (const auto& row : rows) {
     state.saved.push_back(
         {static_cast<SavedKind>(row[0]), row[1], static_cast<BaseKind>(row[2]), row[3]});
   }
-  rows.clear();
   if (!read_rows(written, 2, rows)) return false;
   for (const auto& row : rows) state.written.emplace_back(row[0], row[1]);
   return true;
@@ -144,7 +138,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return self;
 }
 
-// Autograd's nodes share the state: while one lives, what the state holds is not ours to show.
+// Nodes of autograd share the state: while one lives, the state's objects are not only ours.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const auto& state = reinterpret_cast<RegionObject*>(self)->state;
   return state && state.use_count() == 1 ? state->visit(visit, arg) : 0;

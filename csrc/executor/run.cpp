@@ -20,7 +20,6 @@ constexpr c10::DispatchKeySet kBelowAutograd =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 constexpr size_t kScratchKept = size_t{1} << 20;
 constexpr int64_t kAlignment = 64;
-constexpr int8_t kCpu = 0;
 
 // 64-byte aligned memory of this thread, kept between launches unless it is large.
 class Scratch {
@@ -80,11 +79,16 @@ class Run {
   void take(Value* inputs) {
     for (size_t n = 0; n < program_.inputs.size(); n++) slots_[n] = inputs[n].hand_over();
   }
+  void all(Value* outputs) {
+    enter();
+    steps();
+    results(outputs);
+  }
+
+ private:
   void enter();
   void steps();
   void results(Value* outputs);
-
- private:
   const Layout& layout(int32_t number) const {
     return program_.layouts[static_cast<size_t>(number)];
   }
@@ -138,7 +142,7 @@ class Run {
   PlanScope scope_;
   c10::DataPtr arena_;
   std::unique_ptr<DeviceScope> device_;
-  std::vector<std::pair<Slot, Value>> unaligned_;  // inputs that stand in their slots as copies
+  std::vector<std::pair<Slot, Value>> unaligned_;  // inputs whose slots hold aligned copies
   int64_t status_ = 0;
 };
 
@@ -192,7 +196,7 @@ void Run::check_input(const Input& input, Value& value, size_t number) const {
   const Layout& planned = layout(input.layout);
   const c10::TensorImpl& given = *value.tensor();
   uint64_t keys = given.key_set().raw_repr();
-  // Key sets tell device, layout and what makes memory opaque: seen once, they need no second look.
+  // The key set determines device, layout and opaqueness: a known one needs no full check.
   bool same_device = planned.device_index < 0 || given.device().index() == planned.device_index;
   if (keys == frame_.known_keys[number] && same_device && has_layout(given, planned, ints_)) return;
   if (fits(given, planned, ints_)) {
@@ -224,7 +228,8 @@ void Run::enter() {
   }
 }
 
-// What device kernels of this call, as far as the host has waited for them, or of earlier ones met.
+// Raises what device kernels have reported: those of earlier calls, and of this one as far as the
+// host has waited for them.
 void Run::check_status() {
   for (int8_t index : program_.status_devices) {
     if (int64_t status = device(index).take_status()) {
@@ -235,7 +240,7 @@ void Run::check_status() {
   }
 }
 
-// Device kernels take the start of every input to be aligned; one that is not comes as a copy.
+// Device kernels assume that every input starts at an aligned address; others are copied.
 void Run::align_inputs() {
   for (Slot slot : program_.aligned_inputs) {
     const c10::TensorImpl& given = *slots_[slot].tensor();
@@ -291,7 +296,7 @@ void Run::run(const AllocateStep& step) {
           : empty_from(device(planned.device_index).allocator(), planned, ints_));
 }
 
-// Ends the slot whose memory is to be reused; false where that memory does not do.
+// Ends the slot whose memory is to be reused; false where that memory cannot be.
 bool Run::reuse(const AllocateStep& step, const Layout& planned) {
   bool is_input = step.reuse < static_cast<Slot>(program_.inputs.size());
   Value old = std::move(slots_[step.reuse]);
@@ -307,7 +312,7 @@ void Run::run(const RawAllocateStep& step) {
   if (step.ended != kNone) slots_[step.ended].clear();
   const Layout& planned = layout(step.layout);
   if (program_.segments.size() > 1) {
-    // Sizes that are read from data: the arena cannot be laid out ahead, so the slot gets a tensor.
+    // Sizes depend on data, so the arena has no layout on entry: the slot gets a tensor.
     return slots_[step.out].set_tensor(empty_cpu(planned, ints_));
   }
   char* start =
@@ -364,8 +369,8 @@ void Run::run(const LaunchStep& step) {
   if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
 }
 
-// While a CUDA graph is captured the seed is drawn on the device, anew in each replay: the
-// generator's state on the host is that of the capture.
+// While a CUDA graph is captured, operators on the device draw the seed, so that each replay has
+// its own: the state on the host would be that of the capture for ever.
 void Run::run(const RandomSeedStep& step) {
   static const auto dtype = caffe2::TypeMeta::Make<int64_t>();
   static constexpr int64_t kSizes[] = {2}, kStrides[] = {1};
@@ -384,15 +389,10 @@ void Run::run(const RandomSeedStep& step) {
 
 void Run::run(const HostReadStep& step) {
   const c10::TensorImpl& source = tensor(step.source);
-  switch (step.kind) {
-    case ScalarKind::kFloat:
-      floats_[step.target] = read_float(source);
-      break;
-    case ScalarKind::kBool:
-      ints_[step.target] = read_bool(source);
-      break;
-    default:
-      ints_[step.target] = read_int(source);
+  if (step.kind == ScalarKind::kFloat) {
+    floats_[step.target] = read_float(source);
+  } else {
+    ints_[step.target] = step.kind == ScalarKind::kBool ? read_bool(source) : read_int(source);
   }
   check_status();
   compute(program_.segments[static_cast<size_t>(step.segment)], ints_, floats_);
@@ -437,9 +437,7 @@ void Run::run(const BranchStep& step) {
   HeldInputs held{frame, inputs.size()};
   Run nested(inner, constants_, frame, false);
   nested.take(inputs.data());
-  nested.enter();
-  nested.steps();
-  nested.results(outputs.data());
+  nested.all(outputs.data());
   for (size_t n = 0; n < outputs.size(); n++) {
     if (step.outs[n] != kNone) slots_[step.outs[n]] = std::move(outputs[n]);
   }
@@ -470,18 +468,7 @@ void Run::make_output(const Output& output, Value* outputs, Value& result) {
   const Value& base =
       output.kind == OutputKind::kOutput ? outputs[output.operand] : slots_[output.operand];
   if (output.layout != kNone) return result.set_tensor(alias(output, base));
-  switch (base.tag()) {
-    case Value::Tag::kTensor:
-      return result.set_tensor(base.share());
-    case Value::Tag::kInt:
-      return result.set_int(base.integer());
-    case Value::Tag::kBool:
-      return result.set_bool(base.integer() != 0);
-    case Value::Tag::kFloat:
-      return result.set_float(base.real());
-    default:
-      return;
-  }
+  result = base.copy();
 }
 
 void Run::results(Value* outputs) {
@@ -530,9 +517,7 @@ void Executor::run(Value* inputs, Value* outputs, bool donate) const {
   Call call(*this);
   Run run(*program_, constants_, *call.frame_, donate);
   run.take(inputs);
-  run.enter();
-  run.steps();
-  run.results(outputs);
+  run.all(outputs);
 }
 
 Executor::Call::Call(const Executor& executor)
@@ -546,9 +531,7 @@ Executor::Call::~Call() {
 
 void Executor::Call::run() {
   Run run(*executor_.program_, executor_.constants_, *frame_, false);
-  run.enter();
-  run.steps();
-  run.results(frame_->results.data());
+  run.all(frame_->results.data());
 }
 
 void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {

@@ -56,16 +56,25 @@ c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints) {
   return {ints + layout.strides, static_cast<size_t>(layout.rank)};
 }
 
+c10::DispatchKeySet plain_keys(const c10::StorageImpl& storage) {
+  bool cpu = storage.device_type() == c10::DeviceType::CPU;
+  return c10::DispatchKeySet(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+TensorPtr tensor_over(c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype,
+                      c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(std::move(storage),
+                                                                             keys, dtype);
+  made->set_sizes_and_strides(sizes, strides, offset);
+  return made;
+}
+
 TensorPtr empty_from(c10::Allocator& allocator, caffe2::TypeMeta dtype, size_t bytes,
                      c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        allocator.allocate(bytes), &allocator, true);
-  auto key = storage->device_type() == c10::DeviceType::CPU ? c10::DispatchKey::CPU
-                                                            : c10::DispatchKey::CUDA;
-  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      std::move(storage), c10::DispatchKeySet(key), dtype);
-  made->set_sizes_and_strides(sizes, strides, offset);
-  return made;
+  c10::DispatchKeySet keys = plain_keys(*storage);
+  return tensor_over(std::move(storage), keys, dtype, sizes, strides, offset);
 }
 
 TensorPtr empty_from(c10::Allocator& allocator, const Layout& layout, const int64_t* ints) {
@@ -83,10 +92,8 @@ TensorPtr over_storage(const c10::TensorImpl& base, const Layout& layout, const 
   const c10::Storage& storage = base.storage();
   KILN_CHECK(offset >= 0 && reach(layout, ints, offset) <= static_cast<int64_t>(storage.nbytes()),
              "a view of the plan does not fit into its storage of ", storage.nbytes(), " bytes");
-  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      c10::Storage(storage), base.key_set(), layout.meta);
-  made->set_sizes_and_strides(sizes_of(layout, ints), strides_of(layout, ints), offset);
-  return made;
+  return tensor_over(storage, base.key_set(), layout.meta, sizes_of(layout, ints),
+                     strides_of(layout, ints), offset);
 }
 
 bool has_layout(const c10::TensorImpl& tensor, const Layout& layout, const int64_t* ints) {

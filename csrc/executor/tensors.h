@@ -11,6 +11,11 @@ namespace kiln {
 c10::IntArrayRef sizes_of(const Layout& layout, const int64_t* ints);
 c10::IntArrayRef strides_of(const Layout& layout, const int64_t* ints);
 
+// A plain new tensor has the dispatch key of its storage's device only.
+c10::DispatchKeySet plain_keys(const c10::StorageImpl& storage);
+TensorPtr tensor_over(c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype,
+                      c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+
 // Fresh memory of the allocator: of the CPU, or of CUDA's current device.
 TensorPtr empty_from(c10::Allocator& allocator, caffe2::TypeMeta dtype, size_t bytes,
                      c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);

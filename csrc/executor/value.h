@@ -66,6 +66,17 @@ class Value {
     copy.word_ = word_;
     return copy;
   }
+  // With a new reference to a tensor.
+  Value copy() const {
+    Value copy;
+    if (is_tensor()) {
+      copy.set_tensor(share());
+    } else {
+      copy.tag_ = tag_;
+      copy.word_ = word_;
+    }
+    return copy;
+  }
 
   Tag tag() const { return tag_; }
   bool is_tensor() const { return tag_ == Tag::kTensor; }

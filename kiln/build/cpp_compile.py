@@ -41,7 +41,7 @@ LINKED = ("-lgcc",)
 """After the source: conversions that the CPU has no instruction for."""
 
 SMALL_UNIT = 2000
-"""Characters of source below which a further unit is not worth its start."""
+"""Characters of source per unit, at least: starting g++ has its cost, too."""
 
 
 class NoCompiler(KilnError):
@@ -61,7 +61,7 @@ class KernelsDoNotCompile(KilnError):
 @final
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A compiler and all that decides what it makes of a source."""
+    """A compiler and all that its output depends on, apart from the source."""
 
     path: str
     version: str
@@ -87,7 +87,7 @@ class Unit:
 
 @dataclass
 class Compilation:
-    """g++ at work. One that nobody waits for is stopped."""
+    """A running compilation; it is stopped when the object dies."""
 
     kernels: Sequence[Kernel]
     store: DiskStore
@@ -137,7 +137,7 @@ class Compilation:
         return libraries
 
     def finish(self, unit: Unit) -> Path:
-        """Wait for g++ and put the library into the store; a store that cannot be written leaves it where it is."""
+        """Wait for g++ and put the library into the store, or leave it in its folder if the store cannot be written."""
         _, message = unit.process.communicate()
         symbols = [kernel.symbol for kernel in unit.kernels]
         if unit.process.returncode:

@@ -36,7 +36,7 @@ from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
 
 Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
-"""`compile_source`, here or elsewhere."""
+"""`compile_source`, in this process or in a worker."""
 KIND = "cubin"
 MOST_WORKERS = 16
 FIRST_WORKERS = 8
@@ -101,7 +101,7 @@ class CubinCompilation:
 
 
 def drop_all(running: dict[str, Future[Cubin]]) -> None:
-    """Cancel compilations that nobody else waits for."""
+    """Cancel compilations that no other caller waits for."""
     while running:
         shared_queue().drop(running.popitem()[1])
 
@@ -138,17 +138,13 @@ def prepare_compiling(workers: int = 0) -> None:
 
 
 def compile_and_keep(kernel: Kernel, store: DiskStore, key: str, compiler: Compiler) -> Cubin:
-    cubin = compile_cubin(kernel, compiler)
-    store.put(KIND, key, cubin.encode())
-    return cubin
-
-
-def compile_cubin(kernel: Kernel, compiler: Compiler) -> Cubin:
     meta = dict(kernel.meta)
     made = compiler(kernel.source, kernel.symbol, meta)
     code = made.pop("cubin")
     facts = {"letters": parameter_letters(kernel), "status": meta["status"], "capability": meta["capability"]}
-    return Cubin(**made, **facts, code=code)
+    cubin = Cubin(**made, **facts, code=code)
+    store.put(KIND, key, cubin.encode())
+    return cubin
 
 
 def parameter_letters(kernel: Kernel) -> str:
@@ -176,7 +172,7 @@ def code_of(kernel: Kernel) -> str:
 
 @lru_cache(maxsize=1)
 def triton_version() -> str:
-    """The installed version, found without importing it; empty where there is none."""
+    """The installed version, found without importing it; empty if it is not installed."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

@@ -27,11 +27,11 @@ ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
 
 
 class UnsupportedLaunch(ValueError):
-    """The compiled kernel asks for a kind of launch that there is none of."""
+    """The compiled kernel needs a kind of launch that the executor does not have."""
 
 
 def jit_function(source: str, symbol: str) -> Any:
-    """What the definition of `symbol` in `source` makes: a `triton.JITFunction`, or an interpreted one."""
+    """The object that `source` defines as `symbol`: a `triton.JITFunction`, or an interpreted function."""
     name = f"kiln/{symbol}.py"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, object] = {"__name__": f"kiln_kernel_{symbol}", "__file__": name}
@@ -69,7 +69,7 @@ def compile_source(source: str, symbol: str, meta: Mapping[str, Any]) -> dict[st
 @final
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Triton's result: what its stages tell of the kernel, and the texts of which something is kept."""
+    """Triton's result: the metadata of its stages, PTX and cubin."""
 
     metadata: Mapping[str, object]
     ptx: str
@@ -77,8 +77,8 @@ class Made:
 
 
 def run_stages(source: object, target: object, options: Mapping[str, object]) -> Made:
-    """`source` through all stages. Triton's own way is taken where that fails: it raises what a user should read, and
-    a version whose stages are called otherwise compiles all the same.
+    """`source` through all stages. If that fails, `triton.compile` runs: it raises the error that a user should read, and
+    works for versions with other interfaces of the stages.
     """
     try:
         return without_cache(source, target, options)
@@ -88,7 +88,7 @@ def run_stages(source: object, target: object, options: Mapping[str, object]) ->
 
 
 def without_cache(source: Any, target: object, options: Mapping[str, object]) -> Made:
-    """What `triton.compile` of Triton 3.6 and 3.7 does between looking into its cache and writing it."""
+    """What `triton.compile` of Triton 3.6 and 3.7 does between reading and writing its cache."""
     compiler = load_required("triton", purpose=PURPOSE).compiler.compiler
     backend = compiler.make_backend(target)
     parsed = backend.parse_options({**options, **source.parse_options()})

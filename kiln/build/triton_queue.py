@@ -2,10 +2,10 @@
 
     future = shared_queue().submit("k_ab12", call, threads=16)     # starts a thread while fewer are running
     future.result()
-    shared_queue().drop(future)                                    # cancels the call if nobody else waits for it
+    shared_queue().drop(future)                                    # cancels the call if no one else waits for it
 
-Calls with equal keys run once: forward and backward share kernels. Unlike a `ThreadPoolExecutor`'s, the threads are
-daemons: a program that ends does not wait for kernels nobody needs.
+Calls with equal keys run once: forward and backward share kernels. Unlike those of a `ThreadPoolExecutor`, the threads
+are daemons: a program that ends does not wait for kernels that it does not need any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, final
 @final
 @dataclass(eq=False)
 class Job:
-    """A call and the number of those who wait for it."""
+    """A call and the number of callers that wait for it."""
 
     key: str
     call: Callable[[], object]
@@ -34,7 +34,7 @@ class Job:
 @final
 @dataclass
 class CompileQueue:
-    """See above. A fork of the process starts with an empty queue: it has none of the threads."""
+    """See above. A fork of the process starts with an empty queue, since it has none of the threads."""
 
     owner: int = field(default_factory=os.getpid)
     jobs: deque[Job] = field(default_factory=deque)

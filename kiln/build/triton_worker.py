@@ -1,4 +1,4 @@
-"""What runs in the processes that compile Triton kernels: a server that has imported Triton, and its forks.
+"""The processes that compile Triton kernels: a server that has imported Triton, and workers forked from it.
 
     control:  one byte and one end of a channel for each worker to start
     channel:  one line of JSON per kernel {"source", "symbol", "meta"}
@@ -46,23 +46,23 @@ def warm_up(x, y, BLOCK: tl.constexpr):
         tl.store(y + i0 + i1, v0 / total, mask=i0 < 100)
 """
 WARM_META = {"capability": 90, "constants": (("BLOCK", 128),), "num_warps": 1, "signature": ("*fp32", "*fp32")}
-"""A kernel that takes what most kernels take: functions of libdevice, a reduction, a loop, masks."""
+"""A kernel with what most kernels have: functions of libdevice, a reduction, a loop, masks."""
 
 
 def main(at: int) -> None:
     """The server, with its control socket at descriptor `at`."""
     control = socket.socket(fileno=os.dup(at))
     empty = os.open(os.devnull, os.O_RDWR)
-    os.dup2(empty, at)  # what Triton starts shall not hold the socket
-    with suppress(Exception):  # whatever it is, the first kernel says so
+    os.dup2(empty, at)  # processes that Triton starts must not inherit the socket
+    with suppress(Exception):  # the first kernel raises it again
         compile_source(WARM_UP, "warm_up", WARM_META)
     gc.collect()
-    gc.freeze()  # no page is copied because of a count in a collection
+    gc.freeze()  # so that collections in forks do not write to, and thereby copy, shared pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while select.select([control], [], [], IDLE_SECONDS)[0]:
         if not start_worker(control):
             return
-    control.shutdown(socket.SHUT_RD)  # from here on asking for a worker fails; who has asked already gets one
+    control.shutdown(socket.SHUT_RD)  # new requests fail from here on; earlier ones are served
     while start_worker(control):
         pass
 
@@ -80,10 +80,10 @@ def start_worker(control: socket.socket) -> bool:
 
 
 def become_worker(channel: int, has_threads: bool) -> None:
-    """Of this process, a fork of the server, and for good; a program of its own where the server has threads."""
+    """Turn this fork of the server into a worker, which never returns; if the server has threads, by `exec`."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if has_threads:  # one of them may hold a lock, here for ever
+        if has_threads:  # a lock that one of them holds would never be released here
             os.set_inheritable(channel, True)
             program = STARTER.format(path=sys.path, function="work", at=channel)
             os.execv(sys.executable, [sys.executable, "-c", program])

@@ -107,7 +107,7 @@ class ForkServer:
 @final
 @dataclass
 class Workers:
-    """The idle workers; a busy one belongs to the thread that waits for it."""
+    """The idle workers; a busy worker belongs to the thread that waits for it."""
 
     owner: int = field(default_factory=os.getpid)
     idle: list[Worker] = field(default_factory=list)

@@ -24,8 +24,6 @@ class Executor:
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...
     @property
     def name(self) -> str: ...
-    @property
-    def num_steps(self) -> int: ...
 
 @final
 class Region:
@@ -59,11 +57,12 @@ def held_memory() -> tuple[int, int]:
     """Bytes of large buffers that plans have handed out, and bytes kept for the next calls."""
 
 @final
-class Replay:
-    """Calls of a recorded graph; made by `kiln.runtime.cuda_graphs.recording`.
+class GraphReplay:
+    """Checks the arguments of a recorded graph and makes its results; used by `kiln.runtime.cuda_graphs.recording`.
 
-    `given`: the arguments it was recorded for; `used`: what it ran on, the same objects or buffers that are copied
-    into; `results`: what it returned; `constants`: tensors that results may be; `mutated`: arguments it writes.
+    `given`: the arguments it was recorded for; `used`: the same objects, or the buffers into which they are copied;
+    `results`: what the recorded call returned; `constants`: tensors that results may be; `mutated`: arguments that it
+    writes.
     """
 
     def __new__(
@@ -75,25 +74,21 @@ class Replay:
         mutated: tuple[int, ...],
         standalone: bool,
         /,
-    ) -> Replay: ...
+    ) -> GraphReplay: ...
     def check(self, args: tuple[Any, ...], /) -> int:
-        """0: the arguments fit and no result is held; 1: one is held; 2: arguments moved; 3: others than recorded."""
+        """0: the arguments fit and no result is held; 1: one is held; 2: arguments have moved; 3: they do not fit."""
 
     def moved(self, args: tuple[Any, ...], /) -> list[int]:
-        """Numbers of the arguments that are used in place and stand elsewhere than recorded."""
+        """Numbers of the arguments that are used in place and are in other memory than recorded."""
 
     def sources(self, args: tuple[Any, ...], /) -> list[torch.Tensor]:
         """Flat tensors over the arguments that are copied, without a history."""
 
-    def held(self) -> list[tuple[int, torch.Tensor]]:
-        """Number and bytes of each memory whose last results somebody holds."""
-
-    def held_bytes(self) -> int: ...
-    def move(self, memory: int, fresh: torch.Tensor, /) -> None:
-        """The storage that is held over `memory` takes the memory of `fresh`, which has its contents."""
+    def held(self) -> list[torch.Tensor]:
+        """The memory of results of the last replay that are still held, as tensors of bytes."""
 
     def hand_out(self, args: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """The results of the replay that was just issued."""
+        """The results of the last replay."""
 
 def give_memory(held: torch.Tensor, fresh: torch.Tensor, /) -> None:
     """The storage of `held` takes the memory of `fresh`, which has its contents and as many bytes."""
@@ -109,11 +104,6 @@ def cuda_problem() -> str:
 
 def current_stream(index: int) -> int:
     """The raw CUDA stream that torch has selected in this thread on a device."""
-
-def driver_launch_cost(
-    images: Mapping[str, tuple[str, str, bool, int, int, int, int, int, bytes]], count: int
-) -> float:
-    """Microseconds that the driver's own call takes per launch of the one kernel in `images`."""
 
 def use_null_device(used: bool) -> None:
     """Executors made from now on only note their CUDA kernels; their CUDA tensors are CPU tensors."""

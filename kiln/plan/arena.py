@@ -89,14 +89,14 @@ def with_frees(plan: Plan) -> Plan:
     """The plan with a `FreeStep` after the last use of every slot without one, owned arguments included."""
     kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
     last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
-    gone: set[Slot | None] = set()
+    ended: set[Slot | None] = set()
     for place, step in enumerate(plan.steps):
         last.update((slot, place) for slot in (*step.reads(), *step.writes()))
-        gone.update(step.slots if isinstance(step, FreeStep) else ())
-        gone.add(step.reuse if isinstance(step, AllocateStep) else None)
+        ended.update(step.slots if isinstance(step, FreeStep) else ())
+        ended.add(step.reuse if isinstance(step, AllocateStep) else None)
     ending: defaultdict[int, list[Slot]] = defaultdict(list)
     for slot, place in last.items():
-        if slot not in kept and slot not in gone and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
+        if slot not in kept and slot not in ended and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
             ending[place].append(slot)
     steps: list[Step] = [FreeStep(tuple(ending[-1]))] if ending[-1] else []
     for place, step in enumerate(plan.steps):
@@ -116,7 +116,7 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
         launch k_1(%0, %2)                            launch k_1(%0, %2)
         %3 = allocate f32[128, 256]            =>     %3 = allocate f32[128, 256] in memory of %0
 
-    `owned`: inputs that nobody else may hold. Each call checks: with retain_graph=True, or where a hook keeps the
+    `owned`: inputs that only the plan may hold. Each call checks that: with retain_graph=True, or if a hook keeps the
     tensor, the buffer gets memory of its own.
     """
     last, views = _ends(plan)
@@ -135,8 +135,8 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
                 found = min(fitting, key=waiting.__getitem__)
                 del waiting[found]
                 donated.append(found)
-                gone = tuple(view for view in views[found] if view not in freed)
-                steps += [FreeStep(gone)] if gone else []
+                live_views = tuple(view for view in views[found] if view not in freed)
+                steps += [FreeStep(live_views)] if live_views else []
                 step = replace(step, reuse=found)
         steps.append(step)
     return replace(plan, steps=tuple(steps), donated=(*plan.donated, *donated)) if donated else plan

@@ -10,7 +10,7 @@ As in eager, a scalar tensor on the CPU can be combined with tensors on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -56,8 +56,8 @@ def cpu_slots(step: LaunchStep, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ..
     return tuple(dict.fromkeys(slot for slot in step.tensors if slot in specs and specs[slot].device.type == "cpu"))
 
 
-def device_of(tensors: Iterable[Slot], specs: dict[Slot, TensorSpec]) -> torch.device | None:
-    """Where a launch on the tensors goes: the device of the first that is not on the CPU."""
+def device_of(tensors: Iterable[Slot], specs: Mapping[Slot, TensorSpec]) -> torch.device | None:
+    """The device of the first tensor that is not on the CPU."""
     devices = (specs[slot].device for slot in tensors if slot in specs)
     return next((device for device in devices if device.type != "cpu"), None)
 

@@ -2,11 +2,11 @@
 
     encode_program(plan)  ->  bytes: a header, 64-bit words, a table of strings
 
-Whatever can be decided ahead is decided here: registers of all size expressions (`registers.py`), which buffers need
-a tensor (`arena.py`), the layout of each slot. The executor needs nothing else of a plan, so an ahead-of-time package
-carries the same bytes. Each step fills a record (its method `native` in `kiln/plan/steps`); `native.py` declares the
-fields of all records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any
-declaration; change WORDS with the order of other words.
+All that does not depend on a call is decided here: registers of size expressions (`registers.py`), which buffers need a
+tensor (`arena.py`), the layout of each slot. The executor needs nothing else of a plan, so packages carry the same
+bytes. Each step fills a record (its method `native` in `kiln/plan/steps`); `native.py` declares the fields of all
+records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any declaration; change WORDS with
+the order of other words.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ STEP_NUMBERS = {kind: number for number, kind in enumerate(NATIVE_STEPS)}
 
 
 def encode_program(plan: Plan, adapt: Collection[int] = ()) -> bytes:
-    """`adapt`: inputs that are copied into the planned layout when they arrive in another one (tangents). A plan that
-    has some is a backward: autograd hands over its inputs, and each is freed at its last use.
+    """`adapt`: inputs that are copied into the planned layout if they have another one (tangents). A plan with such
+    inputs is a backward: it owns its inputs, and frees each at its last use.
 
     Raises InvalidPlan.
     """
@@ -110,7 +110,7 @@ class ProgramEncoder:
         file = self.registers
         words = [*counted(file.ints), *counted([*map(float_word, file.floats)]), len(file.segments)]
         for segment in file.segments:
-            words += [len(segment.operations), *(word for operation in segment.operations for word in operation)]
+            words += [len(segment), *(word for operation in segment for word in operation)]
         return words
 
     def kernel_words(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What steps refer to, as words: layouts, registers, arguments of operators.
+"""Operands of steps as words of the native program: layouts, registers, arguments of operators.
 
 operands.layout(f32[s0, 8])          3: the layout's number; its sizes are in registers
 operands.argument(Ref(2))            [ArgumentKind.SLOT, 2]
@@ -25,7 +25,7 @@ DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 MEMORY_FORMATS = {
     torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3
 }  # fmt: skip
-LAYOUTS = {torch.strided: 0, torch.sparse_coo: 1}
+LAYOUT_NUMBERS = {torch.strided: 0, torch.sparse_coo: 1}
 
 
 def float_word(value: float) -> int:
@@ -49,7 +49,7 @@ def device_words(device: torch.device) -> list[int]:
 
 @final
 class Operands:
-    """Tables that the steps of one plan refer to by number; nested plans share the strings only."""
+    """Tables that the steps of a plan refer to by number; nested plans share only the strings."""
 
     def __init__(self, specs: Mapping[Slot, TensorSpec], strings: dict[str, int]) -> None:
         self.specs = specs
@@ -60,7 +60,7 @@ class Operands:
         self.scalar_slots: dict[Slot, tuple[ScalarKind, int]] = {}
 
     def string(self, text: str) -> int:
-        """The number of the text: each distinct one is in the program once."""
+        """The number of the text; equal texts are stored once."""
         return self.strings.setdefault(text, len(self.strings))
 
     def new_register(self, kind: ScalarKind) -> int:
@@ -137,6 +137,6 @@ ARGUMENT_WORDS: tuple[tuple[type, Callable[[Operands, Any], list[int]]], ...] = 
     (torch.dtype,         lambda at, value: [ArgumentKind.DTYPE, SCALAR_TYPE_NUMBERS[value]]),
     (torch.device,        lambda at, value: [ArgumentKind.DEVICE, *device_words(value)]),
     (torch.memory_format, lambda at, value: [ArgumentKind.MEMORY_FORMAT, MEMORY_FORMATS[value]]),
-    (torch.layout,        lambda at, value: [ArgumentKind.LAYOUT, LAYOUTS[value]]),
+    (torch.layout,        lambda at, value: [ArgumentKind.LAYOUT, LAYOUT_NUMBERS[value]]),
 )
 # fmt: on

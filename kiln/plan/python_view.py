@@ -8,8 +8,7 @@
         del v2
         return (v3,)
 
-The free names `empty`, `over`, `launch`, `as_planned`, `constants`, `seed`, `check`, `read`, `branch`, `rebuild` and
-`bump` stand for what one step of the executor does; `tests/runtime` runs the text with plain definitions of them.
+The free names (`FREE_NAMES`) do what a step of the executor does; `tests/runtime` defines them and runs the text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kiln.tensor.spec import CPU, TensorSpec
 
 
 def plan_python(plan: Plan) -> str:
-    """A function `plan.name`; nested plans stand above it."""
+    """A function named as the plan, below those of its nested plans."""
     return PythonPrinter(plan).text()
 
 

@@ -3,7 +3,7 @@
     draw_seed(torch.device("cpu"), 4096)   is   tensor([5577006791947779410, 0])
 
 A kernel computes its numbers from seed, offset and element index; backward gets the same pair and computes the same
-numbers again. The generators advance, so `torch.manual_seed` determines what is drawn and two calls differ.
+numbers. The generators advance: `torch.manual_seed` determines what is drawn, and two calls differ.
 * CPU: the Mersenne twister has no offset; each draw takes a fresh 63-bit seed from it.
 * CUDA: the generator's seed and offset; the offset advances by `increment` (rounded up to 4, as in torch). While the
   user captures a CUDA graph the state of the generator cannot be read: an operator draws a new seed in each replay.
@@ -28,7 +28,7 @@ def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
 
 
 def rounded(increment: int) -> int:
-    """By how much torch moves the offset of a CUDA generator on."""
+    """What torch adds to the offset of a CUDA generator."""
     return (increment + 3) // 4 * 4
 
 

@@ -1,4 +1,4 @@
-"""The plan, one step at a time, in Python: the reference for the native executor and the debugger's view.
+"""Runs a plan step by step in Python: the reference for the native executor, and for debugging.
 
     run = PythonExecutor(plan, libraries).start([x, weight])
     while (step := run.step()) is not None:     # the step just done

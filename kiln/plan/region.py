@@ -1,4 +1,4 @@
-"""What autograd needs to know of a differentiable region: data, stored with its two plans.
+"""A differentiable region as data, for autograd; stored with its two plans.
 
 forward (x, w) -> y, t;  backward (x, t, dy) -> dx, dw
 RegionSpec(num_inputs=2, outputs=(y,), differentiable=(True,), saved=(Saved("input", 0), Saved("extra", 1)))
@@ -12,15 +12,16 @@ from typing import Literal, final
 from kiln.plan.plan import PlanOutput
 from kiln.support.errors import require
 
-INPUT, OUTPUT, EXTRA = range(3)
+SAVED_KINDS = ("input", "output", "extra")
+"""In the order of `SavedKind` of csrc/executor/region.h."""
 NO_BASE, INPUT_BASE, OUTPUT_BASE = range(3)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A value that backward gets: input number `index`, result number `index`, or number `index` of all that forward
-    returns. An extra that is a view of an input or a result names it, so that it shares its version.
+    """A value that backward gets: input `index`, result `index`, or value `index` of all that forward returns (an
+    extra). An extra that is a view of an input or a result names it, so that it shares its version.
     """
 
     kind: Literal["input", "output", "extra"]
@@ -29,7 +30,7 @@ class Saved:
     view_of_output: int | None = None
 
     def row(self) -> tuple[int, int, int, int]:
-        kind = {"input": INPUT, "output": OUTPUT, "extra": EXTRA}[self.kind]
+        kind = SAVED_KINDS.index(self.kind)
         if self.view_of_input is not None:
             return kind, self.index, INPUT_BASE, self.view_of_input
         if self.view_of_output is not None:
@@ -40,7 +41,7 @@ class Saved:
 @final
 @dataclass(frozen=True, slots=True)
 class RegionSpec:
-    """What `make_region` has to know.
+    """What `make_region` needs.
 
     `outputs`: the user's results, as the forward plan has them. `differentiable`: which of them are fresh tensors
     with a gradient; backward gets a tangent for each of these, in order. `saved`: what backward gets before the
@@ -48,7 +49,7 @@ class RegionSpec:
     pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
     result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
     `enables_grad`: the region is called where gradients are off, and turns them on. `detached`: results that are views
-    without a gradient of something that has one. `unreached`: inputs that no result depends on differentiably.
+    without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
     """
 
     num_inputs: int
@@ -79,7 +80,7 @@ class RegionSpec:
 
 
 def result_row(output: PlanOutput, differentiable: bool, num_inputs: int) -> tuple[int, int, int, int]:
-    """Differentiable, kind and number of the base, is it a view of the base."""
+    """(is it differentiable, kind of the base, number of the base, is it a view of the base)."""
     if output.alias_input is not None:
         return 0, INPUT_BASE, output.alias_input, int(output.view is not None)
     if output.alias_output is not None:

@@ -11,7 +11,6 @@ neighbouring registers named by the first, so nothing is copied at run time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import final
 
 from kiln.plan.native import OperationKind
@@ -20,12 +19,8 @@ from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
 OPERATIONS = {FloorDiv: OperationKind.FLOOR_DIV, Mod: OperationKind.MOD, Min: OperationKind.MIN, Max: OperationKind.MAX}
 
 
-@final
-@dataclass
-class Segment:
-    """Operations (op, target, a, b) that run together: on entry, or after one `HostReadStep`."""
-
-    operations: list[tuple[int, int, int, int]] = field(default_factory=list)
+Segment = list[tuple[int, int, int, int]]
+"""Operations (op, target, a, b) that run together: on entry, or after one `HostReadStep`."""
 
 
 @final
@@ -35,7 +30,7 @@ class RegisterFile:
     def __init__(self) -> None:
         self.ints: list[int] = []  # initial values
         self.floats: list[float] = []
-        self.segments = [Segment()]
+        self.segments: list[Segment] = [[]]
         self._scalars: dict[Int, tuple[int, int]] = {}  # value to (register, segment that defines it)
         self._vectors: dict[tuple[Int, ...], int] = {}
         self._float_vectors: dict[tuple[str, ...], int] = {}
@@ -54,7 +49,7 @@ class RegisterFile:
 
     def start_segment(self) -> int:
         """Number of a new segment, for all that depends on symbols bound from now on."""
-        self.segments.append(Segment())
+        self.segments.append([])
         return len(self.segments) - 1
 
     def scalar(self, value: Int) -> int:
@@ -71,7 +66,7 @@ class RegisterFile:
         for value, source in zip(key, sources, strict=True):
             register = self.new_int(value if isinstance(value, int) else 0)
             if source is not None:
-                self.segments[source[1]].operations.append((OperationKind.MOV, register, source[0], 0))
+                self.segments[source[1]].append((OperationKind.MOV, register, source[0], 0))
         self._vectors[key] = start
         return start
 
@@ -85,18 +80,14 @@ class RegisterFile:
             register = self.new_float(float(value) if kind == "constant" else 0.0)
             if kind != "constant":
                 operation = OperationKind.FLOAT_MOV if kind == "float" else OperationKind.INT_TO_FLOAT
-                self.segments[-1].operations.append((operation, register, int(value), 0))
+                self.segments[-1].append((operation, register, int(value), 0))
         self._float_vectors[key] = start
         return start
 
     def _place(self, value: Int) -> tuple[int, int]:
         found = self._scalars.get(value)
         if found is None:
-            if isinstance(value, int):
-                found = (self.new_int(value), 0)
-            else:
-                found = self._compute(value)
-            self._scalars[value] = found
+            found = self._scalars[value] = (self.new_int(value), 0) if isinstance(value, int) else self._compute(value)
         return found
 
     def _compute(self, value: Expr) -> tuple[int, int]:
@@ -121,6 +112,6 @@ class RegisterFile:
         for operand in operands[1:]:
             segment = max(result[1], operand[1])
             register = self.new_int()
-            self.segments[segment].operations.append((operation, register, result[0], operand[0]))
+            self.segments[segment].append((operation, register, result[0], operand[0]))
             result = (register, segment)
         return result

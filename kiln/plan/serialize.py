@@ -4,7 +4,7 @@
     decode_plan(data) == plan
 
 Equal plans have equal bytes. A dataclass is an object whose "t" names its class, with the fields that differ from
-their defaults; what JSON does not have is an object with one key of `SCALARS`.
+their defaults; types that JSON lacks are objects with one key of `SCALARS`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kiln.plan.operands import LAYOUT_NUMBERS, MEMORY_FORMATS
 from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
@@ -33,8 +34,8 @@ CLASSES: Mapping[str, type] = {
         Carried, SavedTensor, Signature, Tangent,
     )
 }  # fmt: skip
-FORMATS = {str(kind): kind for kind in (torch.contiguous_format, torch.preserve_format, torch.channels_last)}
-LAYOUTS = {str(kind): kind for kind in (torch.strided, torch.sparse_coo)}
+FORMATS = {str(kind): kind for kind in MEMORY_FORMATS}
+LAYOUTS = {str(kind): kind for kind in LAYOUT_NUMBERS}
 
 
 class UnreadablePlan(KilnError, ValueError):
@@ -60,7 +61,7 @@ READERS = {key: read for key, _, _, read in SCALARS}
 
 
 def encode_plan(plan: object) -> bytes:
-    """A plan, a region spec, or a tuple of what they hold."""
+    """A plan, a region spec, or a tuple of their parts."""
     return json.dumps(to_json(plan), separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -73,7 +74,7 @@ def decode_plan(data: bytes) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """`value` as what the json module writes."""
+    """`value` as types that the json module writes."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):

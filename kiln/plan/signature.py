@@ -7,9 +7,9 @@
               tangents=(Tangent(output=0, ...), Tangent(output=1, ...)), gradients=(0, 1))
 
 The forward returns the user's outputs, then the carried ones, then what is only saved. A carried output is the
-new content of an input whose in-place change has a history: the caller copies it into the input where autograd
-sees it (an input that is changed without a history is written by the plan). The backward takes the saved values,
-then one tangent per entry of `tangents`, each copied into its layout (a backward for some of them takes only these).
+new content of an input whose in-place change has a history: the caller copies it into the input, seen by autograd
+(the plan itself writes inputs that change without a history). The backward takes the saved values, then a tangent per
+entry of `tangents`, each copied into its layout (a backward for some tangents takes only those).
 """
 
 from __future__ import annotations
@@ -53,11 +53,8 @@ class Tangent:
 class Signature:
     """See above. A `SymbolBinding` in `saved` is a number read off an input of the forward.
 
-    `hidden`: how many of the outputs, the first ones, stand for memory that others are parts of; they are not the
-    user's.
-
-    `gradients`: the inputs of the forward that have a gradient, in the order of the backward plan's outputs
-    when all are wanted.
+    `hidden`: the number of leading outputs that are bases of later ones, which are views; the user does not get them.
+    `gradients`: the inputs of the forward that have a gradient, in the order of the outputs of a backward for all.
     """
 
     num_inputs: int

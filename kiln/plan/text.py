@@ -51,9 +51,8 @@ def slots_text(slots: Iterable[Slot | None]) -> str:
     return ", ".join("_" if slot is None else f"%{slot}" for slot in slots)
 
 
-def _input(one: PlanInput) -> str:
-    kind = one.spec if one.spec is not None else str(one.scalar)
-    return f'{kind} "{one.name}"'
+def _input(declared: PlanInput) -> str:
+    return f'{declared.spec or declared.scalar} "{declared.name}"'
 
 
 def _binding(binding: SymbolBinding) -> str:

@@ -4,18 +4,18 @@
     (y,) = region(x, weight)        # y.grad_fn is one node, "CompiledBackward"
     y.sum().backward()              # backward(mask) is compiled now, then run
 
-`forward(*inputs)` returns the user's results and then what backward needs besides inputs and results ("extras").
+`forward(*inputs)` returns the user's results, then the "extras": what backward needs besides inputs and results.
 `backward(mask)` makes the callable for the inputs whose entry in `mask` is true; it takes the saved values and then
-one tangent per differentiable result, and returns one gradient per input (None where the mask is false, or where
-eager has none). With `optional_tangents` it is `backward(mask, given)`, and the callable takes only the tangents whose
-entry in `given` is true. Both may be native executors (no Python is run) or Python functions.
+a tangent per differentiable result, and returns a gradient per input (None where the mask is false, or where eager
+has none). With `optional_tangents` it is `backward(mask, given)`, and the callable takes only the tangents whose entry
+in `given` is true. Both may be native executors (no Python is run) or Python functions.
 
-What holds, as for eager operators: saved tensors go through SavedVariable (saved-tensor hooks, version checks, freed
-by backward); results that are views are rebuilt outside the node; a tangent that is missing is zeros, one of another
-layout is copied into the planned one (`encode_program(adapt=...)`); without retain_graph each saved tensor is freed at
-its last use in the backward plan and its memory may be reused. With create_graph=True the gradients come from
-`replay`, the same function run eagerly; without a replay they raise KILN4008 when differentiated.
-Tangents that are wrappers (vmap over a backward) take the same way.
+As for eager operators, saved tensors go through SavedVariable (saved-tensor hooks, version checks, freed by backward),
+and results that are views are rebuilt outside the node. A missing tangent is zeros; a tangent of another layout is
+copied into the planned one (`encode_program(adapt=...)`). Without retain_graph each saved tensor is freed at its last
+use in the backward plan and its memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
+over a backward), the gradients come from `replay`, the same function run eagerly; without a replay, gradients raise
+KILN4008 when differentiated.
 """
 
 from __future__ import annotations
@@ -65,11 +65,10 @@ def make_region(
     replay: Function | None = None,
     no_replay: str = "there is no replay of it",
 ) -> Region:
-    """The differentiable callable. `backward` must not refer to the region; where it gives None, and there is a
-    replay, the gradients come from that.
+    """The differentiable callable. `backward` must not refer to the region; if it returns None, the gradients come
+    from `replay`.
 
-    `replay(*inputs)` computes the user's results with eager operators; it is needed for create_graph=True only.
-    `no_replay`: why there is none.
+    `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay.
     """
     differentiate = None if replay is None else SecondDerivative(spec, replay)
     return Region(
@@ -91,7 +90,7 @@ def make_region(
 
 
 def saved_extra(plan: Plan, place: int) -> Saved:
-    """The entry for output number `place` of the forward plan: names the input or earlier output it is a view of."""
+    """The entry for output `place` of the forward plan; names the input or earlier output of which it is a view."""
     base_of = {step.out: step.base for step in plan.steps if isinstance(step, ViewStep)}
 
     def owner(slot: Slot | None) -> Slot | None:
@@ -113,15 +112,15 @@ def saved_extra(plan: Plan, place: int) -> Saved:
 @final
 @dataclass(frozen=True, slots=True)
 class SecondDerivative:
-    """Gradients that can be differentiated again, from the saved inputs."""
+    """Differentiable gradients, computed from the saved inputs by a replay."""
 
     spec: RegionSpec
     replay: Function
 
     def __call__(self, inputs: Sequence[object], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[object]:
-        """Views of the inputs keep the paths apart: an input may have been computed from another one.
+        """The gradients, with a history if gradients are on.
 
-        The gradients have a history where gradients are on.
+        The replay runs on views of the inputs: an input may itself have been computed from another input.
         """
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -130,13 +129,13 @@ class SecondDerivative:
                 for value, needed in zip(inputs, mask, strict=True)
             ]
             results = self._results(fresh)
-        pairs = zip(results, self.spec.differentiable, strict=False)
-        roots = [result for result, differentiable in pairs if differentiable]
+        roots = [result for result, fresh in zip(results, self.spec.differentiable, strict=False) if fresh]
         wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
-        kept = [pair for pair in zip(roots, tangents, strict=True) if pair[0].requires_grad and pair[1] is not None]
+        pairs = zip(roots, tangents, strict=True)
+        kept = [(root, tangent) for root, tangent in pairs if root.requires_grad and tangent is not None]
         if not kept:
             return [None] * len(inputs)
-        # torch.autograd.grad would import the symbolic shapes that Kiln replaces.
+        # torch.autograd.grad would import torch's symbolic shapes.
         found = iter(
             torch.autograd.Variable._execution_engine.run_backward(
                 tuple(root for root, _ in kept),
@@ -151,17 +150,15 @@ class SecondDerivative:
         return [next(found) if needed else None for needed in mask]
 
     def _results(self, inputs: Sequence[object]) -> Sequence[Any]:
-        """Raises NoSecondDerivative where the replay draws random numbers: they are not those of the forward."""
+        """Raises NoSecondDerivative if the replay draws random numbers: the forward drew others."""
         generators = generators_of(inputs)
         before = [generator.get_state() for generator in generators]
         results = self.replay(*inputs)
-        if all(
-            torch.equal(*pair) for pair in zip(before, (generator.get_state() for generator in generators), strict=True)
-        ):
+        if all(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)):
             return results
         for state, generator in zip(before, generators, strict=True):
             generator.set_state(state)
-        raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would be others")
+        raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would differ")
 
 
 def generators_of(values: Sequence[object]) -> list[torch.Generator]:

@@ -1,6 +1,6 @@
-"""Code objects as JSON and back; what is not a plain constant is named, never pickled or told by its address.
+"""Code objects as JSON and back; objects that are not plain constants are named, never pickled.
 
-    LOAD_CONST <region>            {"part": 0}                        written in a section of its own
+    LOAD_CONST <region>            {"part": 0}                        a section of its own
     LOAD_CONST <resume function>   {"resume": 1}
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
     LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear"}
@@ -39,19 +39,19 @@ class NotWritable(KilnError):
 
 
 PartWriter = Callable[[object], "bytes | None"]
-"""The section of an object that whoever compiled it knows how to write; None for any other object."""
+"""The section of an object that the compiler can write; None for any other object."""
 
 
 @final
 class CodeFile:
-    """Writes code that belongs together: transformed code and the resume functions it calls."""
+    """Writes transformed code and the resume functions that it calls."""
 
     def __init__(self, root: FunctionType, part: PartWriter) -> None:
         self.root = root
         self.part = part
         self.parts: list[bytes] = []
         self.resumes: list[Json] = []
-        """Rows of resume functions; one comes after those it calls."""
+        """Rows of resume functions, each after those that it calls."""
         self._numbers: dict[int, dict[str, Json]] = {}
 
     def code(self, code: CodeType) -> dict[str, Json]:
@@ -76,7 +76,7 @@ class CodeFile:
             return self._numbers[id(value)]
         data = self.part(value)
         if data is None:
-            raise NotWritable(what=f"its code holds {value!r:.80}", reason="no import finds this object")
+            raise NotWritable(what=f"its code holds {value!r:.80}", reason="it cannot be imported")
         row: dict[str, Json] = {"part": len(self.parts)}
         self.parts.append(data)
         return self._numbers.setdefault(id(value), row)
@@ -101,7 +101,7 @@ class CodeFile:
 
     def module(self, module: ModuleType) -> Json:
         if sys.modules.get(module.__name__) is not module:
-            raise NotWritable(what=f"its code holds {module!r:.80}", reason="no import finds this module")
+            raise NotWritable(what=f"its code holds {module!r:.80}", reason="it cannot be imported")
         return {"module": module.__name__}
 
     WRITERS: dict[type, Callable[[CodeFile, Any], Json]] = {
@@ -114,7 +114,7 @@ class CodeFile:
 
 @final
 class CodeReader:
-    """The other way. `resume` and `side_exit` make the dispatchers of resume functions and of `root` itself."""
+    """Reads what `CodeFile` wrote. `resume` and `side_exit` make the dispatchers of resume functions and of `root`."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class CodeReader:
         self.parts = parts
         self.side_exit = side_exit
         self.resumes: list[object] = []
-        for row in rows:
+        for row in rows:  # a row refers to earlier ones
             self.resumes.append(resume(FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))))
 
     def code(self, row: dict[str, Any]) -> CodeType:

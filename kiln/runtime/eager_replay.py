@@ -1,15 +1,15 @@
-"""The torch calls of a region once more, on real tensors: what create_graph=True differentiates.
+"""Runs the torch calls of a region by eager operators: what create_graph=True differentiates.
 
     {"inputs": 2, "symbols": [["s0", 0, "size", 0]], "outputs": [3],
      "calls": [[["torch._C._nn:gelu"], [["value", 0]], [], 2],        %2 = gelu(%0)
                ["sum", [["value", 2], -1], [], 3]]}                    %3 = %2.sum(-1)
 
     replay = EagerReplay(data, constants)
-    results = replay(x, weight)              # by eager operators, under autograd and the modes of the capture
+    results = replay(x, weight)              # under autograd and the modes of the capture
 
-The first derivatives of a region are a compiled plan, which nothing can differentiate; the same calls run eagerly can
-be. It is data: what a method is named, where an import finds a function, values by number (first the inputs, then the
-results in order), sizes as expressions over symbols that are read off the inputs. The pipeline writes it.
+The backward of a region is a compiled plan, which cannot be differentiated; the calls of its forward, run eagerly, can.
+A replay is data, written by the pipeline: names of methods, import paths of functions, values by number (the inputs,
+then the results in order), sizes as expressions over symbols that are read off the inputs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SETTERS: dict[str, Callable[..., object]] = {
     "autocast_dtype": torch.set_autocast_dtype,
     "autocast_cache": torch.set_autocast_cache_enabled,
 }
-"""What a change of mode in the log calls, with its values."""
+"""The function for a change of mode in the log."""
 
 
 @final
 class EagerReplay:
-    """`replay(*inputs)`: the results that the user sees. `data` is read when it is first needed."""
+    """`replay(*inputs)`: the results that the user sees. `data` is parsed at the first call."""
 
     def __init__(self, data: bytes, constants: Sequence[torch.Tensor] = ()) -> None:
         self.data = data
@@ -100,7 +100,7 @@ class _Run:
 
 
 SET_STATE = "set"
-"""In place of the numbers of its results: the call changes a mode."""
+"""Stands for the results of a call that changes a mode."""
 
 READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "value": lambda run, number: run.values[number],
@@ -111,20 +111,19 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "dict": lambda run, rows: dict(run.arguments(rows)),
     "slice": lambda run, rows: slice(*run.arguments(rows)),
 }
-"""Kinds of arguments beside constants, which are written as guards write them."""
+"""Kinds of arguments besides constants, which are written as in guards."""
 
 
 def symbol_values(bindings: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     """Each symbol with its number in these inputs. `["s0", 1, "stride", 0]`: the first stride of the second."""
     found: dict[str, int] = {}
     for name, place, what, axis in bindings:
-        one = inputs[place]
-        found[name] = int(one if what == "value" else getattr(one, what)(axis))
+        found[name] = int(inputs[place] if what == "value" else getattr(inputs[place], what)(axis))
     return found
 
 
 def ambient_state() -> dict[str, Json]:
-    """The modes that decide what a torch call does and that the log of a recording does not have."""
+    """The modes that decide what a torch call does and that the log of the capture does not contain."""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {
         "autocast": [[device, str(torch.get_autocast_dtype(device)).removeprefix("torch.")] for device in devices],
@@ -135,7 +134,7 @@ def ambient_state() -> dict[str, Json]:
 
 @contextmanager
 def ambient(state: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, the modes are those of `state`, with gradients; afterwards those from before."""
+    """Inside, the modes of `state`, with gradients on."""
     dtype = torch.get_default_dtype()
     wanted = getattr(torch, state["dtype"])
     lowered = dict(state["autocast"])

@@ -3,8 +3,8 @@
     run = make_executor(plan, libraries)
     outs = run(x, weight)                  # a tuple; no Python frame, the interpreter lock is released
 
-Below autograd and autocast, whatever the caller's modes: `autograd.py` builds the differentiable region on top.
-Thread-safe and re-entrant. Any difference from the reference (`kiln/plan/reference.py`) is a bug.
+It runs below autograd and autocast, whatever the caller's modes; `autograd.py` makes differentiable regions. It is
+thread-safe and re-entrant. Any difference from the reference (`kiln/plan/reference.py`) is a bug.
 """
 
 from __future__ import annotations
@@ -15,23 +15,14 @@ from typing import Any, final
 import torch
 
 from kiln.native._executor import Executor
+from kiln.plan import errors
 from kiln.plan.encode import encode_program
-from kiln.plan.errors import (
-    DEVICE_ERRORS,
-    CheckFailed,
-    InputMismatch,
-    InvalidProgram,
-    NoDeviceMemory,
-    UnknownOperator,
-    status_error,
-)
 from kiln.plan.plan import Plan
 from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 
 # ErrorKind of csrc/executor/program.h
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
-
 
 Observer = Callable[[Plan, Libraries, Sequence[torch.Tensor], Collection[int], Any], Any]
 """Receives an executor and what it was made from; returns what is called instead."""
@@ -47,8 +38,8 @@ def make_executor(
     adapt: Collection[int] = (),
     program: bytes | None = None,
 ) -> Executor:
-    """`adapt`: inputs that are copied into the planned layout when they come in another one (tangents).
-    `program`: what `encode_program(plan, adapt)` gave, if it has been called.
+    """`adapt`: inputs that are copied into the planned layout if they have another one (tangents).
+    `program`: the result of `encode_program(plan, adapt)`, if it has been called.
 
     Raises InvalidPlan, UnknownOperator, MissingKernel.
     """
@@ -69,14 +60,14 @@ def load_executor(
     except torch.OutOfMemoryError as error:
         if isinstance(error, KilnError):
             raise
-        raise NoDeviceMemory(kernel=f"plan {explain.plan}", reason=str(error)) from error
+        raise errors.NoDeviceMemory(kernel=f"plan {explain.plan}", reason=str(error)) from error
 
 
 @final
 class Explain:
-    """Turns what the native executor reports into a coded error.
+    """Makes the coded error for a problem that the native executor reports.
 
-    The executor holds it as long as it may run, and so it holds the `libraries` whose functions the executor calls.
+    Each executor holds one, and thereby the `libraries` whose functions it calls.
     """
 
     def __init__(self, plan: str, inputs: Sequence[str], libraries: Libraries | None = None) -> None:
@@ -87,16 +78,16 @@ class Explain:
     def __call__(self, kind: int, value: int, origin: str, detail: str) -> BaseException:
         where = origin or detail or f"plan {self.plan}"
         if kind == STATUS:
-            return status_error(value, where)
+            return errors.status_error(value, where)
         if kind == INPUT:
             name = self.inputs[value] if 0 <= value < len(self.inputs) else "list"
-            return InputMismatch(name=name, plan=self.plan, problem=detail)
+            return errors.InputMismatch(name=name, plan=self.plan, problem=detail)
         if kind == CHECK:
-            return CheckFailed(where=detail)
+            return errors.CheckFailed(where=detail)
         if kind == OPERATOR:
             target, _, problem = detail.partition(": ")
-            return UnknownOperator(target=target, problem=problem)
+            return errors.UnknownOperator(target=target, problem=problem)
         if kind == DEVICE:
             kernel, _, reason = detail.partition(": ")
-            return DEVICE_ERRORS[value](kernel=kernel, reason=reason)
-        return InvalidProgram(plan=self.plan, problem=detail)
+            return errors.DEVICE_ERRORS[value](kernel=kernel, reason=reason)
+        return errors.InvalidProgram(plan=self.plan, problem=detail)

@@ -1,11 +1,11 @@
-"""Compiled plans as a file, and back to callables in a process without the compiler.
+"""Compiled plans as a file; a process without the compiler makes callables of it.
 
     data = save_bundle({"main": plan}, libraries, {})
     loaded = load_bundle(data)
     outs = loaded.executor("main")(x, weight)
 
-A bundle holds the encoded programs, the plans as JSON (for people, and to compile the kernels again on another kind
-of machine), the kernel libraries and the constants. Loading imports this folder, `kiln.symbolic` and torch only.
+A bundle holds the encoded programs, the plans as JSON (to read, or to compile their kernels for another machine), the
+kernel libraries and the constants. Loading imports no folder above `runtime`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
-from kiln.plan.plan import Kernel, Plan
+from kiln.plan.plan import Plan
 from kiln.plan.region import RegionSpec
 from kiln.plan.serialize import decode_plan, encode_plan
-from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
@@ -59,7 +59,7 @@ def save_bundle(
     """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions.
     `programs`: plans that have been encoded.
 
-    Without `readable` the plans themselves are left out: nobody can read them or compile their kernels again.
+    Without `readable` the plans as JSON are left out.
     """
     sections: dict[str, bytes] = {}
     entries: dict[str, object] = {}
@@ -82,7 +82,7 @@ def save_bundle(
 
 
 def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[str, object]:
-    """Enters libraries and cubins, each once, into `sections`; gives their part of the manifest."""
+    """Adds libraries and cubins, each once, to `sections`; returns their part of the manifest."""
     files = {path: path.read_bytes() for path in libraries.files()}
     names = {path: content_key(data) for path, data in files.items()}
     sections.update((f"library/{names[path]}", data) for path, data in files.items())
@@ -98,6 +98,8 @@ def load_bundle(data: bytes) -> LoadedBundle:
     """Raises DamagedBundle, WrongMachine."""
     sections = unpack(data)
     manifest = json.loads(bytes(sections["manifest"]))
+    if manifest["version"] != VERSION:
+        raise DamagedBundle(problem=f"its format is version {manifest['version']}, this is version {VERSION}")
     lacking = set(manifest["needs"]) - instruction_sets()
     if lacking:
         raise WrongMachine(lacking=", ".join(sorted(lacking)))
@@ -106,7 +108,7 @@ def load_bundle(data: bytes) -> LoadedBundle:
 
 @final
 class LoadedBundle:
-    """Plans of a bundle by name; each executor is made when it is asked for."""
+    """Plans of a bundle by name; executors are made on demand."""
 
     def __init__(self, sections: Mapping[str, memoryview], manifest: Mapping[str, Any]) -> None:
         self.sections = sections
@@ -126,7 +128,7 @@ class LoadedBundle:
         return self._load("program", name, self._constants(name))
 
     def graphed(self, name: str, graphs: CudaGraphs, *, standalone: bool) -> Callable[..., Any]:
-        """The executor, replayed as CUDA graphs where that is right."""
+        """The executor, recorded as CUDA graphs where that is possible."""
         constants = self._constants(name)
         written = self.entries[name]["graph"]
         facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"])})
@@ -152,9 +154,6 @@ class LoadedBundle:
     def region(self, name: str) -> RegionSpec:
         spec: RegionSpec = decode_plan(bytes(self.sections[f"region/{name}"]))
         return spec
-
-    def kernels(self) -> list[Kernel]:
-        return [kernel for name in self.names() for kernel in self.plan(name).kernels]
 
 
 def loadable_file(data: bytes) -> Path:

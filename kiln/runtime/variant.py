@@ -3,9 +3,9 @@
     data = write_variant(Variant(function=..., guards=..., collect=...), root, part=...)
     entry = load_variant(data, root, arguments, Makers(part=..., resume=session.dispatcher, side_exit=...))
 
-Sections: the guards, sources and code as JSON, one section per region. Nothing in it is an address or a pickle: guards
-are told by paths of sources, code by its instructions, everything else by where an import finds it. Loading needs no
-compiler. A variant is for the call at hand or it is not: guards are checked before anything else is read.
+Sections: the guards, sources and code as JSON, and a section per region. There are no addresses and no pickles: a guard
+names the path of its source, code is its instructions, everything else is an import path. Loading needs no compiler,
+and checks the guards before it reads anything else: the variant may not fit the call.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Fact = tuple[str, Mapping[str, Any]]
 class NoSourceFile(KilnError):
     code = "KILN6011"
     what = "the compiled variant cannot be kept on disk: module `{module}` has no source file"
-    why = "nothing would tell a later process that its code has changed"
+    why = "a later process could not tell whether its code has changed"
     try_ = ("put the program in a file",)
 
 
 @final
 @dataclass(frozen=True)
 class Variant:
-    """A compiled variant: what capturing gave, or what was read from a file.
+    """A compiled variant, from the capture or from a file.
 
-    `function` gets every argument slot positionally, and where `collect` is not empty the tuple of objects at those
-    sources (of one that was read, `guards.collect()` tells them). `modules`: those whose code or classes the compile
-    looked into; `facts`: what the report tells of it.
+    `function` gets every argument slot positionally, then the tuple of objects at the sources `collect`, if there are
+    any (for a variant from a file: `guards.collect()`). `modules`: those whose code or classes the compile used;
+    `facts`: events of the compile for the report.
     """
 
     function: FunctionType
@@ -58,13 +58,13 @@ class Variant:
     modules: Iterable[str] = ()
     facts: Sequence[Fact] = ()
     seen: Mapping[str, Any] = field(default_factory=dict)
-    """Sizes of the tensors it was made for, by source."""
+    """Sizes of the tensors that it was compiled for, by source."""
 
 
 @final
 @dataclass(frozen=True)
 class Makers:
-    """What the loader is handed: how sections become callables, and what makes dispatchers."""
+    """Functions for the loader: they make callables of sections, and dispatchers."""
 
     part: Callable[[bytes], Callable[..., object]]
     resume: Callable[[FunctionType], object]
@@ -72,7 +72,7 @@ class Makers:
 
 
 def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: PartWriter) -> bytes:
-    """The file of a variant of `root`; `tree` is made of its guards, `part` writes the regions that its code calls.
+    """The file of a variant of `root`; `tree` is the tree of its guards, `part` writes the regions that its code calls.
 
     Raises NotWritable, NoSourceFile.
     """
@@ -98,7 +98,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
 
 
 def plain(value: object) -> Json:
-    """Numbers and texts as they are; sizes with symbols, which no report adds up, as text."""
+    """Numbers and texts as they are, other values (symbolic sizes) as text."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
@@ -107,7 +107,7 @@ def json_bytes(data: object) -> bytes:
 
 
 def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers) -> Entry | None:
-    """The entry for a call of `root` with `arguments` in slot order; None where the variant is not for it.
+    """The entry for a call of `root` with `arguments` in slot order; None if the variant does not fit.
 
     `entry.info` is the `Variant`. Raises KilnError, KeyError, TypeError or ValueError for a file that is damaged or
     names what no longer exists.
@@ -132,7 +132,7 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
 
 @final
 class StoredGuards(Sequence[Guard]):
-    """The guards in a file, read when somebody asks: only explanations need them. Code they name is not bound."""
+    """The guards in a file, parsed on first use: only explanations need them. Code that they name is not bound."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -151,16 +151,16 @@ class StoredGuards(Sequence[Guard]):
         return self._content[0][index]
 
     def collect(self) -> list[Source]:
-        """Where the objects stand that the guards hand over."""
+        """Sources of the objects that the guards pass to the function."""
         return self._content[1]
 
 
 UNREADABLE = (KilnError, NotSerialisable, BadGuard, KeyError, IndexError, TypeError, ValueError)
-"""What reading a file raises that was written by another version, for another program, or damaged."""
+"""Raised for files of another version, of another program, or damaged ones."""
 
 
 def module_digest(name: str) -> str:
-    """What tells whether a module's code has changed; "" where the versions in the key tell it.
+    """Changes with the code of a module; "" for modules that the versions in the cache key cover.
 
     Raises NoSourceFile, NotSerialisable.
     """

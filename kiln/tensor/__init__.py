@@ -1,1 +1,1 @@
-"""What a tensor is before it exists: its dtype and its layout."""
+"""What the compiler knows of a tensor: its dtype and its layout."""

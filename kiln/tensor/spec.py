@@ -1,4 +1,4 @@
-"""What is known of a value before it exists: dtype, sizes, strides, offset, device.
+"""What the compiler knows of a value: dtype, sizes, strides, offset, device.
 
 f32[4, s0]                      contiguous on the CPU
 f32[4, s0 | 1, 4]               sizes, then strides where they are not those of a fresh tensor
@@ -26,7 +26,7 @@ class SizeOracle(Protocol):
     def decide(self, relation: Relation | bool) -> bool: ...
 
     def expect(self, relation: Relation | bool) -> bool:
-        """As `decide`, but what only data tell is taken to hold and checked at run time."""
+        """As `decide`, but a relation that depends on data is assumed to hold, and checked at run time."""
         ...
 
 
@@ -100,7 +100,7 @@ class ScalarSpec:
 
 
 Spec = TensorSpec | ScalarSpec | tuple["TensorSpec | ScalarSpec | None", ...]
-"""Of a node: one tensor, one scalar, or the results of an op with several (None where it returns no tensor)."""
+"""Of a node: a tensor, a scalar, or the results of an op with several (None where it returns no tensor)."""
 
 
 @lru_cache(maxsize=8192)

@@ -28,11 +28,12 @@ from kiln.plan.reference import PythonExecutor
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.executor import Explain, load_executor, make_executor
-from kiln.runtime.kernels import Libraries
+from kiln.runtime.kernels import Cubin, Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
 from kiln.support.optional import load
 from kiln.tensor.spec import TensorSpec
+from tests.gpu.driver_cost import driver_launch_cost
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (
     COPY_PAIR,
@@ -307,22 +308,21 @@ def launches(count: int, status: bool) -> tuple[Plan, Any]:
     return plan, kernel
 
 
-def settled_cost(images: Any) -> float:
+def settled_cost(cubin: Cubin, folder: Path) -> float:
     torch.cuda.synchronize()
-    return _executor.driver_launch_cost(images, LAUNCHES)
+    return driver_launch_cost(cubin, LAUNCHES, folder)
 
 
 @pytest.mark.parametrize("status", [False, True])
 def test_cost_of_a_launch(status: bool, tmp_path: Path) -> None:
-    plan, _ = launches(LAUNCHES, status)
+    plan, kernel = launches(LAUNCHES, status)
     made = compile_kernels(plan.kernels, DiskStore(tmp_path), EventSink())
     run = make_executor(plan, made)
     none = make_executor(replace(plan, steps=()), made)
     x, y = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
     entry = best_of(lambda: none(x, y), 1)
     each = best_of(lambda: run(x, y), LAUNCHES)
-    images = made.images()
-    raw = min(settled_cost(images) for _ in range(7))
+    raw = min(settled_cost(made.cubins[kernel.symbol], tmp_path) for _ in range(7))
     print(f"\nstatus={status}: entry {entry:.2f} us, launch {each:.3f} us, cuLaunchKernel alone {raw:.3f} us")
 
 

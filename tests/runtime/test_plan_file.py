@@ -53,10 +53,17 @@ def test_bundles_are_deterministic_and_checked(libraries: Libraries) -> None:
     assert data == save_bundle({"main": add_norm()}, libraries, {}, specs={"main": SPEC})
     loaded = load_bundle(data)
     assert plan_text(loaded.plan("main")) == plan_text(add_norm()) and loaded.region("main") == SPEC
-    assert [kernel.symbol for kernel in loaded.kernels()] == ["k_add"]
+    assert [kernel.symbol for kernel in loaded.plan("main").kernels] == ["k_add"]
     for bad in (b"", data[:-1], b"x" + data[1:], data[:200] + b"!" + data[201:]):
         with pytest.raises(DamagedBundle, match="KILN6001"):
             load_bundle(bad)
+
+
+def test_a_bundle_of_another_version_is_refused(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = save_bundle({"main": add_norm()}, libraries, {})
+    monkeypatch.setattr(plan_file, "VERSION", plan_file.VERSION + 1)
+    with pytest.raises(DamagedBundle, match=r"KILN6001[\s\S]*version"):
+        load_bundle(data)
 
 
 def test_a_bundle_of_another_machine_is_refused(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
-"""Recording on a device: the few calls of torch's public CUDA graph API, behind an interface that tests can fill.
+"""Recording on a device: the calls of torch's public CUDA graph API, behind an interface that tests can implement.
 
     device = CudaGraphDevice(torch.device("cuda:0"))
-    graph, results = device.record(run, (x,), "net")    nothing is computed yet; `results` stand in the graph's pool
-    graph.replay()                                      now they are
+    graph, results = device.record(run, (x,), "net")    `results` are in the graph's pool, not computed yet
+    graph.replay()                                      computes them
 
-Each recording has a pool of its own, so the one thing that writes to its memory is its replay. Replays on a device
-follow one another: one on another stream than the last waits for that stream first (all graphs share the workspace
-of the library that multiplies matrices, and a graph its own memory).
+Each recording has a pool of its own, so that only its replays write to its memory. Replays on a device do not overlap:
+a replay on another stream than the last one waits for that stream (graphs share the workspace of cuBLAS, and replays
+of a graph its memory).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Results = Sequence[Any]
 Run = Callable[..., Results]
 
 PASSED_ON = (*STATUS_ERRORS.values(), UnknownStatus, torch.cuda.OutOfMemoryError)
-"""What earlier kernels reported is the program's error; whatever else goes wrong while recording is the recording's."""
+"""Errors of the program itself, which earlier kernels reported; all others are failures to record."""
 
 
 class RecordingFailed(KilnError, RuntimeError):
@@ -38,7 +38,7 @@ class RecordingFailed(KilnError, RuntimeError):
 
 
 class RecordedGraph(Protocol):
-    """What was recorded. `bytes`: of the memory pool."""
+    """A recorded graph. `bytes`: size of its memory pool."""
 
     bytes: int
 
@@ -46,7 +46,7 @@ class RecordedGraph(Protocol):
 
 
 class GraphDevice(Protocol):
-    """Where graphs are recorded and replayed; one for all threads."""
+    """Where graphs are recorded and replayed; shared by all threads."""
 
     device: torch.device
     memory: int
@@ -55,16 +55,16 @@ class GraphDevice(Protocol):
     """Held from `enter` until the replay is launched."""
 
     def is_recording(self) -> bool:
-        """Whether the caller's stream is being recorded already, by whomever."""
+        """Is the caller's stream being recorded already?"""
 
     def record(self, run: Run, args: tuple[Any, ...], name: str) -> tuple[RecordedGraph, Results]:
-        """What `run(*args)` launches, as a graph that reads the arguments where they stand, and what it returned.
+        """A graph of what `run(*args)` launches, which reads the arguments in place, and the results.
 
-        Raises RecordingFailed, and what earlier kernels reported.
+        Raises RecordingFailed, and errors that earlier kernels reported.
         """
 
     def enter(self) -> None:
-        """Called before what belongs to a replay is launched."""
+        """Called before the first launch of a replay."""
 
 
 @final
@@ -78,7 +78,7 @@ class CudaGraph:
 
 @final
 class CudaGraphDevice:
-    """One GPU. All functions share it: the stream to record on and its libraries' workspaces, the order of replays."""
+    """A GPU, shared by all functions: the stream to record on, the workspaces of libraries, the order of replays."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -93,10 +93,7 @@ class CudaGraphDevice:
         return torch.cuda.is_current_stream_capturing()
 
     def enter(self) -> None:
-        """Order against the last replay: one comparison while the stream is the same.
-
-        Raises what kernels of earlier calls reported.
-        """
+        """Wait for the last replay if it was on another stream. Raises errors that earlier kernels reported."""
         status = take_status(self.device.index)
         if status:
             raise status_error(status, "a kernel of an earlier call")
@@ -116,7 +113,7 @@ class CudaGraphDevice:
         try:
             return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()  # what torch keeps for later allocations cannot be given back while recording
+            torch.cuda.empty_cache()  # which is not possible while recording
         try:
             return self._record(run, args, name)
         except torch.cuda.OutOfMemoryError as problem:
@@ -130,7 +127,7 @@ class CudaGraphDevice:
             self._prepare_libraries()
             before = torch.cuda.memory_reserved(self.device)
             collecting = gc.isenabled()
-            gc.disable()  # objects of others that die while recording may wait for the device
+            gc.disable()  # a collection may run destructors that wait for the device
             try:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 results = run(*args)
@@ -148,15 +145,15 @@ class CudaGraphDevice:
         return CudaGraph(graph, max(pool_bytes, 0)), results
 
     def _prepare_libraries(self) -> None:
-        """Handles and workspaces belong to the thread and the stream: made now, they are in no graph's pool."""
+        """Handles and workspaces belong to the thread and the stream: made here, they are not in the graph's pool."""
         small = torch.ones((16, 16), device=self.device)
         torch.mm(small, small)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """End a capture that failed.
 
-        Where torch cannot, its allocator is told that the pool is not used any more, and a capture that succeeds
-        follows: until one ends, torch's generator believes that it is being recorded and refuses every random op.
+        If torch cannot, release the pool, and make a capture that succeeds: until a capture ends, torch's generator
+        takes itself to be recorded and refuses every random op.
         """
         try:
             graph.capture_end()

@@ -1,14 +1,13 @@
-"""Results that leave torch get memory of their own first.
+"""Gives results that leave torch memory of their own.
 
-    y = run(x)                      y stands in a graph's memory
-    cupy.from_dlpack(y)             y.__dlpack__() moves it out, then tells its pointer
+    y = run(x)                      y is in a graph's memory
+    cupy.from_dlpack(y)             y.__dlpack__() first moves it to other memory
 
-Held results are moved when their graph is replayed again, which torch's tensors follow and a pointer outside torch
-would not. So where torch tells a pointer to others (DLPack, the CUDA array interface, memory shared with another
-process), a result of a graph is moved before. `watch_exports` puts this in front of these, when a graph is recorded.
-Not seen: `to_dlpack` where its name was imported before, and DLPack's exchange through C functions
-(`__dlpack_c_exchange_api__`). What these and `Tensor.data_ptr()` gave is, as in any program, good for work that is
-issued before the next call.
+When a graph is replayed, results that are still held get other memory: torch's tensors follow, a pointer outside torch
+would not. So `watch_exports`, called before the first recording, wraps the functions by which torch exports pointers
+(DLPack, the CUDA array interface, memory shared with another process): they move results of graphs first. Not covered:
+`to_dlpack` if its name was imported earlier, and DLPack's exchange through C functions (`__dlpack_c_exchange_api__`).
+Pointers from these, and from `Tensor.data_ptr()`, are valid for work that is issued before the next call.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from kiln.native._executor import give_memory, is_lent
 from kiln.runtime.cuda_graphs.recording import plainly
 
-Tells = Callable[..., object]
+Export = Callable[..., object]
 
 
 def move_out(tensor: torch.Tensor) -> None:
@@ -39,20 +38,20 @@ def move_storage(storage: torch.UntypedStorage) -> None:
             give_memory(memory, memory.clone())
 
 
-def moved_first(tell: Tells, move: Callable[[Any], None]) -> Tells:
-    """`tell(held, ...)`, after `move(held)`."""
+def moved_first(export: Export, move: Callable[[Any], None]) -> Export:
+    """`export(held, ...)`, after `move(held)`."""
 
-    @wraps(tell)
+    @wraps(export)
     def moving(held: Any, *args: object, **kwargs: object) -> object:
         move(held)
-        return tell(held, *args, **kwargs)
+        return export(held, *args, **kwargs)
 
     return moving
 
 
 @lru_cache(maxsize=1)
 def watch_exports() -> None:
-    """From now on what tells a pointer moves results of graphs first; once per process."""
+    """Wrap what exports pointers; once per process."""
     described: Any = torch.Tensor.__cuda_array_interface__
     array_interface: object = property(moved_first(described.__get__, move_out), doc=described.__doc__)
     dlpack: Any = torch.utils.dlpack

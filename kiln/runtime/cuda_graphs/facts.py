@@ -1,4 +1,4 @@
-"""What a plan says about recording it: whether it can be, and what a recording has to look after.
+"""Can a plan be recorded as a CUDA graph, and what does its recording need?
 
     graph_facts(plan).refusal        "reads a value on the host"; "" where the plan can be recorded
     seeded_plan(plan)                the plan as it is recorded, where it draws random seeds:
@@ -6,8 +6,8 @@
         %3 = seed cuda:0 + 4096      =>      %3 = constant 2        (an int64[2] on the device, filled before a replay)
         return %5                            return %5, 4096        (how far the generator's offset moves)
 
-Everything is read off the plan beforehand; what only shows while recording (an operator of a third party that waits
-for the device) ends the recording, see `graphed.py`.
+All this is read off the plan. What shows only while recording (a third-party operator that waits for the device) makes
+the recording fail, see `graphed.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import final
 
 import torch
 
+from kiln.plan.device_copies import device_of
 from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
 from kiln.plan.verify import slot_specs
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
 """Namespaces of operators that talk to other processes."""
@@ -49,27 +50,20 @@ class GraphFacts:
 
 
 def graph_facts(plan: Plan) -> GraphFacts:
-    """Read off the plan what a recording has to know."""
-    device = device_of(plan)
-    refusal = next(refusals(plan, device), "")
+    specs = slot_specs(plan)
+    device = device_of(specs, specs) or CPU
+    refusal = next(_refusals(plan, device, specs), "")
     seeds = sum(isinstance(step, RandomSeedStep) for step in plan.steps)
     return GraphFacts(plan.name, str(device), refusal, plan.mutated, seeds)
 
 
-def device_of(plan: Plan) -> torch.device:
-    """The device of the plan's tensors, the first that is no CPU."""
-    devices = [spec.device for spec in slot_specs(plan).values()]
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-
-
-def refusals(plan: Plan, device: torch.device) -> Iterator[str]:
-    """Why the plan cannot be recorded, one reason after the other."""
+def _refusals(plan: Plan, device: torch.device, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
+    """Reasons why the plan cannot be recorded."""
     if not any(isinstance(step, LaunchStep | AtenStep) for step in plan.steps):
         yield "it launches nothing"
     for binding in plan.symbols:
         if binding.kind in ("offset", "unbacked"):
             yield f"size {binding.name} is {SYMBOL_FROM[binding.kind]}"
-    specs = slot_specs(plan)
     for spec in specs.values():
         if spec.device.type != device.type or (spec.device.index or 0) != (device.index or 0):
             yield f"a tensor is on {spec.device}, others are on {device}"
@@ -115,7 +109,7 @@ def seeded_plan(plan: Plan) -> Plan:
         if step.out not in returned:
             steps.append(ConstantStep(step.out, place))
             continue
-        # A seed that is returned (for the backward) is this call's: the constant changes with the next one.
+        # A seed that is returned (for the backward) is copied: the next call changes the constant.
         own = TensorSpec(torch.int64, (2,), (1,), 0, step.device)
         steps.append(ConstantStep(slots, place))
         steps.append(AtenStep("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))

@@ -1,17 +1,17 @@
-"""A plan that is recorded as CUDA graphs when it has been called before, and replayed from then on.
+"""A plan that is recorded as a CUDA graph at its second call, and replayed from then on.
 
     run = GraphedPlan(executor, recordable, device, log)
-    run(x)      runs plainly: what is made once, is made now (handles, tuned algorithms)
+    run(x)      runs without a graph, which also sets up handles and tuned algorithms
     run(x)      records, replays
     run(x)      replays
 
-What holds, without any call by the user: results are as safe to hold as eager's. At a replay whose last results are
-still held, another recording is replayed instead (a twin, made for large results), or the held ones get memory of
-their own. Arguments that stand where they stood are used in place: parameters, buffers, results of other graphs (what
-forward saved for backward); others are copied in. Each layout of the arguments has recordings of its own.
+Results are as safe to hold as eager's: if results of the last replay are still held, they get memory of their own, or
+another recording for the same arguments (a twin, made for large results) is replayed. Arguments at unchanged addresses
+are used in place (parameters, buffers, results of other graphs, such as tensors saved for backward), others are
+copied. Each layout of the arguments has recordings of its own.
 
-Plainly run: calls on other threads than the first one's, calls into a capture of the user's own, layouts beyond the
-limits below, and after a recording has failed everything.
+No graph serves calls on other threads than that of the first call, calls while the user records, layouts beyond the
+limits below, and calls after a recording has failed.
 """
 
 from __future__ import annotations
@@ -31,40 +31,39 @@ from kiln.runtime.cuda_graphs.exports import watch_exports
 from kiln.runtime.cuda_graphs.recording import FITS, HELD, MOVED, Function, Recordable, Recording, span_bytes
 
 KEPT = 8
-"""Recordings of one plan at a time; the one used longest ago goes first."""
+"""Recordings of a plan at a time; the least recently used one is dropped first."""
 
 POOL_SHARE = 0.5
-"""Of the device's memory: the pools of one plan's recordings take no more, unless there is but one."""
+"""Share of the device's memory for the pools of a plan's recordings, if there are several."""
 
 ATTEMPTS = 32
-"""Recordings of one plan in all: then those that exist are used, other calls run plainly."""
+"""Recordings of a plan in all; then only existing ones are replayed."""
 
 LAYOUTS = 64
-"""Layouts of arguments that came once: with more, nothing new is recorded."""
+"""Layouts of arguments seen once; with more, nothing new is recorded."""
 
 TWINS = 2
-"""Recordings for the same layout whose results are held by turns."""
+"""Recordings for the same layout, used in turns while results are held."""
 
 TWIN_BYTES = 64 << 20
-"""Held results from this size on are left where they are, and another recording is made, if its pool is at most
-`TWIN_SHARE` times as large: copying them would take over 30 us on an H200 in each call."""
+"""Held results from this size on are not copied, which would take over 30 us on an H200 in each call: another recording
+is made, if its pool is at most `TWIN_SHARE` times as large."""
 TWIN_SHARE = 4
 
 COPY_BYTES = 256 << 20
-"""Arguments that are not always at the same place are copied up to this size in all; beyond, calls run plainly."""
+"""Arguments whose addresses change are copied, up to this size in all; beyond, calls run without a graph."""
 
 MOVES = 2
-"""So often a recording is made for a parameter, or a result of another graph, that stands elsewhere; then it is copied.
-"""
+"""Recordings made because a parameter, or a result of another graph, has moved; then it is copied."""
 
 STRIKES = 16
-"""Calls of one layout with too much to copy before the plan is not recorded any more."""
+"""Calls of a layout with too much to copy, after which nothing is recorded any more."""
 
 Layout = tuple[object, ...]
 
 
 class GraphLog(Protocol):
-    """What is told of recordings."""
+    """Receives what happens to recordings."""
 
     def recorded(self, name: str, pool_bytes: int) -> None: ...
 
@@ -76,14 +75,14 @@ class GraphLog(Protocol):
 @final
 @dataclass
 class Sighting:
-    """Arguments of a layout that has not been recorded yet: where they stood first, how often they came."""
+    """A layout that has not been recorded yet: addresses of the first arguments, number of calls."""
 
     addresses: tuple[int, ...]
     count: int = 1
 
 
 class GraphedPlan:
-    """Callable that runs a plan by replaying graphs of it where that is right."""
+    """Callable that runs a plan by replaying graphs of it, or plainly: by its executor."""
 
     def __init__(self, plain: Function, what: Recordable, device: GraphDevice, log: GraphLog) -> None:
         self.plain = plain
@@ -123,7 +122,7 @@ class GraphedPlan:
         return self._with_moved(moved, args) if moved else self._unseen(args)
 
     def _claim(self) -> bool:
-        """The first thread that calls has the recordings: between threads, nothing says when results are read."""
+        """Recordings belong to the first calling thread: between threads, the end of a read cannot be known."""
         if self._thread == 0:
             self._thread = get_ident()
             return True
@@ -133,7 +132,7 @@ class GraphedPlan:
         return False
 
     def clear(self) -> None:
-        """Drop all recordings and begin again."""
+        """Drop all recordings and counts."""
         for recording in self.recordings:
             self.log.dropped(self.what.facts.name, recording.graph.bytes)
         self.recordings, self.sightings = [], {}
@@ -141,15 +140,15 @@ class GraphedPlan:
         self._moves.clear()
         self.stopped = ""
 
-    # ------------------------------------------------------------------------------------- calls that nothing fits
+    # ------------------------------------------------------------------------- calls that no free recording fits
 
     def _with_held(self, held: list[Recording], args: tuple[object, ...]) -> object:
         """The caller holds results of every recording that fits.
 
-        An argument may be what is saved. It is no argument in place: those stood before the graph's memory was made.
+        Such a result may be an argument of this call, but of none used in place: those are older than the graph.
         """
         oldest = held[0] if len(held) == 1 else min(held, key=lambda recording: recording.used)
-        held_bytes, pool_bytes = oldest.state.held_bytes(), oldest.graph.bytes
+        held_bytes, pool_bytes = sum(map(torch.numel, oldest.state.held())), oldest.graph.bytes
         if held_bytes >= TWIN_BYTES and pool_bytes <= TWIN_SHARE * held_bytes and self._has_room(pool_bytes):
             twin = self._record(args, oldest.copied) if len(held) < TWINS and not self.stopped else None
             if twin is not None:
@@ -159,12 +158,12 @@ class GraphedPlan:
         return oldest.run(args)
 
     def _with_moved(self, moved: list[Recording], args: tuple[object, ...]) -> object:
-        """The layout is known, and arguments stand elsewhere than in all its recordings."""
+        """The layout is known, but arguments have moved since all its recordings."""
         nearest = min(moved, key=lambda recording: len(recording.state.moved(args)))
         places = nearest.state.moved(args)
-        again = [place for place in places if self._moves[place] < MOVES]
-        stale = {place for place in again if isinstance(args[place], nn.Parameter)}
-        lent = {place for place in again if is_lent(args[place])}
+        steady = [place for place in places if self._moves[place] < MOVES]
+        stale = {place for place in steady if isinstance(args[place], nn.Parameter)}
+        lent = {place for place in steady if is_lent(args[place])}
         elsewhere = set(places) - stale - lent
         copied = nearest.copied | elsewhere
         if not self._may_copy(args, copied):
@@ -172,13 +171,13 @@ class GraphedPlan:
         made = self._record(args, copied)
         if made is None:
             return self.plain(*args)
-        self._moves.update(again)
-        if stale or elsewhere:  # the new one serves all calls that the old one does, or the old one serves none
+        self._moves.update(steady)
+        if stale or elsewhere:  # the old recording fits no call any more, or none that the new one does not fit
             self._drop(nearest)
         return made.run(args)
 
     def _unseen(self, args: tuple[object, ...]) -> object:
-        """A layout without a recording: recorded when it comes the second time."""
+        """A layout without a recording is recorded at its second call."""
         layout = layout_of(args)
         sighting = self.sightings.get(layout)
         if sighting is None:
@@ -190,8 +189,8 @@ class GraphedPlan:
         same = (first == now for first, now in zip(sighting.addresses, addresses_of(args), strict=True))
         copied = {
             place
-            for place, (arg, steady) in enumerate(zip(args, same, strict=True))
-            if isinstance(arg, torch.Tensor) and not (steady or isinstance(arg, nn.Parameter) or is_lent(arg))
+            for place, (arg, unmoved) in enumerate(zip(args, same, strict=True))
+            if isinstance(arg, torch.Tensor) and not (unmoved or isinstance(arg, nn.Parameter) or is_lent(arg))
         }
         if not self._may_copy(args, copied):
             sighting.count += 1
@@ -210,7 +209,7 @@ class GraphedPlan:
         return sum(span_bytes(args[place]) for place in places) <= COPY_BYTES
 
     def _record(self, args: tuple[object, ...], copied: Collection[int]) -> Recording | None:
-        """A new recording, kept; None where there will be none."""
+        """A new recording, which is kept; None if it is refused or fails."""
         if self.attempts >= ATTEMPTS:
             self._stop(f"{ATTEMPTS} recordings were made for changing arguments")
             return None
@@ -229,10 +228,8 @@ class GraphedPlan:
         return made
 
     def _has_room(self, pool_bytes: int) -> bool:
-        """For one pool more."""
-        return (
-            sum(recording.graph.bytes for recording in self.recordings) + pool_bytes <= POOL_SHARE * self.device.memory
-        )
+        used = sum(recording.graph.bytes for recording in self.recordings)
+        return used + pool_bytes <= POOL_SHARE * self.device.memory
 
     def _drop(self, recording: Recording) -> None:
         if recording in self.recordings:

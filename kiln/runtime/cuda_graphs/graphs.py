@@ -1,4 +1,4 @@
-"""The CUDA graphs of one compiled function: wraps executors, tells the report, forgets all graphs on `clear`.
+"""The CUDA graphs of a compiled function: wraps executors, emits events, drops all graphs on `clear`.
 
     graphs = CudaGraphs(events)
     run = graphs.wrap(plain, make_seeded, facts, constants, standalone=True)
@@ -34,13 +34,13 @@ def cuda_device(device: torch.device) -> GraphDevice | None:
 
 @lru_cache(maxsize=64)
 def gpu(index: int) -> GraphDevice:
-    """The one of this process."""
+    """One object per GPU and process."""
     return CudaGraphDevice(torch.device("cuda", index))
 
 
 @final
 class CudaGraphs:
-    """Makes and knows the graphs of one compiled function. `make_device` is told by tests."""
+    """Makes and keeps the graphs of a compiled function. Tests pass a `make_device`."""
 
     def __init__(self, events: EventSink, make_device: MakeDevice = cuda_device) -> None:
         self.events = events
@@ -56,14 +56,14 @@ class CudaGraphs:
         *,
         standalone: bool,
     ) -> Callable[..., Any]:
-        """`plain` with graphs. `make_seeded` makes the executor of the seeded plan, for all its constants."""
+        """`plain` with graphs. `make_seeded(constants)` makes the executor of the seeded plan."""
         if facts.refusal:
             self.refused(facts.name, facts.refusal)
             return plain
-        place = torch.device(facts.device)
-        device = self.make_device(place)
+        where = torch.device(facts.device)
+        device = self.make_device(where)
         if device is None:
-            self.refused(facts.name, f"{place.type} has no graphs")
+            self.refused(facts.name, f"{where.type} has no graphs")
             return plain
         run, seeds = plain, None
         if facts.seeds:
@@ -75,7 +75,7 @@ class CudaGraphs:
         return made
 
     def clear(self) -> None:
-        """Forget all graphs and give their memory back; what is called again is recorded again."""
+        """Drop all graphs and free their memory; later calls record new ones."""
         for plan in list(self._plans):
             plan.clear()
 

@@ -1,13 +1,13 @@
-"""One recorded graph of one plan, for arguments of one layout.
+"""A recorded graph of a plan, for arguments of one layout.
 
     recording = Recording.make(plan, device, args, copied={0})
-    recording.state.check(args)         FITS: same layouts, addresses of arguments used in place, no result is held
-    outs = recording.run(args)          copies argument 0 in, replays, hands out tensors over the graph's memory
-    recording.save_held()               results that the caller still holds get memory of their own, in place
+    recording.state.check(args)         FITS: same layouts and addresses, and no result is still held
+    outs = recording.run(args)          copies argument 0, replays, returns tensors over the graph's memory
+    recording.save_held()               results that the caller still holds get memory of their own
 
-Arguments are used in place (their addresses are part of the graph, compared in every call) or copied into buffers
-that the graph reads. A result is lent: its memory is the graph's until somebody needs it twice. What `save_held`
-moves is the memory of the *storage*, so that views, detached and saved tensors of a held result go with it.
+Arguments are used in place (the graph contains their addresses, which every call compares) or copied into buffers that
+the graph reads. Results are lent: their memory is the graph's. `save_held` replaces the memory of a held *storage*, so
+that all its tensors keep their values: views, detached and saved ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, final
 
 import torch
 
-from kiln.native._executor import Replay
+from kiln.native._executor import GraphReplay, give_memory
 from kiln.runtime.cuda_graphs.device import GraphDevice, RecordedGraph
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 
-# Verdicts of `Replay.check`, csrc/executor/graphs.cpp
+# Verdicts of `GraphReplay.check`, csrc/executor/graph_replay.cpp
 FITS, HELD, MOVED, OTHER = range(4)
 
 Function = Callable[..., Sequence[object]]
@@ -33,10 +33,10 @@ Function = Callable[..., Sequence[object]]
 @final
 @dataclass(frozen=True)
 class Recordable:
-    """What is recorded: an executor (with its seeds as constants), and what its plan says.
+    """What to record: an executor (with its seeds as constants), and facts of its plan.
 
-    `standalone`: its results go to the caller as they are, so results that are views of arguments are views for
-    autograd, too; else a region rebuilds them.
+    `standalone`: the caller gets its results as they are, so that views of arguments must be views for autograd, too;
+    otherwise a region rebuilds them.
     """
 
     run: Function
@@ -54,7 +54,7 @@ class Recording:
         self,
         graph: RecordedGraph,
         device: GraphDevice,
-        state: Replay,
+        state: GraphReplay,
         buffers: Sequence[torch.Tensor],
         copied: frozenset[int],
         written_back: Sequence[int],
@@ -68,11 +68,11 @@ class Recording:
         self.seeds: SeedRows | None = None
         self.increments: tuple[int, ...] = ()
         self.used = 0
-        """When it was replayed last, in calls of the plan."""
+        """The number of the call of the plan that replayed it last."""
 
     @staticmethod
     def make(what: Recordable, device: GraphDevice, args: tuple[object, ...], copied: Collection[int]) -> Recording:
-        """Record the plan for `args`. Nothing is computed yet: `run` does it. Raises what `GraphDevice.record` does."""
+        """Record the plan for `args`, without computing. Raises what `GraphDevice.record` raises."""
         with plainly():
             return Recording._make(what, device, args, copied)
 
@@ -86,7 +86,7 @@ class Recording:
         results = tuple(results)
         count = len(results) - what.facts.seeds
         constants = (*what.constants, *(what.seeds.tensors if what.seeds else ()))
-        state = Replay(args, used, results[:count], constants, what.facts.mutated, what.standalone)
+        state = GraphReplay(args, used, results[:count], constants, what.facts.mutated, what.standalone)
         places = list(flats)
         written_back = [places.index(place) for place in what.facts.mutated if place in flats]
         made = Recording(graph, device, state, list(flats.values()), frozenset(flats), written_back)
@@ -108,26 +108,25 @@ class Recording:
         return self.state.hand_out(args)
 
     def save_held(self) -> None:
-        """Give results that somebody holds memory of their own."""
+        """Give results that are still held memory of their own."""
         held = self.state.held()
-        old = [memory for _, memory in held]
         with self.device.lock:
             self.device.enter()
-            fresh = [torch.empty_like(memory) for memory in old]
-            torch._foreach_copy_(fresh, old)
-        for (index, _), memory in zip(held, fresh, strict=True):
-            self.state.move(index, memory)
+            fresh = [torch.empty_like(memory) for memory in held]
+            torch._foreach_copy_(fresh, held)
+        for memory, own in zip(held, fresh, strict=True):
+            give_memory(memory, own)
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Tensors that live longer than the call know neither its inference mode nor its graph."""
+    """For tensors that outlive the call: without its inference mode and autograd graph."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def span_of(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last, gaps included; a dimension that repeats its elements has them once."""
+    """Elements from the first to the last in memory, gaps included; expanded dimensions count once."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -138,12 +137,12 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def flat_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a tensor of this layout."""
+    """Fresh memory for the layout of `tensor`."""
     return torch.empty(span_of(tensor), dtype=tensor.dtype, device=tensor.device)
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory from the first element to the last."""
+    """The memory of `tensor` from its first element to its last."""
     return tensor.detach().as_strided((span_of(tensor),), (1,))
 
 

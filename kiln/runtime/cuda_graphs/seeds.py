@@ -4,8 +4,8 @@
     rows.tensors                    two int64[2], the constants of the recorded plan
     rows.refresh((4096, 1024))      generator at offset 40: rows (seed, 40), (seed, 4136); the generator moves to 5160
 
-The numbers are those that a plain run of the plan would draw (`kiln.plan.random`), and cost one small kernel: the
-seed is written when it changed, the offsets by one addition.
+The numbers are those that a run without graphs would draw (`kiln.plan.random`). They cost a small kernel: the seed is
+written only when it changes, the offsets by one addition.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SeedRows:
         torch.add(self._starts(increments), offset, out=self.rows[:, 1])
 
     def _starts(self, increments: tuple[int, ...]) -> torch.Tensor:
-        """Where each seed begins, from where the generator stands."""
+        """Offset of each seed, relative to the generator's."""
         if increments not in self._relative:
             starts: Sequence[int] = list(accumulate(map(rounded, increments[:-1]), initial=0))
             self._relative[increments] = torch.tensor(starts, dtype=torch.int64, device=self.device)

@@ -1,14 +1,12 @@
-// What a call of a recorded graph needs besides the replay itself: do the arguments fit the
-// recording, does somebody still hold the last results, and new results over the graph's memory.
+// The Python type `GraphReplay`: what a call of a recorded graph needs besides the launch. Do the
+// arguments fit the recording? Are results of the last call still held? It also makes the results.
 //
-// Results are lent: a fresh storage whose memory is the graph's. The lease keeps that memory alive
-// and tells lent storages from others. A held storage gets other memory (`move`), which all its
-// tensors see: views, detached and saved ones.
-#include "executor/graphs.h"
-
+// Results are lent: each call makes new storages over the graph's memory. A lease keeps that memory
+// alive and marks lent storages. A storage that is still held is given other memory
+// (`give_memory`), which all its tensors see: views, detached and saved ones.
+#include <Python.h>
 #include <c10/core/StorageImpl.h>
 
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -16,6 +14,8 @@
 #include "executor/check.h"
 #include "executor/device.h"
 #include "executor/python.h"
+#include "executor/python_types.h"
+#include "executor/tensors.h"
 #include "executor/value.h"
 
 namespace kiln {
@@ -25,7 +25,7 @@ namespace {
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// Numbers of kiln/runtime/cuda_graphs/recording.py.
+// As in kiln/runtime/cuda_graphs/recording.py.
 enum Verdict { kFits, kHeld, kMoved, kOther };
 
 struct Shape {
@@ -35,6 +35,9 @@ struct Shape {
         sizes(tensor.sizes().vec()),
         strides(tensor.strides().vec()),
         offset(tensor.storage_offset()) {}
+  // One dimension without gaps.
+  Shape(caffe2::TypeMeta meta, int64_t size, int64_t offset)
+      : meta(meta), sizes{size}, strides{1}, offset(offset) {}
 
   // Elements from the first to the last, gaps included.
   int64_t span() const {
@@ -58,7 +61,7 @@ struct Lease {
 
 void end_lease(void* lease) { delete static_cast<Lease*>(lease); }
 
-// Memory of the graph that results stand in, and the storage by which it was lent last.
+// Memory of the graph that holds results, and the storage that was last lent over it.
 struct Memory {
   StoragePtr own;
   WeakStorage lent;
@@ -72,8 +75,9 @@ struct Memory {
     return made;
   }
 
-  // The lent storage, if somebody holds it and it has not got other memory. The address tells, not
-  // the lease: torch puts its own owner around memory that it shares with other processes.
+  // The lent storage, if it is alive and still over this memory. That is decided by the address,
+  // not by the lease: torch wraps memory that it shares with other processes in an owner of its
+  // own.
   StoragePtr held() const {
     if (lent.expired() || own->nbytes() == 0) return StoragePtr();
     StoragePtr found = lent.lock();
@@ -94,10 +98,10 @@ enum class ResultKind { kObject, kArgument, kViewOfArgument, kMemory };
 
 struct Result {
   ResultKind kind = ResultKind::kObject;
-  PyObject* object = nullptr;  // owned: what is the same in each call
+  PyObject* object = nullptr;  // owned: the same in each call
   int32_t index = 0;           // of the argument, or of the memory
-  int32_t base = -1;           // the first result in the same memory, where it is an earlier one
-  Shape shape;                 // `offset` of a view counts from the argument's own
+  int32_t base = -1;           // an earlier result in the same memory
+  Shape shape;                 // `offset` of a view of an argument counts from the argument's own
 };
 
 const void* address_of(const c10::TensorImpl& tensor) {
@@ -129,44 +133,48 @@ bool same_number(PyObject* given, const Value& recorded) {
   return value.integer() == recorded.integer();  // of a float: its bits
 }
 
-TensorPtr tensor_over(const StoragePtr& storage, const Shape& shape, c10::DispatchKeySet keys) {
-  auto made = c10::make_intrusive<c10::TensorImpl, c10::UndefinedTensorImpl>(c10::Storage(storage),
-                                                                             keys, shape.meta);
-  made->set_sizes_and_strides(shape.sizes, shape.strides, shape.offset);
-  return made;
-}
-
-// Key set of a plain new tensor on the storage's device.
-c10::DispatchKeySet plain_keys(const c10::StorageImpl& storage) {
-  bool cpu = storage.device().is_cpu();
-  return c10::DispatchKeySet(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-}
-
 PyObject* wrapped(TensorPtr tensor) {
   Value value;
   value.set_tensor(std::move(tensor));
   return value_to_python(value);
 }
 
-TensorPtr flat_over(const StoragePtr& storage, const Shape& shape, int64_t offset) {
-  Shape flat;
-  flat.meta = shape.meta;
-  flat.sizes = {shape.span()};
-  flat.strides = {1};
-  flat.offset = offset;
-  return tensor_over(storage, flat, plain_keys(*storage));
+PyObject* object_over(const StoragePtr& storage, const Shape& shape, c10::DispatchKeySet keys) {
+  return wrapped(tensor_over(c10::Storage(storage), keys, shape.meta, shape.sizes, shape.strides,
+                             shape.offset));
+}
+
+PyObject* plain_over(const StoragePtr& storage, const Shape& shape) {
+  return object_over(storage, shape, plain_keys(*storage));
+}
+
+// In the eyes of autograd, too.
+PyObject* view_over(const c10::TensorImpl& base, const Shape& shape) {
+  return wrapped(view_of(base, shape.sizes, shape.strides, shape.offset));
 }
 
 StoragePtr storage_of(const c10::TensorImpl& tensor) {
   return tensor.unsafe_storage().getWeakStorageImpl().lock();
 }
 
-class Replay {
+// nullptr where item `n` of the tuple is no tensor.
+c10::TensorImpl* tensor_at(PyObject* args, size_t n) {
+  return tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
+}
+
+// Appends `item` and drops the caller's reference to it. Where that fails, or either is nullptr,
+// `list` becomes nullptr, with a Python error set.
+void append(PyObject*& list, PyObject* item) {
+  if (!list || !item || PyList_Append(list, item) != 0) Py_CLEAR(list);
+  Py_XDECREF(item);
+}
+
+class GraphReplay {
  public:
-  Replay() = default;
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
-  ~Replay() {
+  GraphReplay() = default;
+  GraphReplay(const GraphReplay&) = delete;
+  GraphReplay& operator=(const GraphReplay&) = delete;
+  ~GraphReplay() {
     for (Result& result : results_) Py_XDECREF(result.object);
   }
 
@@ -174,19 +182,18 @@ class Replay {
   bool record(PyObject* given, PyObject* used, PyObject* results, PyObject* constants,
               PyObject* mutated, bool standalone);
 
-  Verdict check(PyObject* args) const;
+  PyObject* check(PyObject* args) const { return PyLong_FromLong(verdict(args)); }
   PyObject* moved(PyObject* args) const;
   PyObject* sources(PyObject* args) const;
   PyObject* held() const;
-  int64_t held_bytes() const;
-  bool move(size_t index, const c10::TensorImpl& fresh);
   PyObject* hand_out(PyObject* args);
 
  private:
+  Verdict verdict(PyObject* args) const;
   bool add_argument(PyObject* given, PyObject* used);
   void add_result(PyObject* object, PyObject* used, PyObject* constants);
   bool stands_in_argument(const c10::TensorImpl& tensor, PyObject* used, Result& result) const;
-  TensorPtr view_of_argument(const Result& result, const c10::TensorImpl& base) const;
+  PyObject* view_of_argument(const Result& result, const c10::TensorImpl& base) const;
   PyObject* make(const Result& result, PyObject* args, const std::vector<StoragePtr>& lent,
                  PyObject* made) const;
 
@@ -198,7 +205,7 @@ class Replay {
   bool standalone_ = false;
 };
 
-bool Replay::add_argument(PyObject* given, PyObject* used) {
+bool GraphReplay::add_argument(PyObject* given, PyObject* used) {
   Argument made;
   c10::TensorImpl* tensor = tensor_of(given);
   if (tensor) {
@@ -216,25 +223,25 @@ bool Replay::add_argument(PyObject* given, PyObject* used) {
   return true;
 }
 
-bool Replay::stands_in_argument(const c10::TensorImpl& tensor, PyObject* used,
-                                Result& result) const {
+bool GraphReplay::stands_in_argument(const c10::TensorImpl& tensor, PyObject* used,
+                                     Result& result) const {
   int32_t sharing = -1;
   for (size_t n = 0; n < arguments_.size(); n++) {
     if (!arguments_[n].is_tensor) continue;
-    const c10::TensorImpl& one = *tensor_of(PyTuple_GET_ITEM(used, static_cast<Py_ssize_t>(n)));
-    if (&one == &tensor) {
+    const c10::TensorImpl& argument = *tensor_at(used, n);
+    if (&argument == &tensor) {
       result.kind = ResultKind::kArgument;
       result.index = static_cast<int32_t>(n);
       return true;
     }
-    if (sharing < 0 && one.unsafe_storage().is_alias_of(tensor.unsafe_storage())) {
+    if (sharing < 0 && argument.unsafe_storage().is_alias_of(tensor.unsafe_storage())) {
       sharing = static_cast<int32_t>(n);
       result.shape.offset = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) -
-                            one.storage_offset() * static_cast<int64_t>(one.itemsize());
+                            argument.storage_offset() * static_cast<int64_t>(argument.itemsize());
     }
   }
   if (sharing < 0) return false;
-  // In bytes until here: a view may have another dtype.
+  // So far in bytes: a view may have another dtype.
   result.shape.offset /= static_cast<int64_t>(tensor.itemsize());
   result.kind = ResultKind::kViewOfArgument;
   result.index = sharing;
@@ -243,13 +250,13 @@ bool Replay::stands_in_argument(const c10::TensorImpl& tensor, PyObject* used,
 
 bool is_among(const c10::TensorImpl& tensor, PyObject* constants) {
   for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(constants); n++) {
-    const c10::TensorImpl* one = tensor_of(PyTuple_GET_ITEM(constants, n));
-    if (one && one->unsafe_storage().is_alias_of(tensor.unsafe_storage())) return true;
+    const c10::TensorImpl* constant = tensor_of(PyTuple_GET_ITEM(constants, n));
+    if (constant && constant->unsafe_storage().is_alias_of(tensor.unsafe_storage())) return true;
   }
   return false;
 }
 
-void Replay::add_result(PyObject* object, PyObject* used, PyObject* constants) {
+void GraphReplay::add_result(PyObject* object, PyObject* used, PyObject* constants) {
   Result made;
   const c10::TensorImpl* tensor = tensor_of(object);
   if (!tensor || is_among(*tensor, constants)) {
@@ -278,11 +285,11 @@ void Replay::add_result(PyObject* object, PyObject* used, PyObject* constants) {
   results_.push_back(std::move(made));
 }
 
-bool Replay::record(PyObject* given, PyObject* used, PyObject* results, PyObject* constants,
-                    PyObject* mutated, bool standalone) {
+bool GraphReplay::record(PyObject* given, PyObject* used, PyObject* results, PyObject* constants,
+                         PyObject* mutated, bool standalone) {
   standalone_ = standalone;
   if (PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(used)) {
-    PyErr_SetString(PyExc_ValueError, "the recording ran on another number of arguments");
+    PyErr_SetString(PyExc_ValueError, "the graph was recorded with another number of arguments");
     return false;
   }
   for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(given); n++) {
@@ -300,7 +307,7 @@ bool Replay::record(PyObject* given, PyObject* used, PyObject* results, PyObject
   return true;
 }
 
-Verdict Replay::check(PyObject* args) const {
+Verdict GraphReplay::verdict(PyObject* args) const {
   if (PyTuple_GET_SIZE(args) != static_cast<Py_ssize_t>(arguments_.size())) return kOther;
   bool moved = false;
   for (size_t n = 0; n < arguments_.size(); n++) {
@@ -324,58 +331,40 @@ Verdict Replay::check(PyObject* args) const {
   return kFits;
 }
 
-// Arguments in other memory than recorded; of arguments that fit or have moved.
-PyObject* Replay::moved(PyObject* args) const {
+// Arguments in other memory than recorded; for arguments that fit or have moved.
+PyObject* GraphReplay::moved(PyObject* args) const {
   PyObject* found = PyList_New(0);
   for (size_t n = 0; found && n < arguments_.size(); n++) {
     const Argument& recorded = arguments_[n];
     if (!recorded.is_tensor || recorded.copied) continue;
-    const c10::TensorImpl* tensor = tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
-    if (!tensor || address_of(*tensor) == recorded.address) continue;
-    PyObject* number = PyLong_FromSize_t(n);
-    if (!number || PyList_Append(found, number) != 0) Py_CLEAR(found);
-    Py_XDECREF(number);
+    const c10::TensorImpl* tensor = tensor_at(args, n);
+    if (tensor && address_of(*tensor) != recorded.address) append(found, PyLong_FromSize_t(n));
   }
   return found;
 }
 
 // The memory of the arguments that are copied, as flat tensors without a history.
-PyObject* Replay::sources(PyObject* args) const {
+PyObject* GraphReplay::sources(PyObject* args) const {
   PyObject* found = PyList_New(0);
   for (size_t n : copied_) {
-    const c10::TensorImpl& tensor = *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
-    PyObject* flat =
-        wrapped(flat_over(storage_of(tensor), arguments_[n].shape, tensor.storage_offset()));
-    if (!flat || !found || PyList_Append(found, flat) != 0) Py_CLEAR(found);
-    Py_XDECREF(flat);
-    if (!found) break;
+    const c10::TensorImpl& tensor = *tensor_at(args, n);
+    const Shape& recorded = arguments_[n].shape;
+    Shape flat(recorded.meta, recorded.span(), tensor.storage_offset());
+    append(found, plain_over(storage_of(tensor), flat));
   }
   return found;
 }
 
-PyObject* Replay::held() const {
+// The memory of results that are held, as bytes.
+PyObject* GraphReplay::held() const {
+  static const auto byte = caffe2::TypeMeta::Make<uint8_t>();
   PyObject* found = PyList_New(0);
-  for (size_t n = 0; found && n < memories_.size(); n++) {
-    StoragePtr storage = memories_[n].held();
+  for (const Memory& memory : memories_) {
+    StoragePtr storage = memory.held();
     if (!storage) continue;
-    Shape bytes;
-    bytes.meta = caffe2::TypeMeta::Make<uint8_t>();
-    bytes.sizes = {static_cast<int64_t>(storage->nbytes())};
-    bytes.strides = {1};
-    PyObject* flat = wrapped(tensor_over(storage, bytes, plain_keys(*storage)));
-    PyObject* pair = flat ? Py_BuildValue("nN", static_cast<Py_ssize_t>(n), flat) : nullptr;
-    if (!pair || PyList_Append(found, pair) != 0) Py_CLEAR(found);
-    Py_XDECREF(pair);
+    append(found, plain_over(storage, Shape(byte, static_cast<int64_t>(storage->nbytes()), 0)));
   }
   return found;
-}
-
-int64_t Replay::held_bytes() const {
-  int64_t bytes = 0;
-  for (const Memory& memory : memories_) {
-    if (StoragePtr storage = memory.held()) bytes += static_cast<int64_t>(storage->nbytes());
-  }
-  return bytes;
 }
 
 // The storage takes over the memory of `fresh`, which has its contents. False: a Python error is
@@ -392,58 +381,40 @@ bool take_memory(c10::StorageImpl& storage, const c10::TensorImpl& fresh) {
   return true;
 }
 
-bool Replay::move(size_t index, const c10::TensorImpl& fresh) {
-  if (index >= memories_.size()) {
-    PyErr_SetString(PyExc_IndexError, "there is no such memory");
-    return false;
-  }
-  StoragePtr storage = memories_[index].held();
-  if (!storage) return true;
-  if (!take_memory(*storage, fresh)) return false;
-  memories_[index].lent.reset();
-  return true;
-}
-
-TensorPtr Replay::view_of_argument(const Result& result, const c10::TensorImpl& base) const {
+PyObject* GraphReplay::view_of_argument(const Result& result, const c10::TensorImpl& base) const {
   Shape shape = result.shape;
   shape.offset += base.storage_offset() * static_cast<int64_t>(base.itemsize()) /
                   static_cast<int64_t>(shape.meta.itemsize());
-  if (standalone_ && base.dtype() == shape.meta) {
-    return view_of(base, shape.sizes, shape.strides, shape.offset);
-  }
-  return tensor_over(storage_of(base), shape, base.key_set());
+  if (standalone_ && base.dtype() == shape.meta) return view_over(base, shape);
+  return object_over(storage_of(base), shape, base.key_set());
 }
 
-PyObject* Replay::make(const Result& result, PyObject* args, const std::vector<StoragePtr>& lent,
-                       PyObject* made) const {
+PyObject* GraphReplay::make(const Result& result, PyObject* args,
+                            const std::vector<StoragePtr>& lent, PyObject* made) const {
   switch (result.kind) {
     case ResultKind::kObject:
       return Py_NewRef(result.object);
     case ResultKind::kArgument:
       return Py_NewRef(PyTuple_GET_ITEM(args, result.index));
     case ResultKind::kViewOfArgument:
-      return wrapped(view_of_argument(result, *tensor_of(PyTuple_GET_ITEM(args, result.index))));
+      return view_of_argument(result, *tensor_of(PyTuple_GET_ITEM(args, result.index)));
     case ResultKind::kMemory:
       break;
   }
   if (standalone_ && result.base >= 0) {
     const c10::TensorImpl& base = *tensor_of(PyTuple_GET_ITEM(made, result.base));
-    if (base.dtype() == result.shape.meta) {
-      const Shape& shape = result.shape;
-      return wrapped(view_of(base, shape.sizes, shape.strides, shape.offset));
-    }
+    if (base.dtype() == result.shape.meta) return view_over(base, result.shape);
   }
-  const StoragePtr& storage = lent[static_cast<size_t>(result.index)];
-  return wrapped(tensor_over(storage, result.shape, plain_keys(*storage)));
+  return plain_over(lent[static_cast<size_t>(result.index)], result.shape);
 }
 
 // The results of the replay that was just issued.
-PyObject* Replay::hand_out(PyObject* args) {
+PyObject* GraphReplay::hand_out(PyObject* args) {
   std::vector<StoragePtr> lent;
   lent.reserve(memories_.size());
   for (Memory& memory : memories_) lent.push_back(memory.lend());
   for (size_t n : mutated_) {
-    c10::TensorImpl& tensor = *tensor_of(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(n)));
+    c10::TensorImpl& tensor = *tensor_at(args, n);
     if (!tensor.is_inference()) tensor.bump_version();
   }
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(results_.size()));
@@ -458,27 +429,12 @@ PyObject* Replay::hand_out(PyObject* args) {
   return tuple;
 }
 
-struct ReplayObject {
-  PyObject_HEAD Replay replay;
+struct GraphReplayObject {
+  PyObject_HEAD GraphReplay replay;
 };
 
-Replay& replay_of(PyObject* self) { return reinterpret_cast<ReplayObject*>(self)->replay; }
-
-// `body` with C++ errors as Python's.
-template <typename Body>
-PyObject* guarded(Body&& body) {
-  try {
-    return body();
-  } catch (...) {
-    set_python_error(std::current_exception());
-    return nullptr;
-  }
-}
-
-bool is_call_of(PyObject* self, PyObject* args) {
-  if (PyTuple_Check(args)) return true;
-  PyErr_SetString(PyExc_TypeError, "the arguments must be a tuple");
-  return false;
+GraphReplay& replay_of(PyObject* self) {
+  return reinterpret_cast<GraphReplayObject*>(self)->replay;
 }
 
 PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
@@ -491,7 +447,7 @@ PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
   }
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
-  new (&replay_of(self)) Replay();
+  new (&replay_of(self)) GraphReplay();
   PyObject* done = guarded([&]() -> PyObject* {
     bool good = replay_of(self).record(given, used, results, constants, mutated, standalone != 0);
     return good ? self : nullptr;
@@ -501,67 +457,40 @@ PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 void dealloc(PyObject* self) {
-  replay_of(self).~Replay();
+  replay_of(self).~GraphReplay();
   Py_TYPE(self)->tp_free(self);
 }
 
-PyObject* check(PyObject* self, PyObject* args) {
-  if (!is_call_of(self, args)) return nullptr;
-  return guarded([&] { return PyLong_FromLong(replay_of(self).check(args)); });
-}
-
-PyObject* moved(PyObject* self, PyObject* args) {
-  if (!is_call_of(self, args)) return nullptr;
-  return guarded([&] { return replay_of(self).moved(args); });
-}
-
-PyObject* sources(PyObject* self, PyObject* args) {
-  if (!is_call_of(self, args)) return nullptr;
-  return guarded([&] { return replay_of(self).sources(args); });
+// A method whose argument is the tuple of a call's arguments.
+template <auto method>
+PyObject* on_arguments(PyObject* self, PyObject* args) {
+  if (!PyTuple_Check(args)) return PyErr_Format(PyExc_TypeError, "the arguments must be a tuple");
+  return guarded([&] { return (replay_of(self).*method)(args); });
 }
 
 PyObject* held(PyObject* self, PyObject*) {
   return guarded([&] { return replay_of(self).held(); });
 }
 
-PyObject* held_bytes(PyObject* self, PyObject*) {
-  return PyLong_FromLongLong(replay_of(self).held_bytes());
-}
-
-PyObject* move(PyObject* self, PyObject* args) {
-  Py_ssize_t index;
-  PyObject* fresh;
-  if (!PyArg_ParseTuple(args, "nO", &index, &fresh)) return nullptr;
-  const c10::TensorImpl* tensor = tensor_of(fresh);
-  if (!tensor) return PyErr_Format(PyExc_TypeError, "the new memory must be a tensor");
-  return guarded([&]() -> PyObject* {
-    if (!replay_of(self).move(static_cast<size_t>(index), *tensor)) return nullptr;
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* hand_out(PyObject* self, PyObject* args) {
-  if (!is_call_of(self, args)) return nullptr;
-  return guarded([&] { return replay_of(self).hand_out(args); });
-}
-
 PyMethodDef replay_methods[] = {
-    {"check", check, METH_O, "0: fits; 1: a result is held; 2: arguments moved; 3: others."},
-    {"moved", moved, METH_O, "Numbers of the arguments in other memory than recorded."},
-    {"sources", sources, METH_O, "Flat tensors over the arguments that are copied."},
-    {"held", held, METH_NOARGS, "(memory, its bytes as a tensor) of results that are held."},
-    {"held_bytes", held_bytes, METH_NOARGS, "Bytes of results that are held."},
-    {"move", move, METH_VARARGS, "Give a held storage the memory of a tensor."},
-    {"hand_out", hand_out, METH_O, "The results of the last replay."},
+    {"check", on_arguments<&GraphReplay::check>, METH_O,
+     "0: the arguments fit; 1: a result is held; 2: arguments have moved; 3: they do not fit."},
+    {"moved", on_arguments<&GraphReplay::moved>, METH_O,
+     "Numbers of the arguments in other memory than recorded."},
+    {"sources", on_arguments<&GraphReplay::sources>, METH_O,
+     "Flat tensors over the arguments that are copied."},
+    {"held", held, METH_NOARGS, "The memory of results that are held, as tensors of bytes."},
+    {"hand_out", on_arguments<&GraphReplay::hand_out>, METH_O, "The results of the last replay."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyTypeObject replay_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.Replay",
-    .tp_basicsize = sizeof(ReplayObject),
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.GraphReplay",
+    .tp_basicsize = sizeof(GraphReplayObject),
     .tp_dealloc = dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "Replay(given, used, results, constants, mutated, standalone): calls of a recording.",
+    .tp_doc =
+        "GraphReplay(given, used, results, constants, mutated, standalone): calls of a graph.",
     .tp_methods = replay_methods,
     .tp_new = make_replay,
 };
@@ -576,8 +505,8 @@ PyObject* is_lent(PyObject*, PyObject* object) {
   return PyBool_FromLong(strided && tensor->unsafe_storage().data_ptr().get_deleter() == end_lease);
 }
 
-// What kernels of earlier replays reported; an executor looks for it where its run begins, a replay
-// has none.
+// What kernels of earlier replays reported: a run of an executor begins with this check, a replay
+// runs no executor.
 PyObject* take_status(PyObject*, PyObject* index) {
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return nullptr;
@@ -603,17 +532,20 @@ PyObject* give_memory(PyObject*, PyObject* args) {
 }
 
 PyMethodDef functions[] = {
-    {"give_memory", give_memory, METH_VARARGS, "Give a tensor's storage the memory of another."},
-    {"take_status", take_status, METH_O, "What kernels on a CUDA device reported; 0: nothing."},
-    {"is_lent", is_lent, METH_O, "Whether a tensor stands in the memory of a recorded graph."},
+    {"give_memory", give_memory, METH_VARARGS,
+     "Give a tensor's storage the memory of another, which has its contents."},
+    {"take_status", take_status, METH_O,
+     "What kernels on a CUDA device have reported; 0: nothing."},
+    {"is_lent", is_lent, METH_O, "Is it a tensor in the memory of a recorded graph?"},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
-bool add_replay_type(PyObject* module) {
+bool add_graph_replay_type(PyObject* module) {
   return PyType_Ready(&replay_type) == 0 && PyModule_AddFunctions(module, functions) == 0 &&
-         PyModule_AddObjectRef(module, "Replay", reinterpret_cast<PyObject*>(&replay_type)) == 0;
+         PyModule_AddObjectRef(module, "GraphReplay", reinterpret_cast<PyObject*>(&replay_type)) ==
+             0;
 }
 
 }  // namespace kiln

@@ -1,0 +1,13 @@
+// The Python types of kiln.native._executor, each added by the file that defines it.
+#pragma once
+
+#include <Python.h>
+
+namespace kiln {
+
+// False: a Python error is set. The last one adds the functions on lent results, too.
+bool add_executor_type(PyObject* module);
+bool add_region_type(PyObject* module);
+bool add_graph_replay_type(PyObject* module);
+
+}  // namespace kiln
