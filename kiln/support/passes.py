@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar, final
 
 from kiln.support.dump import Dump
@@ -52,8 +53,7 @@ def run_passes(
         if changes and verify is not None:
             verify(program, step.name)
         if changes and show is not None and dump is not None:
-            changed, text = program, show
-            dump.write(step.name, lambda: text(changed))  # noqa: B023
+            dump.write(step.name, partial(show, program))
     return program
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.symbolic import Expr, Int, Symbol, is_static
-from kiln.symbolic.expr import Atom, is_polynomial_in_symbols
+from kiln.symbolic.expr import is_polynomial_in_symbols
 from kiln.symbolic.simplify_in_ranges import fold_remainders
 
 
@@ -30,12 +30,10 @@ class Affine:
 
 def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = ()) -> Affine | None:
     """`value` as an affine form in `loops`; None if it is not affine in them or uses a symbol of `opaque`."""
+    if isinstance(value, Expr) and not is_polynomial_in_symbols(value):
+        value = fold_remainders(value)
     if not isinstance(value, Expr):
         return Affine({}, value)
-    if not is_polynomial_in_symbols(value):
-        value = fold_remainders(value)
-        if not isinstance(value, Expr):
-            return Affine({}, value)
     strides: dict[Symbol, Int] = {}
     offset: Int = 0
     for monomial, coefficient in value.terms:
@@ -46,7 +44,7 @@ def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = (
                 if found is not None:
                     return None
                 found = atom
-            elif _depends(atom, loops) or _depends(atom, opaque):
+            elif any(symbol in loops or symbol in opaque for symbol in atom.free_symbols()):
                 return None
             else:
                 rest = rest * atom
@@ -55,10 +53,6 @@ def affine(value: Int, loops: Collection[Symbol], opaque: Collection[Symbol] = (
         else:
             strides[found] = strides.get(found, 0) + rest
     return Affine(strides, offset)
-
-
-def _depends(atom: Atom, symbols: Collection[Symbol]) -> bool:
-    return any(symbol in symbols for symbol in atom.free_symbols())
 
 
 def divides(divisor: Int, value: Int) -> bool:

@@ -1,4 +1,4 @@
-"""Questions about bodies: what they load, compute and use.
+"""Questions about bodies: what they load, compute and use; which ops are dead.
 
 accesses(body)       (BufferAccess("x", (i0, i1), f32, conditional=False), ...)
 flops(body)          arithmetic operations per point
@@ -6,13 +6,14 @@ flops(body)          arithmetic operations per point
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
-from kiln.loops.body.body import Compute, Index, Indirect, Load, LoopBody, Random
-from kiln.loops.body.builder import dtype_of, symbols_used
+from kiln.loops.body.body import BodyOp, Compute, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
+from kiln.loops.body.indexing import symbols_of
 from kiln.symbolic import Symbol
 
 
@@ -32,12 +33,8 @@ def accesses(body: LoopBody) -> tuple[BufferAccess, ...]:
     return tuple(BufferAccess(op.buffer, op.index, op.dtype, op.mask is not None) for op in loads)
 
 
-def dtypes(body: LoopBody) -> tuple[torch.dtype, ...]:
-    return tuple(dtype_of(body.ops, place) for place in range(len(body.ops)))
-
-
 def result_dtypes(body: LoopBody) -> tuple[torch.dtype, ...]:
-    return tuple(dtype_of(body.ops, place) for place in body.results)
+    return tuple(body.ops[place].dtype for place in body.results)
 
 
 def flops(body: LoopBody) -> int:
@@ -57,3 +54,59 @@ def free_symbols(body: LoopBody) -> frozenset[Symbol]:
 def bound_symbols(body: LoopBody) -> frozenset[Symbol]:
     """Symbols that stand for data."""
     return frozenset(op.symbol for op in body.ops if isinstance(op, Indirect))
+
+
+def operands_of(op: BodyOp) -> tuple[int, ...]:
+    match op:
+        case Compute(_, operands, _):
+            return operands
+        case Load(mask=int() as mask):
+            return (mask,)
+        case Indirect(operand=operand):
+            return (operand,)
+        case Random(seed=seed):
+            return (seed,)
+    return ()
+
+
+def symbols_used(op: BodyOp) -> frozenset[Symbol]:
+    """Symbols in the index expressions of `op`."""
+    match op:
+        case Load(index=index):
+            return symbols_of(*index)
+        case IndexValue(expr=expr) | Random(counter=expr) | Indirect(size=expr):
+            return symbols_of(expr)
+        case Test(relation):
+            return relation.free_symbols()
+    return frozenset()
+
+
+def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
+    """`op` with its operands at their new places."""
+    match op:
+        case Compute(prim, operands, dtype):
+            return Compute(prim, tuple(places[operand] for operand in operands), dtype)
+        case Load(mask=int() as mask):
+            return replace(op, mask=places[mask])
+        case Indirect(operand=operand):
+            return replace(op, operand=places[operand])
+        case Random(seed=seed):
+            return replace(op, seed=places[seed])
+    return op
+
+
+def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+    """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
+    needed, symbols = set(body.results), set(used)
+    for place in range(len(body.ops) - 1, -1, -1):
+        op = body.ops[place]
+        if isinstance(op, Indirect) and op.symbol in symbols:
+            needed.add(place)
+        if place in needed:
+            needed.update(operands_of(op))
+            symbols |= symbols_used(op)
+    if len(needed) == len(body.ops):
+        return body
+    places = {old: new for new, old in enumerate(sorted(needed))}
+    ops = tuple(moved(body.ops[old], places) for old in sorted(needed))
+    return LoopBody(ops, tuple(places[place] for place in body.results))

@@ -17,8 +17,9 @@ layout. A data-dependent index becomes a symbol by `indirect`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, final
+from typing import ClassVar, Protocol, TypeVar, final
 
 import torch
 
@@ -70,6 +71,7 @@ class Test:
     """Whether a relation of index expressions holds (bounds of cat, pad and slices; causal masks)."""
 
     relation: Relation
+    dtype: ClassVar[torch.dtype] = torch.bool
 
 
 @final
@@ -94,6 +96,7 @@ class Indirect:
     operand: int
     size: Int
     check: bool = True
+    dtype: ClassVar[torch.dtype] = torch.int64
 
 
 @final
@@ -136,6 +139,11 @@ class LoopBody:
         for op in self.ops:
             values.append(_step(op, handler, values))
         return tuple(values[place] for place in self.results)
+
+    def mapped(self, change: Callable[[BodyOp], BodyOp]) -> LoopBody:
+        """The body with `change` applied to its ops, whose places stay; itself if nothing changes."""
+        ops = tuple([change(op) for op in self.ops])
+        return self if ops == self.ops else LoopBody(ops, self.results)
 
 
 def _step(op: BodyOp, handler: LoopHandler[V], values: list[V]) -> V:

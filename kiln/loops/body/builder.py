@@ -13,13 +13,13 @@ replaced; a producer is inlined by giving `Inline` a function for the loads of i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import final
 
 import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Prim
+from kiln.loops.body.analyses import without_dead
 from kiln.loops.body.body import (
     BodyOp,
     Compute,
@@ -33,7 +33,7 @@ from kiln.loops.body.body import (
     Random,
     Test,
 )
-from kiln.loops.body.indexing import substituted, symbols_of
+from kiln.loops.body.indexing import substituted
 from kiln.loops.body.reference import apply
 from kiln.symbolic import Int, Relation, Symbol, is_static, symbol
 
@@ -103,7 +103,7 @@ class BodyBuilder(LoopHandler[int]):
         return op.symbol, place
 
     def dtype_of(self, place: int) -> torch.dtype:
-        return dtype_of(self.ops, place)
+        return self.ops[place].dtype
 
     def convert(self, place: int, dtype: torch.dtype) -> int:
         """The value at `place` as a `dtype`."""
@@ -159,11 +159,9 @@ class Inline(LoopHandler[int]):
     Symbols that the copied body binds by `indirect` get fresh names.
     """
 
-    def __init__(
-        self, builder: BodyBuilder, values: Mapping[Symbol, Int] | None = None, on_load: LoadHook | None = None
-    ) -> None:
+    def __init__(self, builder: BodyBuilder, values: Mapping[Symbol, Int], on_load: LoadHook | None = None) -> None:
         self.builder, self.on_load = builder, on_load
-        self.values: dict[Symbol, Int] = dict(values or {})
+        self.values: dict[Symbol, Int] = dict(values)
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
         at = tuple(substituted(at, self.values) for at in index)
@@ -201,66 +199,3 @@ def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | floa
         return float(value)
     held: float = torch.tensor(float(value), dtype=torch.float64).to(dtype).item()
     return held
-
-
-def dtype_of(ops: list[BodyOp] | tuple[BodyOp, ...], place: int) -> torch.dtype:
-    op = ops[place]
-    if isinstance(op, Test):
-        return torch.bool
-    return torch.int64 if isinstance(op, Indirect) else op.dtype
-
-
-def operands_of(op: BodyOp) -> tuple[int, ...]:
-    match op:
-        case Compute(_, operands, _):
-            return operands
-        case Load(mask=int() as mask):
-            return (mask,)
-        case Indirect(operand=operand):
-            return (operand,)
-        case Random(seed=seed):
-            return (seed,)
-    return ()
-
-
-def symbols_used(op: BodyOp) -> frozenset[Symbol]:
-    """Symbols in the index expressions of `op`."""
-    match op:
-        case Load(index=index):
-            return symbols_of(*index)
-        case IndexValue(expr=expr) | Random(counter=expr) | Indirect(size=expr):
-            return symbols_of(expr)
-        case Test(relation):
-            return relation.free_symbols()
-    return frozenset()
-
-
-def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
-    """`op` with its operands at their new places."""
-    match op:
-        case Compute(prim, operands, dtype):
-            return Compute(prim, tuple(places[operand] for operand in operands), dtype)
-        case Load(mask=int() as mask):
-            return replace(op, mask=places[mask])
-        case Indirect(operand=operand):
-            return replace(op, operand=places[operand])
-        case Random(seed=seed):
-            return replace(op, seed=places[seed])
-    return op
-
-
-def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
-    """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
-    needed, symbols = set(body.results), set(used)
-    for place in range(len(body.ops) - 1, -1, -1):
-        op = body.ops[place]
-        if isinstance(op, Indirect) and op.symbol in symbols:
-            needed.add(place)
-        if place in needed:
-            needed.update(operands_of(op))
-            symbols |= symbols_used(op)
-    if len(needed) == len(body.ops):
-        return body
-    places = {old: new for new, old in enumerate(sorted(needed))}
-    ops = tuple(moved(body.ops[old], places) for old in sorted(needed))
-    return LoopBody(ops, tuple(places[place] for place in body.results))

@@ -6,7 +6,7 @@ axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -57,6 +57,18 @@ def stride_along(spec: TensorSpec, index: Index, symbol: Symbol) -> Int | None:
     return stride_of(linear_index(spec, index), symbol)
 
 
+def axis_range(size: Int, bounds: BoundAnalysis) -> Range:
+    """That of a symbol that runs from 0 to `size` - 1."""
+    top = bounds.of(size).hi
+    return Range(0, None if top is None else max(top - 1, 0))
+
+
+def add_ranges(ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
+    """Those of `axes`, where `ranges` has none yet."""
+    for axis in axes:
+        ranges.setdefault(axis.symbol, axis_range(axis.size, BoundAnalysis(ranges)))
+
+
 def axis_bounds(axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = None) -> BoundAnalysis:
     """Bounds of index expressions: an axis runs below its size, sizes are not negative unless `sizes` says more."""
     ranges = dict(sizes or {})
@@ -64,6 +76,5 @@ def axis_bounds(axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = Non
         ranges.setdefault(symbol, Range(0))
     of_sizes = BoundAnalysis(ranges)
     for axis in axes:
-        top = of_sizes.of(axis.size).hi
-        ranges[axis.symbol] = Range(0, None if top is None else max(top - 1, 0))
+        ranges[axis.symbol] = axis_range(axis.size, of_sizes)
     return BoundAnalysis(ranges)

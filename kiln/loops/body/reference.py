@@ -32,42 +32,14 @@ _SAME_NAME = (
 for _name in _SAME_NAME:
     REFERENCE[_name] = getattr(torch, _name)
 
-
-@REFERENCE("floor_div")
-def _floor_div(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x, y, rounding_mode="floor")
-
-
-@REFERENCE("trunc_div")
-def _trunc_div(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x, y, rounding_mode="trunc")
-
-
-@REFERENCE("fma")
-def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """In double precision the product of two floats is exact; a double is rounded twice."""
-    return (x.double() * y.double() + z.double()).to(x.dtype)
-
-
-@REFERENCE("shift_left")
-def _shift_left(x: Tensor, y: Tensor) -> Tensor:
-    return torch.bitwise_left_shift(x, y)
-
-
-@REFERENCE("shift_right")
-def _shift_right(x: Tensor, y: Tensor) -> Tensor:
-    return torch.bitwise_right_shift(x, y)
-
-
-@REFERENCE("convert")
-def _convert(x: Tensor, *, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype)
-
-
-@REFERENCE("bitcast")
-def _bitcast(x: Tensor, *, dtype: torch.dtype) -> Tensor:
-    return x.contiguous().view(dtype)
-
+REFERENCE["floor_div"] = lambda x, y: torch.div(x, y, rounding_mode="floor")
+REFERENCE["trunc_div"] = lambda x, y: torch.div(x, y, rounding_mode="trunc")
+# In double precision the product of two floats is exact; a double is rounded twice.
+REFERENCE["fma"] = lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype)
+REFERENCE["shift_left"] = torch.bitwise_left_shift
+REFERENCE["shift_right"] = torch.bitwise_right_shift
+REFERENCE["convert"] = lambda x, *, dtype: x.to(dtype)
+REFERENCE["bitcast"] = lambda x, *, dtype: x.contiguous().view(dtype)
 
 ERF_PLUS_ONE = Prim("erf_plus_one", 1, "1 + erf(x)", Kind.POINTWISE, floating=True, flops=16)
 _FAST = ("erf", "exp", "exp2", "log", "div", "reciprocal", "sigmoid")

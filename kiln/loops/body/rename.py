@@ -45,7 +45,7 @@ class Renaming:
 
 def rename_body(body: LoopBody, by: Renaming) -> LoopBody:
     """`body` renamed. Raises `ValueError` if a relation becomes decided: such a body has to be rebuilt."""
-    return LoopBody(tuple(_rename_op(op, by) for op in body.ops), body.results)
+    return body.mapped(lambda op: _rename_op(op, by))
 
 
 def _rename_op(op: BodyOp, by: Renaming) -> BodyOp:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from kiln.loops.body.analyses import operands_of
 from kiln.loops.body.body import BodyOp, Compute, Const, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
-from kiln.loops.body.builder import operands_of
 from kiln.loops.body.indexing import Axis
 from kiln.tensor.dtypes import DTYPE_NAMES
 

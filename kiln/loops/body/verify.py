@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from kiln.graph.prims.table import Kind
+from kiln.loops.body.analyses import operands_of, symbols_used
 from kiln.loops.body.body import Compute, Indirect, Load, LoopBody, Test
-from kiln.loops.body.builder import dtype_of, operands_of, symbols_used
 from kiln.support.errors import KilnError
 from kiln.symbolic import Symbol
 
@@ -21,9 +21,7 @@ class InvalidLoops(KilnError):
 
 
 Ranks = Mapping[str, int]
-
 Problem = Iterator[str]
-
 Problems = Iterator[tuple[str, str]]
 
 
@@ -48,11 +46,11 @@ def _fits_row(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem
 
 def _dtypes_agree(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
     for place, op in enumerate(body.ops):
-        if isinstance(op, Load) and op.mask is not None and dtype_of(body.ops, op.mask) != torch.bool:
+        if isinstance(op, Load) and op.mask is not None and body.ops[op.mask].dtype != torch.bool:
             yield f"op {place}: the mask is not a bool"
         if not isinstance(op, Compute):
             continue
-        given = [dtype_of(body.ops, operand) for operand in op.operands]
+        given = [body.ops[operand].dtype for operand in op.operands]
         same = given[1:] if op.op.name == "where" else given
         if len(set(same)) > 1:
             yield f"op {place}: {op.op.name} of {given}"

@@ -41,29 +41,24 @@ class Dialect:
     def dtype_name(self, dtype: torch.dtype) -> str:
         """Raises `UnsupportedInKernel` for a dtype that the language lacks."""
         if dtype not in self.dtypes:
-            raise UnsupportedInKernel(language=self.name, thing=str(dtype), reason="it has no such dtype")
+            raise self.unsupported(str(dtype), "it has no such dtype")
         return self.dtypes[dtype]
 
     def expr(self, op: Prim, dtype: torch.dtype) -> str:
-        special = self.exprs_for.get(dtype_class(dtype), {})
+        kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+        special = self.exprs_for.get(kind, {})
         template = special.get(op.name) or self.exprs.get(op.name)
         if template is None:
-            raise UnsupportedInKernel(
-                language=self.name, thing=f"`{op.name}` on {dtype}", reason="it has no expression for it"
-            )
+            raise self.unsupported(f"`{op.name}` on {dtype}", "it has no expression for it")
         return template
 
+    def unsupported(self, thing: str, reason: str) -> UnsupportedInKernel:
+        return UnsupportedInKernel(language=self.name, thing=thing, reason=reason)
+
     def covers(self, op: Prim) -> bool:
-        return (
-            op.name in self.methods or op.name in self.exprs or any(op.name in item for item in self.exprs_for.values())
-        )
+        return any(op.name in known for known in (self.methods, self.exprs, *self.exprs_for.values()))
 
 
 def is_infix(template: str) -> bool:
     """`{0} + {1}` takes numbers and vectors alike."""
     return _INFIX.fullmatch(template) is not None
-
-
-def dtype_class(dtype: torch.dtype) -> str:
-    """ "float", "int" or "bool"."""
-    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"

@@ -55,9 +55,8 @@ class EffectWriter(ABC):
 
     def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: TextValue) -> None:
         """The maximum, and the sum of exp(value - maximum) into `exp_sum`, in one pass."""
-        raise UnsupportedInKernel(
-            language="this language", thing="a sum of exp beside its maximum", reason="it takes two passes here"
-        )
+        thing, reason = "a sum of exp beside its maximum", "it takes two passes here"
+        raise UnsupportedInKernel(language="this language", thing=thing, reason=reason)
 
     @abstractmethod
     def accumulate(self, effect: Accumulate, value: TextValue) -> None: ...

@@ -146,7 +146,7 @@ class StatementWriter(LoopHandler[TextValue], ABC):
         """`unsettled`: buffers and locals that this nest writes; their loads stay innermost."""
         self.dialect, self.nest, self.storages, self.unsettled = dialect, nest, storages, unsettled
         self.lines: list[list[str]] = [[] for _ in range(len(nest.axes) + 1)]
-        self._count = 0
+        self.count = 0  # of named values
 
     # Per language.
 
@@ -179,8 +179,8 @@ class StatementWriter(LoopHandler[TextValue], ABC):
 
     def define(self, text: str, dtype: torch.dtype, dims: Dims, depth: int, name: str | None = None) -> TextValue:
         if name is None:
-            name = f"v{self._count}"
-            self._count += 1
+            name = f"v{self.count}"
+            self.count += 1
         self.lines[depth].append(self.definition(name, text, dtype, bool(dims)))
         return TextValue(name, dtype, dims, depth)
 
@@ -209,9 +209,8 @@ class StatementWriter(LoopHandler[TextValue], ABC):
         if isinstance(known, bool):
             return self.constant(known, torch.bool)
         relation, symbols = known, known.free_symbols()
-        return self.define(
-            self.test_text(relation), torch.bool, self.nest.dims_of(symbols), self.nest.depth_of(symbols)
-        )
+        dims, depth = self.nest.dims_of(symbols), self.nest.depth_of(symbols)
+        return self.define(self.test_text(relation), torch.bool, dims, depth)
 
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
         dims = NUMBER.union(*(operand.dims for operand in operands))

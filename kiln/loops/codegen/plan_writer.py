@@ -16,24 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
+from kiln.loops.body.indexing import substituted, symbols_of
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
+from kiln.plan import steps
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
-from kiln.plan.steps import (
-    AllocateStep,
-    AtenStep,
-    CheckStep,
-    ConstantStep,
-    CopyStep,
-    FreeStep,
-    HostReadStep,
-    LaunchStep,
-    RandomSeedStep,
-    ViewStep,
-)
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Relation, Symbol, is_static, product
 from kiln.symbolic.relation import relate
@@ -76,7 +66,7 @@ class _PlanWriter:
         program = self.program
         inputs = tuple(self._input(slot, given) for slot, given in enumerate(program.inputs))
         for buffer, key in program.constants:
-            self.steps.append(ConstantStep(self.slot(buffer), len(self.constants)))
+            self.steps.append(steps.ConstantStep(self.slot(buffer), len(self.constants)))
             self.constants.append(key)
         allocations = defaultdict(list)
         for allocation in program.allocations:
@@ -90,23 +80,16 @@ class _PlanWriter:
                 self._extern(step)
             self._free(program.frees[place])
         for target, source in program.writes:
-            self.steps.append(CopyStep(self.slots[target], self.slots[source]))
+            self.steps.append(steps.CopyStep(self.slots[target], self.slots[source]))
         mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
         outputs = tuple(self._output(output) for output in program.outputs)
         bindings = (*self._bindings(), *self.host_reads)
         self._check_bound(bindings)
         kernels = {item.kernel.symbol: item.kernel for item in self.kernels.values()}
         return Plan(
-            program.name,
-            inputs,
-            bindings,
-            tuple(self.steps),
-            outputs,
-            tuple(kernels.values()),
-            self.num_slots,
-            tuple(self.constants),
-            mutated,
-        )
+            program.name, inputs, bindings, tuple(self.steps), outputs, tuple(kernels.values()), self.num_slots,
+            tuple(self.constants), mutated,
+        )  # fmt: skip
 
     # Values.
 
@@ -128,11 +111,10 @@ class _PlanWriter:
         """Memory of its own, or a view of the memory that the buffer is part of."""
         slot, spec = self.slot(allocation.buffer), allocation.buffer.spec
         if allocation.buffer.base is not None:
-            self.steps.append(ViewStep(slot, self.slots[allocation.buffer.base], spec))
+            self.steps.append(steps.ViewStep(slot, self.slots[allocation.buffer.base], spec))
         else:
-            self.steps.append(
-                AllocateStep(slot, spec, None if allocation.reuse is None else self.slots[allocation.reuse])
-            )
+            reuse = None if allocation.reuse is None else self.slots[allocation.reuse]
+            self.steps.append(steps.AllocateStep(slot, spec, reuse))
 
     def _new_slot(self) -> Slot:
         self.num_slots += 1
@@ -145,7 +127,7 @@ class _PlanWriter:
         found = self.views.get((name, spec))
         if found is None:
             found = self.views[name, spec] = self._new_slot()
-            self.steps.append(ViewStep(found, self.slots[name], spec))
+            self.steps.append(steps.ViewStep(found, self.slots[name], spec))
         return found
 
     def _free(self, names: Sequence[str]) -> None:
@@ -154,7 +136,7 @@ class _PlanWriter:
         for name, spec in [key for key in self.views if key[0] in names]:
             slots.append(self.views.pop((name, spec)))
         if slots:
-            self.steps.append(FreeStep(tuple(slots)))
+            self.steps.append(steps.FreeStep(tuple(slots)))
 
     # Steps.
 
@@ -165,21 +147,13 @@ class _PlanWriter:
         if printed is None:
             printed = self.kernels[id(ir), aligned] = self.write_kernel(ir, aligned)
         sizes, own = _values(ir, step.ints), _values(printed.canonical, step.ints)
-        scratch = _substitute(printed.scratch, own)
-        grid = tuple(_substitute(count, own) for count in printed.grid)
-        self.steps.append(
-            LaunchStep(
-                printed.kernel.symbol,
-                tuple(self.slots[name] for name in step.args),
-                step.ints,
-                (),
-                product(grid) if grid else _substitute(launch_units(ir), sizes),
-                1 if grid else _substitute(launch_grain(ir), sizes),
-                scratch,
-                grid,
-                origin=step.origin or ir.origin,
-            )
-        )
+        scratch = substituted(printed.scratch, own)
+        grid = tuple(substituted(count, own) for count in printed.grid)
+        units = product(grid) if grid else substituted(launch_units(ir), sizes)
+        grain = 1 if grid else substituted(launch_grain(ir), sizes)
+        symbol, args = printed.kernel.symbol, tuple(self.slots[name] for name in step.args)
+        origin = step.origin or ir.origin
+        self.steps.append(steps.LaunchStep(symbol, args, step.ints, (), units, grain, scratch, grid, origin=origin))
 
     def _is_aligned(self, name: str) -> bool:
         """Does the buffer always start at a multiple of `ALIGNMENT` bytes? Fresh memory does, a view by its offset."""
@@ -200,7 +174,7 @@ class _PlanWriter:
         kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
         outs = tuple(None if out is None else self.slot(out) for out in step.outs)
         specs = tuple(None if out is None else out.spec for out in step.outs)
-        self.steps.append(AtenStep(step.target, args, kwargs, outs, specs, step.origin))
+        self.steps.append(steps.AtenStep(step.target, args, kwargs, outs, specs, step.origin))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BufferArg):
@@ -243,10 +217,9 @@ class _PlanWriter:
     def _check_bound(self, bindings: Sequence[SymbolBinding]) -> None:
         known = {binding.name for binding in bindings}
         for spec in self.specs.values():
-            for value in (*spec.sizes, *spec.strides, spec.offset):
-                for symbol in () if isinstance(value, int) else value.free_symbols():
-                    if symbol.name not in known:
-                        raise UnboundSymbol(symbol=symbol)
+            for symbol in symbols_of(*spec.sizes, *spec.strides, spec.offset):
+                if symbol.name not in known:
+                    raise UnboundSymbol(symbol=symbol)
 
 
 def _bare(values: Sequence[Int]) -> Iterator[tuple[int, Symbol]]:
@@ -259,39 +232,35 @@ def _values(kernel: KernelIR, ints: Sequence[Int]) -> dict[Symbol, Int]:
     return {size: value for size, value in zip(kernel.ints, ints, strict=True) if isinstance(size, Symbol)}
 
 
-def _substitute(value: Int, sizes: dict[Symbol, Int]) -> Int:
-    return value if isinstance(value, int) else value.substitute(sizes)
-
-
 def _empty(writer: _PlanWriter, step: Extern) -> None:
     """Fresh memory, unless the schedule allocated it already."""
     out = step.outs[0]
     assert out is not None
     if out.name not in writer.slots:
-        writer.steps.append(AllocateStep(writer.slot(out), out.spec))
+        writer.steps.append(steps.AllocateStep(writer.slot(out), out.spec))
 
 
 def _random_seed(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
     device, increment = step.args
-    writer.steps.append(RandomSeedStep(writer.slot(out), device, increment))
+    writer.steps.append(steps.RandomSeedStep(writer.slot(out), device, increment))
 
 
 def _assert(writer: _PlanWriter, step: Extern) -> None:
     condition, message = step.args
-    writer.steps.append(CheckStep(None, writer.view(condition.name, condition.spec), message))
+    writer.steps.append(steps.CheckStep(None, writer.view(condition.name, condition.spec), message))
 
 
 def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
     source, kind, symbol, checks = step.args
     name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
     writer.host_reads.append(SymbolBinding(name, "unbacked", -1))
-    writer.steps.append(HostReadStep(name, writer.view(source.name, source.spec), kind))
+    writer.steps.append(steps.HostReadStep(name, writer.view(source.name, source.spec), kind))
     for relation_kind, difference in checks:
         relation = relate(relation_kind, difference)
         if isinstance(relation, Relation):
-            writer.steps.append(CheckStep(relation, None, f"{relation} does not hold in {step.origin}"))
+            writer.steps.append(steps.CheckStep(relation, None, f"{relation} does not hold in {step.origin}"))
 
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {

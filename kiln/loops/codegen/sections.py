@@ -25,10 +25,6 @@ class Section:
     text: str
 
 
-def _nothing_more(text: str) -> Iterable[str]:
-    return ()
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Sections:
@@ -38,13 +34,11 @@ class Sections:
     owners: Mapping[str, str]
 
     @staticmethod
-    def read(
-        folder: Path, pattern: str, mark: str, defined: Callable[[str], Iterable[str]] = _nothing_more
-    ) -> Sections:
-        """The sections of all files like `pattern`; each defines its own name and what `defined` finds in its text."""
+    def read(folder: Path, glob: str, mark: str, defined: Callable[[str], Iterable[str]] = lambda text: ()) -> Sections:
+        """The sections of all files like `glob`; each defines its own name and what `defined` finds in its text."""
         head = re.compile(rf"^{re.escape(mark)} (\w+)(?:: (.*))?$", re.MULTILINE)
         found: dict[str, Section] = {}
-        for path in sorted(folder.glob(pattern)):
+        for path in sorted(folder.glob(glob)):
             parts = head.split(path.read_text())[1:]
             for name, needs, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
                 found[name] = Section(name, tuple((needs or "").split()), text.strip())

@@ -71,9 +71,8 @@ def group_kernel(
     elif not loops.strip:
         phases = tuple(_vectorised(group, plan, phase, loops) for plan, phase in zip(plans.phases, phases, strict=True))
     units, locals_ = bodies.axes(group.units), tuple(bodies.locals.values())
-    draft = KernelDraft(
-        kernel_name(group), units, phases, locals_, buffers, loops.strip, loops.grain, _origin(group), dying
-    )
+    name, origin = kernel_name(group), _origin(group)
+    draft = KernelDraft(name, units, phases, locals_, buffers, loops.strip, loops.grain, origin, dying)
     return assemble(draft, target)
 
 

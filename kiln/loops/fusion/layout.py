@@ -15,9 +15,8 @@ from math import log2
 from typing import final
 
 from kiln.loops.body.affine import divides
-from kiln.loops.body.analyses import bound_symbols, flops, free_symbols
+from kiln.loops.body.analyses import bound_symbols, flops, free_symbols, without_dead
 from kiln.loops.body.body import Indirect, Load, LoopBody
-from kiln.loops.body.builder import without_dead
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces

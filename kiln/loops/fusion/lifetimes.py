@@ -74,9 +74,6 @@ def frees(
     return tuple(map(tuple, dead))
 
 
-# Whose memory may be written over.
-
-
 @final
 class LastUses:
     """Buffers with memory of their own that the region made, and the group that uses each last."""

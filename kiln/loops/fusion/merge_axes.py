@@ -16,11 +16,12 @@ from itertools import pairwise
 from typing import final
 
 from kiln.loops.body.affine import Affine, affine
-from kiln.loops.body.body import Index, IndexValue, Indirect, Load, LoopBody, Random, Test
-from kiln.loops.body.builder import symbols_used
+from kiln.loops.body.analyses import symbols_used
+from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, Random, Test
 from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted, symbols_of
 from kiln.loops.fusion.kernel_draft import KernelDraft
-from kiln.loops.kernel.kernel import Accumulate, Phase, Store
+from kiln.loops.kernel.analyses import with_indices
+from kiln.loops.kernel.kernel import Accumulate, Effect, Phase
 from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Symbol, simplify_in_ranges
 from kiln.symbolic.expr import is_polynomial_in_symbols
@@ -40,9 +41,8 @@ class _Accesses:
 
     def __init__(self, draft: KernelDraft) -> None:
         self.draft = draft
-        self.sizes = {
-            axis.symbol: axis.size for axes in (draft.units, *(phase.axes for phase in draft.phases)) for axis in axes
-        }
+        axes = [*draft.units, *(axis for phase in draft.phases for axis in phase.axes)]
+        self.sizes = {axis.symbol: axis.size for axis in axes}
         self.addresses: dict[tuple[str, Index], Int] = {}
         self.forms: dict[str, list[Affine | None]] = {}
         ops = [op for phase in draft.phases for op in phase.body.ops]
@@ -80,9 +80,6 @@ def _accesses(phase: Phase) -> Iterator[tuple[str, Index]]:
         yield effect.target, effect.index
         if isinstance(effect, Accumulate) and effect.running is not None:
             yield effect.running.target, effect.running.index
-
-
-# Which axes are merged.
 
 
 def _merges(accesses: _Accesses) -> dict[Symbol, Symbol]:
@@ -203,17 +200,11 @@ class _MergedDraft:
     def _phase(self, phase: Phase) -> Phase:
         axes = self._axes(phase.axes)
         vector = None if phase.vector is None else len(axes) - 1
-        ops = [
-            replace(op, index=self._index(op.buffer, op.index)) if isinstance(op, Load) else op for op in phase.body.ops
-        ]
-        body = LoopBody(tuple(ops), phase.body.results)
-        return Phase(axes, body, tuple(map(self._effect, phase.effects)), vector)
+        return Phase(axes, phase.body.mapped(self._op), tuple(map(self._effect, phase.effects)), vector)
 
-    def _effect(self, effect: Store | Accumulate) -> Store | Accumulate:
-        index = self._index(effect.target, effect.index)
-        if isinstance(effect, Store):
-            return replace(effect, index=index)
-        running = effect.running
-        if running is not None:
-            running = replace(running, index=self._index(running.target, running.index))
-        return replace(effect, over=self._axes(effect.over), index=index, running=running)
+    def _op(self, op: BodyOp) -> BodyOp:
+        return replace(op, index=self._index(op.buffer, op.index)) if isinstance(op, Load) else op
+
+    def _effect(self, effect: Effect) -> Effect:
+        moved = with_indices(effect, self._index)
+        return replace(moved, over=self._axes(moved.over)) if isinstance(moved, Accumulate) else moved

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from kiln.loops.body.body import BodyOp, Index, Load, LoopBody, Test
+from kiln.loops.body.body import BodyOp, Index, Load, Test
 from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.kernel_draft import KernelDraft
 from kiln.loops.kernel.kernel import Phase
@@ -49,9 +49,8 @@ class _SizeOpener:
         return replace(draft, units=units, phases=phases, views=views, sizes=self.values)
 
     def _phase(self, phase: Phase) -> Phase:
-        body = LoopBody(tuple(map(self._op, phase.body.ops)), phase.body.results)
         effects = tuple(replace(effect, index=self._index(effect.target, effect.index)) for effect in phase.effects)
-        return replace(phase, body=body, effects=effects)
+        return replace(phase, body=phase.body.mapped(self._op), effects=effects)
 
     def _op(self, op: BodyOp) -> BodyOp:
         if isinstance(op, Load):

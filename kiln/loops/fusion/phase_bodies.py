@@ -21,7 +21,7 @@ from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.fusion.group import Member, MemberAccess
 from kiln.loops.fusion.phases import PhasePlan, PhasePlans
 from kiln.loops.fusion.reuse import is_recomputed, stays_in_row, values_read_later
-from kiln.loops.kernel.kernel import Accumulate, Local, Phase, Store
+from kiln.loops.kernel.kernel import Accumulate, Effect, Local, Phase, Store
 from kiln.loops.program.nodes import Pointwise, Reduction, Scan
 from kiln.loops.program.reductions import accumulator_dtype
 from kiln.support.target import Target
@@ -53,9 +53,8 @@ class PhaseBodies:
         """The local that a reduction or scan accumulates in, indexed by its kept inner symbols."""
         out, reduced = member.node.out.spec.dtype, member.reduced()
         dtype = accumulator_dtype(member.node.op, out) if isinstance(member.node, Reduction) else out
-        return self._local(
-            member, "sum", dtype, [symbol for symbol in self.group.inner(member) if symbol not in reduced]
-        )
+        kept = [symbol for symbol in self.group.inner(member) if symbol not in reduced]
+        return self._local(member, "sum", dtype, kept)
 
     def row(self, member: Member) -> Local:
         """The local that keeps a value for later phases."""
@@ -107,7 +106,7 @@ class _PhaseBody:
         self.builder = BodyBuilder()
         self.values: dict[str, int] = {}
         self.results: list[int] = []
-        self.effects: list[Store | Accumulate] = []
+        self.effects: list[Effect] = []
 
     def finish(self) -> Phase:
         for member in self.plan.members:

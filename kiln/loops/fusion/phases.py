@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from kiln.loops.body.analyses import operands_of, symbols_used
 from kiln.loops.body.body import Compute, Indirect, Load, Random
-from kiln.loops.body.builder import operands_of, symbols_used
 from kiln.loops.fusion.group import FusableNode, Group, Member, MemberAccess
-from kiln.loops.program.nodes import Pointwise, Reduction
+from kiln.loops.program.nodes import Pointwise, Reduction, Scan
 from kiln.symbolic import Symbol
 
 CHEAP_FLOPS, CHEAP_LOADS = 2, 1
@@ -57,9 +57,7 @@ class PhasePlans:
 
     def forwards(self, writer: Member, reader: Member, access: MemberAccess) -> bool:
         """Can the value go from `writer` to `reader` within one point of one phase?"""
-        if not isinstance(writer.node, Pointwise) or (
-            is_serial(reader.node) and not isinstance(reader.node, Reduction)
-        ):
+        if not isinstance(writer.node, Pointwise) or isinstance(reader.node, Scan):
             return False
         same = writer.write.form is not None and access.form is not None and writer.write.form == access.form
         return same and self.group.inner(writer).keys() == self.group.inner(reader).keys()

@@ -74,9 +74,8 @@ class SingleGroups:
         serial = frozenset(axis.symbol for axis in combined_axes(node)) if is_serial(node) else frozenset()
         splits = axis_splits(node, serial)
         forms = SplitForms(splits, bound_symbols(node.body))
-        reads = [
-            (forms.form(self.buffers[load.buffer].spec, load.index), load.conditional) for load in accesses(node.body)
-        ]
+        loads = accesses(node.body)
+        reads = [(forms.form(self.buffers[load.buffer].spec, load.index), load.conditional) for load in loads]
         kept = node.kept if isinstance(node, Reduction) else node.axes
         write = forms.form(node.out.spec, tuple([axis.symbol for axis in kept]))
         return _NodeForms(splits, tuple(reads), write)

@@ -112,10 +112,10 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     outer.sort(key=lambda symbol: -strides.get(symbol, 0))
     blocked = next(iter(group.blocked), outer[-1])
     outer.sort(key=lambda symbol: symbol is blocked)
-    if not group.blocked:
-        group.blocked[blocked] = (
-            _gpu_block_size(group, blocked, target) if target.is_gpu else _block_size(group, kept_in_strips)
-        )
+    if not group.blocked and target.is_gpu:
+        group.blocked[blocked] = _gpu_block_size(group, blocked, target)
+    elif not group.blocked:
+        group.blocked[blocked] = _block_size(group, kept_in_strips)
     size = group.blocked[blocked]
     counts = [*(group.sizes[symbol] for symbol in outer[:-1]), ceil_div(group.sizes[blocked], size)]
     sizes = (*counts, *node.out.spec.sizes)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from kiln.loops.body.body import Index, Load, LoopBody
+from kiln.loops.body.body import BodyOp, Index, Load
 from kiln.loops.fusion.kernel_draft import KernelDraft
-from kiln.loops.kernel.kernel import Accumulate, Phase, Store
+from kiln.loops.kernel.kernel import Accumulate, Phase
 
 
 def take_over(draft: KernelDraft) -> KernelDraft:
@@ -64,12 +64,9 @@ def _fits(draft: KernelDraft, argument: str, result: str, number: int, index: In
 
 
 def _renamed(phase: Phase, names: Mapping[str, str]) -> Phase:
-    ops = [
-        replace(op, buffer=names[op.buffer]) if isinstance(op, Load) and op.buffer in names else op
-        for op in phase.body.ops
-    ]
-    effects = [
-        replace(effect, target=names[effect.target]) if isinstance(effect, Store) and effect.target in names else effect
-        for effect in phase.effects
-    ]
-    return replace(phase, body=LoopBody(tuple(ops), phase.body.results), effects=tuple(effects))
+    def renamed_load(op: BodyOp) -> BodyOp:
+        return replace(op, buffer=names.get(op.buffer, op.buffer)) if isinstance(op, Load) else op
+
+    # Accumulators are locals, which are not overwritten.
+    effects = tuple([replace(effect, target=names.get(effect.target, effect.target)) for effect in phase.effects])
+    return replace(phase, body=phase.body.mapped(renamed_load), effects=effects)

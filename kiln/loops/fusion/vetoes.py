@@ -205,11 +205,10 @@ def too_few_pieces(pair: Pair) -> Excess | None:
             continue
         for member in group.members:
             points = group.points(member.symbols())
-            slow = (
-                leaves_idle(size_hint(points), left, target)
-                if target.is_gpu
-                else (large_size_hint(points) > SERIAL_POINTS)
-            )
+            if target.is_gpu:
+                slow = leaves_idle(size_hint(points), left, target)
+            else:
+                slow = large_size_hint(points) > SERIAL_POINTS
             if slow:
                 return wanted, left
     return None

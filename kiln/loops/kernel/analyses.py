@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from kiln.loops.body.analyses import accesses, bound_symbols, free_symbols
+from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import symbols_of
-from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase, Store
+from kiln.loops.kernel.kernel import Accumulate, Effect, KernelIR, Phase, Store
 from kiln.symbolic import Int, Symbol, ceil_div, product
 
 
@@ -30,6 +34,20 @@ def phase_stores(phase: Phase) -> tuple[Store, ...]:
     return tuple(found)
 
 
+def phase_accesses(phase: Phase) -> list[tuple[str, Index]]:
+    """The buffer or local, and the index, of each load and store of a phase."""
+    loads = [(load.buffer, load.index) for load in accesses(phase.body)]
+    return loads + [(store.target, store.index) for store in phase_stores(phase)]
+
+
+def with_indices(effect: Effect, index: Callable[[str, Index], Index]) -> Effect:
+    """`effect` with the indices that `index` gives for a target and its old index."""
+    moved = replace(effect, index=index(effect.target, effect.index))
+    if isinstance(moved, Accumulate) and (running := moved.running) is not None:
+        return replace(moved, running=replace(running, index=index(running.target, running.index)))
+    return moved
+
+
 def kernel_reads(kernel: KernelIR) -> frozenset[str]:
     """Parameters that the kernel loads from or combines into."""
     names = {load.buffer for phase in kernel.phases for load in accesses(phase.body)}
@@ -39,14 +57,13 @@ def kernel_reads(kernel: KernelIR) -> frozenset[str]:
 
 def kernel_symbols(kernel: KernelIR) -> frozenset[Symbol]:
     """Size symbols that the kernel needs: free symbols that no axis and no indirect binds."""
-    used: frozenset[Symbol] = symbols_of(*(axis.size for axis in kernel.units))
-    bound = {axis.symbol for axis in kernel.units}
-    for local in kernel.locals:
-        used |= symbols_of(*(axis.size for axis in local.axes))
+    loops = [*kernel.units, *(axis for phase in kernel.phases for axis in phase.axes)]
+    bound = {axis.symbol for axis in loops}
+    used = symbols_of(*(axis.size for axis in (*loops, *(axis for local in kernel.locals for axis in local.axes))))
     touched: set[str] = set()
     for phase in kernel.phases:
-        bound |= {axis.symbol for axis in phase.axes} | bound_symbols(phase.body)
-        used |= symbols_of(*(axis.size for axis in phase.axes)) | free_symbols(phase.body)
+        bound |= bound_symbols(phase.body)
+        used |= free_symbols(phase.body)
         for store in phase_stores(phase):
             used |= symbols_of(*store.index)
         for effect in phase.effects:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from kiln.loops.body.analyses import moved, operands_of, symbols_used
 from kiln.loops.body.body import Indirect, LoopBody
-from kiln.loops.body.builder import BodyBuilder, moved, operands_of, symbols_used
+from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.rename import Renaming, rename_body
 from kiln.loops.kernel.analyses import kernel_reads
-from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase, Store
+from kiln.loops.kernel.kernel import Accumulate, Effect, KernelIR, Local, Phase, Store
 from kiln.loops.kernel.text import kernel_text
 from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import Int, Symbol, symbol
@@ -49,7 +50,7 @@ def _rename_store(store: Store, by: Renaming) -> Store:
     return replace(store, target=by.name(store.target), index=by.index(store.index))
 
 
-def _rename_effect(effect: Store | Accumulate, by: Renaming) -> Store | Accumulate:
+def _rename_effect(effect: Effect, by: Renaming) -> Effect:
     if isinstance(effect, Store):
         return _rename_store(effect, by)
     return replace(
@@ -89,13 +90,10 @@ def _canonical_names(kernel: KernelIR) -> dict[str, str]:
 
 def _canonical_symbols(kernel: KernelIR) -> dict[Symbol, Int]:
     """Axes in order of appearance i0.., bound symbols j0.., size arguments n0.."""
-    loops: dict[Symbol, None] = {axis.symbol: None for axis in kernel.units}
-    data: dict[Symbol, None] = {}
-    for phase in kernel.phases:
-        loops.update((axis.symbol, None) for axis in phase.axes)
-        data.update((op.symbol, None) for op in phase.body.ops if isinstance(op, Indirect))
-    for local in kernel.locals:
-        loops.update((axis.symbol, None) for axis in local.axes)
+    nests = (kernel.units, *(phase.axes for phase in kernel.phases), *(local.axes for local in kernel.locals))
+    loops = dict.fromkeys(axis.symbol for axes in nests for axis in axes)
+    ops = (op for phase in kernel.phases for op in phase.body.ops)
+    data = dict.fromkeys(op.symbol for op in ops if isinstance(op, Indirect))
     renamed: dict[Symbol, Int] = {}
     for prefix, group in (("i", loops), ("j", data)):
         renamed |= {old: symbol(f"{prefix}{place}") for place, old in enumerate(group)}
@@ -125,7 +123,7 @@ def _ordered_phase(phase: Phase) -> Phase:
         places[place] = builder.append(moved(op, places))
 
     results: list[int] = []
-    effects: list[Store | Accumulate] = []
+    effects: list[Effect] = []
     for effect in phase.effects:
         place = phase.body.results[effect.result]
         need(place)

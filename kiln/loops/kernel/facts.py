@@ -10,8 +10,8 @@ from typing import final
 
 from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, Load
-from kiln.loops.body.indexing import Axis, stride_along, symbols_of
-from kiln.loops.kernel.analyses import phase_stores
+from kiln.loops.body.indexing import Axis, add_ranges, stride_along, symbols_of
+from kiln.loops.kernel.analyses import phase_accesses, phase_stores
 from kiln.loops.kernel.atomics import runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.symbolic import BoundAnalysis, Range, Symbol
@@ -42,9 +42,7 @@ class KernelFacts:
     def ranges(self) -> dict[Symbol, Range]:
         ranges = {symbol: Range(0) for symbol in symbols_of(*self.kernel.ints)}
         for axes in (self.kernel.units, *(phase.axes for phase in self.kernel.phases)):
-            for axis in axes:
-                top = BoundAnalysis(ranges).of(axis.size).hi
-                ranges.setdefault(axis.symbol, Range(0, None if top is None else max(top - 1, 0)))
+            add_ranges(ranges, axes)
         return ranges
 
     @cached_property
@@ -86,9 +84,8 @@ class KernelFacts:
     def _ragged(self) -> frozenset[Symbol]:
         """Axes whose size depends on the unit."""
         units = {axis.symbol for axis in self.kernel.units}
-        return frozenset(
-            axis.symbol for phase in self.kernel.phases for axis in phase.axes if symbols_of(axis.size) & units
-        )
+        inner = (axis for phase in self.kernel.phases for axis in phase.axes)
+        return frozenset(axis.symbol for axis in inner if symbols_of(axis.size) & units)
 
     def is_kept(self, axes: tuple[Axis, ...]) -> bool:
         """Has some local a value per point of these axes?"""
@@ -123,12 +120,10 @@ class KernelFacts:
         """Accesses of memory: layout, index, and about how many of its bytes the loops around touch."""
         for phase in self.kernel.phases:
             axes = (*self.kernel.units, *phase.axes)
-            found = [(load.buffer, load.index) for load in accesses(phase.body)]
-            found += [(store.target, store.index) for store in phase_stores(phase)]
-            for name, index in found:
+            for name, index in phase_accesses(phase):
                 if name in self.specs:
                     used = symbols_of(*index)
-                    by_data = not used <= {axis.symbol for axis in axes} | self._sizes
+                    by_data = not used <= {axis.symbol for axis in axes} | symbols_of(*self.kernel.ints)
                     along = [self.length(axis) for axis in axes if by_data or axis.symbol in used]
                     yield self.specs[name], index, self.specs[name].dtype.itemsize * prod(along)
 
@@ -137,19 +132,13 @@ class KernelFacts:
         top = self.bounds.of(axis.size).hi if axis.symbol in self._ragged else None
         return size_hint(axis.size) if top is None else top
 
-    @cached_property
-    def _sizes(self) -> frozenset[Symbol]:
-        return symbols_of(*self.kernel.ints)
-
-    def _axes(self) -> set[Symbol]:
-        inner = {axis.symbol for phase in self.kernel.phases for axis in phase.axes}
-        return inner | {axis.symbol for axis in self.kernel.units}
-
     def contiguous(self) -> Symbol | None:
         """The axis that is contiguous in memory in most accesses, weighted by size."""
         votes: dict[Symbol, int] = {}
+        inner = {axis.symbol for phase in self.kernel.phases for axis in phase.axes}
+        loops = inner | {axis.symbol for axis in self.kernel.units}
         for spec, index, size in self.touched():
-            for axis in self._axes():
+            for axis in loops:
                 if stride_along(spec, index, axis) == 1:
                     votes[axis] = votes.get(axis, 0) + size
         return max(votes, key=lambda axis: votes[axis], default=None)
@@ -157,7 +146,7 @@ class KernelFacts:
     def tile_axes(self, units: tuple[Axis, ...]) -> tuple[Axis, ...]:
         """Unit axes that are contiguous in some access, those of most accesses first; at most three."""
         found: list[Axis] = []
-        rest = [(spec, index, size) for spec, index, size in self.touched()]
+        rest = list(self.touched())
         while rest and len(found) < 3:
             votes = {
                 axis: sum(size for spec, index, size in rest if stride_along(spec, index, axis.symbol) == 1)
@@ -168,11 +157,7 @@ class KernelFacts:
             if best is None or not votes[best]:
                 break
             found.append(best)
-            rest = [
-                (spec, index, size)
-                for spec, index, size in rest
-                if stride_along(spec, index, best.symbol) not in (0, 1)
-            ]
+            rest = [access for access in rest if stride_along(*access[:2], best.symbol) not in (0, 1)]
         return tuple(found)
 
     def narrowest_bytes(self) -> int:

@@ -56,7 +56,6 @@ def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
 
 def _run_units(kernel: KernelIR, memory: Memory) -> None:
     _, extents = axis_values(kernel.units, memory.sizes)
-    names = {local.name: local for local in kernel.locals}
     units = tuple(axis.symbol for axis in kernel.units)
     locals_: dict[str, Tensor] = {}
     for local in kernel.locals:
@@ -65,7 +64,7 @@ def _run_units(kernel: KernelIR, memory: Memory) -> None:
     started: set[str] = set()
 
     def find(name: str) -> tuple[Tensor, Index]:
-        return (locals_[name], units) if name in names else memory.read(name)
+        return (locals_[name], units) if name in locals_ else memory.read(name)
 
     for phase in kernel.phases:
         _run_phase(kernel, phase, find, memory, started)

@@ -70,6 +70,9 @@ class Accumulate:
     exp_sum: str | None = None
 
 
+Effect = Store | Accumulate
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -81,7 +84,7 @@ class Phase:
 
     axes: tuple[Axis, ...]
     body: LoopBody
-    effects: tuple[Store | Accumulate, ...]
+    effects: tuple[Effect, ...]
     vector: int | None = None
 
 

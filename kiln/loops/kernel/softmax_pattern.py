@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from kiln.loops.body.analyses import without_dead
 from kiln.loops.body.body import Compute, Load, LoopBody
-from kiln.loops.body.builder import without_dead
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.program.nodes import ReduceOp
 

@@ -28,9 +28,7 @@ def verify_kernel(kernel: KernelIR, bound: frozenset[Symbol] = frozenset()) -> N
     """
     for rule, problem in _kernel_problems(kernel):
         raise InvalidLoops(rule=rule, problem=problem, excerpt=kernel_text(kernel))
-    ranks = {param.name: param.spec.rank for param in kernel.params} | {
-        local.name: len(local.axes) for local in kernel.locals
-    }
+    ranks = _ranks(kernel)
     sizes = symbols_of(*kernel.ints) | {axis.symbol for axis in kernel.units} | bound
     for phase in kernel.phases:
         scope = sizes | {axis.symbol for axis in phase.axes} | _size_symbols_of(kernel)
@@ -58,6 +56,11 @@ def verify_mapped_kernel(mapped: MappedKernel) -> None:
             raise InvalidLoops(rule="M1", problem=problem, excerpt=mapped_kernel_text(mapped))
 
 
+def _ranks(kernel: KernelIR) -> Ranks:
+    ranks = {param.name: param.spec.rank for param in kernel.params}
+    return ranks | {local.name: len(local.axes) for local in kernel.locals}
+
+
 def _size_symbols_of(kernel: KernelIR) -> frozenset[Symbol]:
     axes = [*kernel.units, *(axis for phase in kernel.phases for axis in phase.axes)]
     return symbols_of(*(axis.size for axis in axes), *(size for param in kernel.params for size in param.spec.sizes))
@@ -69,9 +72,7 @@ def _kernel_problems(kernel: KernelIR) -> Problems:
         yield "K1", "two parameters or locals have one name"
     if kernel.writes - {param.name for param in kernel.params}:
         yield "K1", "a written buffer is not a parameter"
-    ranks = {param.name: param.spec.rank for param in kernel.params} | {
-        local.name: len(local.axes) for local in kernel.locals
-    }
+    ranks = _ranks(kernel)
     locals_ = {local.name for local in kernel.locals}
     set_: set[str] = set()
     for phase in kernel.phases:

@@ -15,20 +15,9 @@ from typing import final
 
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, symbols_of
-from kiln.symbolic import (
-    BoundAnalysis,
-    Expr,
-    FloorDiv,
-    Int,
-    Mod,
-    Range,
-    Relation,
-    Symbol,
-    rel_le,
-    rel_lt,
-    simplify_in_ranges,
-    symbol,
-)
+from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Range, Relation, Symbol, simplify_in_ranges, symbol
+from kiln.symbolic.expr import Quotient
+from kiln.symbolic.relation import rel_le, rel_lt
 
 Sizes = tuple[Int, ...]
 
@@ -133,9 +122,8 @@ class IndexRanges:
         if relation.kind != "le":
             return False
         largest = self._largest(difference)
-        return self._bounds.is_nonnegative(-difference) or (
-            largest is not None and self._bounds.is_nonnegative(-largest)
-        )
+        tops = (difference,) if largest is None else (difference, largest)
+        return any(self._bounds.is_nonnegative(-top) for top in tops)
 
     def inside(self, index: Int, size: Int) -> bool:
         """Does 0 <= index < size hold at every point of the loops?"""
@@ -146,7 +134,7 @@ class IndexRanges:
         if not isinstance(value, Expr):
             return value
         for atom in _atoms(value):
-            if not isinstance(atom, FloorDiv | Mod) or not isinstance(atom.divisor, Expr):
+            if not isinstance(atom, Quotient) or not isinstance(atom.divisor, Expr):
                 continue
             largest = self._largest(atom.dividend)
             if largest is None or not self._bounds.is_nonnegative(atom.dividend):

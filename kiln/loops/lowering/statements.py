@@ -22,13 +22,9 @@ from kiln.loops.program.nodes import Buffer, Extern, Pointwise, ReduceOp, Reduct
 from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
-# fmt: off
-REDUCE_OPS: Mapping[str, ReduceOp] = {
-    "sum": ReduceOp.SUM, "prod": ReduceOp.PROD, "amax": ReduceOp.MAX, "amin": ReduceOp.MIN,
-    "any": ReduceOp.ANY, "all": ReduceOp.ALL, "argmax": ReduceOp.ARGMAX, "argmin": ReduceOp.ARGMIN,
+SCAN_OPS: Mapping[str, ReduceOp] = {
     "cumsum": ReduceOp.SUM, "cumprod": ReduceOp.PROD, "cummax": ReduceOp.MAX, "cummin": ReduceOp.MIN,
-}
-# fmt: on
+}  # fmt: skip
 
 
 def own_index(axes: Sequence[Axis]) -> Index:
@@ -51,7 +47,7 @@ def reduction(lowering: Lowering, node: Node) -> None:
     body = lowering.body(axes)
     value = body.element(x, tuple([symbols.get(axis, 0) for axis in range(len(sizes))]))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
-    lowering.emit(Reduction(out, kept, reduced, REDUCE_OPS[node.op.name], body.finish(value), origin_text(node)))
+    lowering.emit(Reduction(out, kept, reduced, ReduceOp(node.op.name), body.finish(value), origin_text(node)))
 
 
 def _unreduced(lowering: Lowering, node: Node) -> Buffer:
@@ -79,16 +75,11 @@ def scan(lowering: Lowering, node: Node) -> None:
     body = lowering.body(axes)
     value = body.element(x, own_index(axes))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
-    op, along = REDUCE_OPS[node.op.name], node.attrs["axis"]
+    op, along = SCAN_OPS[node.op.name], node.attrs["axis"]
     lowering.emit(Scan(out, axes, along, op, body.finish(value), origin_text(node)))
 
 
 # Scatters.
-
-SCATTER_OPS: Mapping[str | None, ReduceOp | None] = {
-    None: None, "sum": ReduceOp.SUM, "prod": ReduceOp.PROD, "amax": ReduceOp.MAX, "amin": ReduceOp.MIN,
-}  # fmt: skip
-
 
 FRESH = frozenset({
     "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
@@ -112,7 +103,7 @@ def _initialised(lowering: Lowering, node: Node) -> Buffer:
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
-    combine = SCATTER_OPS[node.attrs["reduce"]]
+    combine = None if node.attrs["reduce"] is None else ReduceOp(node.attrs["reduce"])
     out = lowering.buffers[node] = _initialised(lowering, node)
     if 0 in indices.tensor.sizes:
         return
@@ -149,10 +140,9 @@ def index_put(lowering: Lowering, node: Node) -> None:
 def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], env: ShapeEnv | None) -> tuple[Int, ...]:
     """Sizes of x[..., i0, i1, ...]."""
     picked = picked_sizes(indices, env)
-    rest = [axis for axis in range(x.rank) if axis not in axes]
+    rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
     start = axes[0] if axes == tuple(range(axes[0], axes[-1] + 1)) else 0
-    before, after = rest[:start], rest[start:]
-    return (*[x.sizes[axis] for axis in before], *picked, *[x.sizes[axis] for axis in after])
+    return (*rest[:start], *picked, *rest[start:])
 
 
 # Memory.
@@ -160,17 +150,18 @@ def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], en
 
 @STATEMENT("as_strided")
 def as_strided(lowering: Lowering, node: Node) -> None:
-    below, spec = lowering.argument(node.inputs[0]), node.tensor
-    out = lowering.buffers[node] = lowering.new_buffer(spec, base=below.name)
-    args = (below, spec.sizes, spec.strides, spec.offset)
-    lowering.emit(Extern((out,), "aten.as_strided.default", args, origin=origin_text(node)))
+    _view(lowering, node, "aten.as_strided.default", node.tensor.sizes, node.tensor.strides, node.tensor.offset)
 
 
 @STATEMENT("view_dtype")
 def view_dtype(lowering: Lowering, node: Node) -> None:
-    below, spec = lowering.argument(node.inputs[0]), node.tensor
-    out = lowering.buffers[node] = lowering.new_buffer(spec, base=below.name)
-    lowering.emit(Extern((out,), "aten.view.dtype", (below, spec.dtype), origin=origin_text(node)))
+    _view(lowering, node, "aten.view.dtype", node.tensor.dtype)
+
+
+def _view(lowering: Lowering, node: Node, target: str, *args: object) -> None:
+    below = lowering.argument(node.inputs[0])
+    out = lowering.buffers[node] = lowering.new_buffer(node.tensor, base=below.name)
+    lowering.emit(Extern((out,), target, (below, *args), origin=origin_text(node)))
 
 
 @STATEMENT("empty")

@@ -57,9 +57,7 @@ def view(node: Node, index: Index) -> Index:
     return view_index(index, node.tensor.sizes, node.inputs[0].tensor.sizes)
 
 
-@index_rule("clone")
-def clone(node: Node, index: Index) -> Index:
-    return index
+index_rule("clone")(lambda node, index: index)
 
 
 @index_rule("unsqueeze")

@@ -50,10 +50,8 @@ def outs(node: LoopNode) -> tuple[Buffer, ...]:
 
 def program_buffers(program: LoopProgram) -> dict[str, Buffer]:
     """Every buffer of a program by name."""
-    given = [
-        *(given for given in program.inputs if isinstance(given, Buffer)),
-        *(made for made, _ in program.constants),
-    ]
+    given = [given for given in program.inputs if isinstance(given, Buffer)]
+    given += [constant for constant, _ in program.constants]
     return {buffer.name: buffer for buffer in (*given, *(out for node in program.nodes for out in outs(node)))}
 
 

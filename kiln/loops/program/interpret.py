@@ -11,20 +11,11 @@ from typing import Any, final
 
 import torch
 
-from kiln.loops.body.body import Index
+from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.indexing import Axis
 from kiln.loops.body.interpret import Faults, IntValue, TorchHandler, axis_values, number
-from kiln.loops.program.nodes import (
-    Buffer,
-    BufferArg,
-    Extern,
-    LoopOutput,
-    LoopProgram,
-    Pointwise,
-    Reduction,
-    Scan,
-    Scatter,
-)
+from kiln.loops.program import nodes
+from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.reductions import SCAN, put, reduced
 from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, Symbol
@@ -44,15 +35,16 @@ class Memory:
 
     def under(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The storage of `tensor` read through `spec`."""
-        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
-        return tensor.as_strided(sizes, strides, number(spec.offset, self.sizes))
+        return tensor.as_strided(*self._layout(spec), number(spec.offset, self.sizes))
 
     def seen_as(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The memory of `tensor`, from its first element on, under the sizes and strides of `spec`."""
-        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
-        return tensor.as_strided(sizes, strides, tensor.storage_offset())
+        return tensor.as_strided(*self._layout(spec), tensor.storage_offset())
 
-    def bind(self, given: Buffer | Symbol, value: Any) -> None:
+    def _layout(self, spec: TensorSpec) -> tuple[list[int], list[int]]:
+        return [number(size, self.sizes) for size in spec.sizes], [number(step, self.sizes) for step in spec.strides]
+
+    def bind(self, given: nodes.Buffer | Symbol, value: Any) -> None:
         """Argument `given` is `value`; symbols that are sizes of a tensor get their values from it."""
         if isinstance(given, Symbol):
             self.sizes[given] = int(value)
@@ -64,7 +56,7 @@ class Memory:
             if isinstance(expected, Symbol):
                 self.sizes.setdefault(expected, size)
 
-    def allocate(self, buffer: Buffer) -> Tensor:
+    def allocate(self, buffer: nodes.Buffer) -> Tensor:
         """The tensor of `buffer`, made if it is missing."""
         if buffer.name in self.tensors:
             return self.tensors[buffer.name]
@@ -75,64 +67,49 @@ class Memory:
                 base = torch.empty(0, dtype=spec.dtype).set_(base.untyped_storage())  # type: ignore[call-overload]
             made = self.under(base, spec)
         else:
-            made = self._fresh(spec)
+            # Poison: a read of what nobody wrote shows.
+            poison = float("nan") if spec.dtype.is_floating_point else 1
+            made = torch.empty_strided(*self._layout(spec), dtype=spec.dtype).fill_(poison)
         self.tensors[buffer.name] = made
         return made
-
-    def _fresh(self, spec: TensorSpec) -> Tensor:
-        sizes, strides = ([number(size, self.sizes) for size in part] for part in (spec.sizes, spec.strides))
-        # Poison: a read of what nobody wrote shows.
-        poison: Any = float("nan") if spec.dtype.is_floating_point else 1
-        return torch.empty_strided(sizes, strides, dtype=spec.dtype).fill_(poison)
 
     def read(self, name: str) -> tuple[Tensor, Index]:
         return self.tensors[name], ()
 
 
-def _run_body(node: Pointwise | Reduction | Scan | Scatter, axes: Sequence[Axis], memory: Memory) -> _Points:
+def _run_body(body: LoopBody, axes: Sequence[Axis], memory: Memory) -> tuple[Tensor, TorchHandler]:
+    """The value at each point of `axes`, and the handler, which knows the values of indices."""
     values, extents = axis_values(axes, memory.sizes)
     handler = TorchHandler({**memory.sizes, **values}, memory.read, memory.faults)
-    (result,) = node.body.run(handler)
-    return _Points(handler, result, extents)
+    (result,) = body.run(handler)
+    return result.expand(extents), handler
 
 
-@final
-@dataclass
-class _Points:
-    handler: TorchHandler
-    value: Tensor
-    extents: tuple[int, ...]
-
-    def full(self) -> Tensor:
-        return self.value.expand(self.extents)
-
-
-def run_node(node: Pointwise | Reduction | Scan | Scatter | Extern, memory: Memory) -> None:
-    if isinstance(node, Extern):
+def run_node(node: nodes.LoopNode, memory: Memory) -> None:
+    if isinstance(node, nodes.Extern):
         run_extern(node, memory)
         return
     out = memory.allocate(node.out)
-    if isinstance(node, Pointwise):
-        out.copy_(_run_body(node, node.axes, memory).full())
-    elif isinstance(node, Reduction):
-        points = _run_body(node, (*node.kept, *node.reduced), memory)
-        dims = range(len(node.kept), len(points.extents))
-        out.copy_(reduced(points.full(), node.op, list(dims), out.dtype).view(points.extents[: len(node.kept)]))
-    elif isinstance(node, Scan):
-        points = _run_body(node, node.axes, memory)
-        out.copy_(SCAN[node.op](points.full(), dim=node.along))
-    else:
+    if isinstance(node, nodes.Scatter):
         _run_scatter(node, out, memory)
+        return
+    value, _ = _run_body(node.body, node_axes(node), memory)
+    if isinstance(node, nodes.Reduction):
+        kept = len(node.kept)
+        value = reduced(value, node.op, range(kept, value.dim()), out.dtype).view(value.shape[:kept])
+    elif isinstance(node, nodes.Scan):
+        value = SCAN[node.op](value, dim=node.along)
+    out.copy_(value)
 
 
-def _run_scatter(node: Scatter, out: Tensor, memory: Memory) -> None:
+def _run_scatter(node: nodes.Scatter, out: Tensor, memory: Memory) -> None:
     if node.init in memory.tensors and memory.tensors[node.init] is not out and node.out.base is None:
         out.copy_(memory.tensors[node.init])
-    points = _run_body(node, node.axes, memory)
-    put(out, points.handler.places(node.index), points.full(), node.combine)
+    value, handler = _run_body(node.body, node.axes, memory)
+    put(out, handler.places(node.index), value, node.combine)
 
 
-def run_extern(node: Extern, memory: Memory) -> None:
+def run_extern(node: nodes.Extern, memory: Memory) -> None:
     """Call the overload; results are copied into the planned layout."""
     if node.target in OWN_STEPS:
         OWN_STEPS[node.target](node, memory)
@@ -146,30 +123,30 @@ def run_extern(node: Extern, memory: Memory) -> None:
             memory.allocate(out).copy_(result)
 
 
-def _empty(node: Extern, memory: Memory) -> None:
+def _empty(node: nodes.Extern, memory: Memory) -> None:
     for out in node.outs:
         if out is not None:
             memory.allocate(out)
 
 
-def _random_seed(node: Extern, memory: Memory) -> None:
+def _random_seed(node: nodes.Extern, memory: Memory) -> None:
     (out,) = node.outs
     assert out is not None
     memory.allocate(out).copy_(torch.stack([torch.randint(1 << 62, ()), torch.tensor(0)]))
 
 
-def _assert(node: Extern, memory: Memory) -> None:
+def _assert(node: nodes.Extern, memory: Memory) -> None:
     condition, message = _arguments(node.args, memory)
     if not bool(condition):
         raise RuntimeError(message)
 
 
-def _local_scalar(node: Extern, memory: Memory) -> None:
+def _local_scalar(node: nodes.Extern, memory: Memory) -> None:
     value, _, name, _ = node.args
     memory.sizes[name] = int(_arguments(value, memory))
 
 
-OWN_STEPS: Mapping[str, Callable[[Extern, Memory], None]] = {
+OWN_STEPS: Mapping[str, Callable[[nodes.Extern, Memory], None]] = {
     "kiln.empty": _empty,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
@@ -179,23 +156,20 @@ OWN_STEPS: Mapping[str, Callable[[Extern, Memory], None]] = {
 
 
 def _arguments(value: Any, memory: Memory) -> Any:
-    if isinstance(value, BufferArg):
+    if isinstance(value, nodes.BufferArg):
         tensor = memory.tensors[value.name]
         return tensor if value.spec is None else memory.under(tensor, value.spec)
     if isinstance(value, Expr):
         return number(value, memory.sizes)
-    if isinstance(value, tuple | list):
-        return (
-            [_arguments(item, memory) for item in value]
-            if isinstance(value, list)
-            else tuple(_arguments(item, memory) for item in value)
-        )
-    return value
+    if isinstance(value, list):
+        return [_arguments(item, memory) for item in value]
+    return tuple(_arguments(item, memory) for item in value) if isinstance(value, tuple) else value
 
 
-def run_program(program: LoopProgram, args: Sequence[Any], constants: Mapping[str, Tensor] | None = None) -> list[Any]:
-    """The outputs of `program` on `args`, inputs that it writes changed. Raises `IndexError`, `ZeroDivisionError` as
-    eager."""
+def run_program(
+    program: nodes.LoopProgram, args: Sequence[Any], constants: Mapping[str, Tensor] | None = None
+) -> list[Any]:
+    """The outputs of `program` on `args`, whose contents it may change. Raises `IndexError`, `ZeroDivisionError`."""
     memory = bind_arguments(program.inputs, program.constants, args, constants)
     for node in program.nodes:
         run_node(node, memory)
@@ -203,8 +177,8 @@ def run_program(program: LoopProgram, args: Sequence[Any], constants: Mapping[st
 
 
 def bind_arguments(
-    inputs: Sequence[Buffer | Symbol],
-    constants: Sequence[tuple[Buffer, str]],
+    inputs: Sequence[nodes.Buffer | Symbol],
+    constants: Sequence[tuple[nodes.Buffer, str]],
     args: Sequence[Any],
     values: Mapping[str, Tensor] | None,
 ) -> Memory:
@@ -218,7 +192,7 @@ def bind_arguments(
 
 
 def collect_outputs(
-    outputs: Sequence[LoopOutput], writes: Sequence[tuple[str, str]], args: Sequence[Any], memory: Memory
+    outputs: Sequence[nodes.LoopOutput], writes: Sequence[tuple[str, str]], args: Sequence[Any], memory: Memory
 ) -> list[Any]:
     """The results of a region that has run, after its writes to arguments. Raises what a kernel reported."""
     if memory.faults.fault is not None:
@@ -232,7 +206,7 @@ def collect_outputs(
     return results
 
 
-def _output(output: LoopOutput, args: Sequence[Any], earlier: list[Any], memory: Memory) -> Any:
+def _output(output: nodes.LoopOutput, args: Sequence[Any], earlier: list[Any], memory: Memory) -> Any:
     base = None
     if output.buffer is not None:
         base = memory.tensors[output.buffer]

@@ -33,7 +33,7 @@ class Buffer:
 
 
 class ReduceOp(Enum):
-    """How two partial results combine, and what a reduction starts from."""
+    """How two partial results combine; the values are the names of torch's functions."""
 
     SUM = "sum"
     PROD = "prod"

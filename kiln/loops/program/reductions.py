@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,6 @@ SCAN: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.MIN: lambda x, dim: torch.cummin(x, dim).values,
 }
 
-SCATTER_REDUCE: Mapping[ReduceOp, str] = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.PROD: "prod",
-    ReduceOp.MAX: "amax",
-    ReduceOp.MIN: "amin",
-}
-
 
 def reduce_start(op: ReduceOp, dtype: torch.dtype) -> bool | int | float:
     if op in (ReduceOp.SUM, ReduceOp.ANY):
@@ -56,23 +49,13 @@ def reduced(value: Tensor, op: ReduceOp, dims: Sequence[int], dtype: torch.dtype
         wide = value.double() if dtype.is_floating_point else value.to(torch.int64)
         return wide.sum(tuple(dims), keepdim=True).to(dtype)
     for dim in dims:
-        value = _reduced_along(value, op, dim)
+        value = getattr(torch, op.value)(value, dim, keepdim=True)
     return value.to(dtype)
-
-
-def _reduced_along(value: Tensor, op: ReduceOp, dim: int) -> Tensor:
-    if op is ReduceOp.PROD:
-        return value.prod(dim, keepdim=True)
-    if op is ReduceOp.ANY:
-        return value.any(dim, keepdim=True)
-    if op is ReduceOp.ALL:
-        return value.all(dim, keepdim=True)
-    return value.amax(dim, keepdim=True) if op is ReduceOp.MAX else value.amin(dim, keepdim=True)
 
 
 def _arg_reduced(value: Tensor, op: ReduceOp, dim: int) -> Tensor:
     """The first of equals; NaN wins (torch leaves open which of equals it returns)."""
-    best = _reduced_along(value, ReduceOp.MAX if op is ReduceOp.ARGMAX else ReduceOp.MIN, dim)
+    best = (torch.amax if op is ReduceOp.ARGMAX else torch.amin)(value, dim, keepdim=True)
     hit = (value == best) | (value.isnan() & best.isnan() if value.is_floating_point() else False)
     return hit.to(torch.int8).argmax(dim, keepdim=True)
 
@@ -93,7 +76,7 @@ def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp
         flat = flat * size + position
     flat, value = torch.broadcast_tensors(flat, value)
     memory = target.reshape(-1).clone()
-    memory.scatter_reduce_(0, flat.reshape(-1), value.reshape(-1), SCATTER_REDUCE[combine])
+    memory.scatter_reduce_(0, flat.reshape(-1), value.reshape(-1), combine.value)
     target.copy_(memory.view(target.shape))
 
 

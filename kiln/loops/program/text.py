@@ -10,30 +10,19 @@ from collections.abc import Sequence
 import torch
 
 from kiln.loops.body.text import INDENT, BodyText, access_text, axes_text
-from kiln.loops.program.nodes import (
-    Buffer,
-    BufferArg,
-    Extern,
-    LoopNode,
-    LoopOutput,
-    LoopProgram,
-    Pointwise,
-    Reduction,
-    Scan,
-    Scatter,
-)
+from kiln.loops.program import nodes
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.dtypes import DTYPE_NAMES
 
 
-def buffer_text(buffer: Buffer) -> str:
+def buffer_text(buffer: nodes.Buffer) -> str:
     base = "" if buffer.base is None else f" in {buffer.base}"
     return f"{buffer.name}: {buffer.spec}{base}"
 
 
-def node_text(node: LoopNode) -> str:
+def node_text(node: nodes.LoopNode) -> str:
     """A node; on one line if its body is a single expression."""
-    if isinstance(node, Extern):
+    if isinstance(node, nodes.Extern):
         return _extern_text(node) + origin_comment(node.origin)
     body, origin = BodyText(node.body), origin_comment(node.origin)
     head = f"{buffer_text(node.out)} = {_node_head(node)}:"
@@ -42,20 +31,20 @@ def node_text(node: LoopNode) -> str:
     return "\n".join([head + origin, *(INDENT + line for line in body.lines), f"{INDENT}-> {body.results[0]}"])
 
 
-def _node_head(node: Pointwise | Reduction | Scan | Scatter) -> str:
+def _node_head(node: nodes.Pointwise | nodes.Reduction | nodes.Scan | nodes.Scatter) -> str:
     match node:
-        case Pointwise():
+        case nodes.Pointwise():
             return f"pointwise {axes_text(node.axes)}"
-        case Reduction():
+        case nodes.Reduction():
             return f"reduction {node.op.value} over {axes_text(node.reduced)} keeping {axes_text(node.kept)}"
-        case Scan():
+        case nodes.Scan():
             return f"scan {node.op.value} along {node.axes[node.along].symbol} of {axes_text(node.axes)}"
-        case Scatter():
+        case nodes.Scatter():
             combine = "" if node.combine is None else f" {node.combine.value}"
             return f"scatter{combine} into {node.init} at {access_text('', node.index)} of {axes_text(node.axes)}"
 
 
-def _extern_text(node: Extern) -> str:
+def _extern_text(node: nodes.Extern) -> str:
     outs = ", ".join("_" if out is None else buffer_text(out) for out in node.outs)
     args = [argument_text(arg) for arg in node.args]
     args += [f"{name}={argument_text(value)}" for name, value in node.kwargs]
@@ -65,7 +54,7 @@ def _extern_text(node: Extern) -> str:
 
 def argument_text(value: object) -> str:
     """An argument of an extern call; strings are quoted, buffers are not."""
-    if isinstance(value, BufferArg):
+    if isinstance(value, nodes.BufferArg):
         return value.name if value.spec is None else f"{value.name} as {value.spec}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(argument_text(item) for item in value)}]"
@@ -78,7 +67,7 @@ def origin_comment(origin: str) -> str:
     return f"  # {origin}" if origin else ""
 
 
-def program_text(program: LoopProgram) -> str:
+def program_text(program: nodes.LoopProgram) -> str:
     lines = [f"loops {program.name}"]
     lines += arguments_text(program.inputs, program.constants)
     for node in program.nodes:
@@ -87,7 +76,7 @@ def program_text(program: LoopProgram) -> str:
     return "\n".join([lines[0], *(INDENT + line for line in lines[1:])])
 
 
-def arguments_text(inputs: Sequence[Buffer | Symbol], constants: Sequence[tuple[Buffer, str]]) -> list[str]:
+def arguments_text(inputs: Sequence[nodes.Buffer | Symbol], constants: Sequence[tuple[nodes.Buffer, str]]) -> list[str]:
     lines = []
     for place, given in enumerate(inputs):
         name = f"{given}: size" if isinstance(given, Symbol) else buffer_text(given)
@@ -95,12 +84,12 @@ def arguments_text(inputs: Sequence[Buffer | Symbol], constants: Sequence[tuple[
     return lines + [f"{buffer_text(buffer)} = constant {key}" for buffer, key in constants]
 
 
-def results_text(writes: Sequence[tuple[str, str]], outputs: Sequence[LoopOutput]) -> list[str]:
+def results_text(writes: Sequence[tuple[str, str]], outputs: Sequence[nodes.LoopOutput]) -> list[str]:
     lines = [f"write {target} = {source}" for target, source in writes]
     return [*lines, f"return {', '.join(map(_output_text, outputs))}"]
 
 
-def _output_text(output: LoopOutput) -> str:
+def _output_text(output: nodes.LoopOutput) -> str:
     view = "" if output.view is None else f" as {output.view}"
     if output.buffer is not None:
         return output.buffer + view

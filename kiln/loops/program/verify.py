@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.body.verify import InvalidLoops, Problems, Ranks, verify_body
-from kiln.loops.program.analyses import node_axes, reads, written
+from kiln.loops.program.analyses import node_axes, outs, program_buffers, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, ReduceOp, Reduction, Scan, Scatter
 from kiln.loops.program.text import node_text
 from kiln.symbolic import Symbol
@@ -28,7 +28,7 @@ def verify_program(program: LoopProgram) -> None:
         if not isinstance(node, Extern):
             scope = sizes | {axis.symbol for axis in node_axes(node)}
             verify_body(node.body, scope, ranks, lambda node=node: node_text(node))  # type: ignore[misc]
-        for out in _outs(node):
+        for out in outs(node):
             ranks[out.name] = out.spec.rank
     named = [output.buffer for output in program.outputs if output.buffer is not None]
     for name in (*named, *(name for pair in program.writes for name in pair)):
@@ -38,21 +38,14 @@ def verify_program(program: LoopProgram) -> None:
 
 def _size_symbols(program: LoopProgram) -> frozenset[Symbol]:
     symbols = frozenset(given for given in program.inputs if isinstance(given, Symbol))
-    buffers = [given for given in program.inputs if isinstance(given, Buffer)] + [
-        constant for constant, _ in program.constants
-    ]
-    for buffer in (*buffers, *(out for node in program.nodes for out in _outs(node))):
+    for buffer in program_buffers(program).values():
         symbols |= symbols_of(*buffer.spec.sizes, *buffer.spec.strides, buffer.spec.offset)
     return symbols
 
 
-def _outs(node: LoopNode) -> tuple[Buffer, ...]:
-    return tuple(out for out in node.outs if out is not None) if isinstance(node, Extern) else (node.out,)
-
-
 def _node_problems(node: LoopNode, ranks: Ranks) -> Problems:
     starts = {node.init, node.out.base} if isinstance(node, Scatter) else set()
-    for out in _outs(node):
+    for out in outs(node):
         if out.name in ranks and out.name not in starts:
             yield "P1", f"{out.name} is defined twice"
     for access in reads(node):

@@ -12,22 +12,15 @@ from kiln.loops.codegen.integers import IntSyntax
 
 CPP_INTEGERS = IntSyntax()
 
-_FUNCTIONS = (
-    "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign", "nextafter", "hypot", "fma", "floor", "ceil",
-    "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
-    "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc",
-    "erfinv", "lgamma", "digamma", "isinf", "signbit", "remainder", "fmod", "pow", "shift_left", "shift_right",
+_UNARY = (
+    "abs", "sign", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",
+    "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid",
+    "erf", "erfc", "erfinv", "lgamma", "digamma", "isinf", "signbit", "erf_plus_one",
 )  # fmt: skip
-_ARITY = {"where": 3, "fma": 3} | dict.fromkeys(
-    ("maximum", "minimum", "fmax", "fmin", "copysign", "nextafter", "hypot", "atan2", "remainder", "fmod", "pow",
-     "shift_left", "shift_right"), 2,
+_BINARY = (
+    "maximum", "minimum", "fmax", "fmin", "copysign", "nextafter", "hypot", "atan2", "remainder", "fmod", "pow",
+    "shift_left", "shift_right",
 )  # fmt: skip
-
-
-def _calls() -> dict[str, str]:
-    return {name: f"{name}({', '.join(f'{{{place}}}' for place in range(_ARITY.get(name, 1)))})" for name in _FUNCTIONS}
-
-
 # fmt: off
 CPP = Dialect(
     name="C++",
@@ -37,8 +30,10 @@ CPP = Dialect(
         torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64", torch.bool: "bool",
     },
     compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
-    exprs=_calls() | {
-        "erf_plus_one": "erf_plus_one({0})",  # made by the pass fuse-erf
+    exprs={
+        **{name: f"{name}({{0}})" for name in _UNARY},
+        **{name: f"{name}({{0}}, {{1}})" for name in _BINARY},
+        "fma": "fma({0}, {1}, {2})",
         "neg": "-{0}",
         "add": "{0} + {1}",
         "sub": "{0} - {1}",

@@ -23,7 +23,6 @@ from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
 from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Storage, TextValue
-from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
 from kiln.symbolic import Int, product
@@ -182,17 +181,14 @@ class CppEffects(EffectWriter):
         if register.is_index:
             text = f"{text}.at" if " " not in text else f"({text}).at"
         result = torch.int64 if register.is_index else register.dtype
-        return self._combine_into(
-            effect, TextValue(f"({text})" if " " in text else text, result, LANES if lanes else NUMBER)
-        )
+        text = f"({text})" if " " in text else text
+        return self._combine_into(effect, TextValue(text, result, LANES if lanes else NUMBER))
 
     def _combine_into(self, effect: Accumulate, value: TextValue) -> list[str]:
         storage, access = self._access(effect.target, effect)
         started = effect.target in self.started
         if started and effect.op in INDEX_OPS:
-            raise UnsupportedInKernel(
-                language="C++", thing="an index reduction", reason="two phases accumulate into it"
-            )
+            raise CPP.unsupported("an index reduction", "two phases accumulate into it")
         if storage.number:
             text = self._as_stored(value, storage)
             if started:
@@ -248,9 +244,7 @@ class CppEffects(EffectWriter):
         self._fill(row, FIRST_INDEX)
         lanes = self.nest.vector is not None
         if lanes and access.pattern is not AccessPattern.CONTIGUOUS:
-            raise UnsupportedInKernel(
-                language="C++", thing="an index reduction", reason="the vector axis is not contiguous in the row"
-            )
+            raise CPP.unsupported("an index reduction", "the vector axis is not contiguous in the row")
         read, end = ("load({0}, lanes)", ", lanes") if lanes else ("get({0})", "")
         value_at, index_at = (self.body.pointer(kept, access.offset) for kept in (best, row))
         index = self.body.ints().text(effect.over[0].symbol)

@@ -25,7 +25,7 @@ from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.kernel.analyses import phase_writes
-from kiln.loops.kernel.kernel import Accumulate, Phase, Store
+from kiln.loops.kernel.kernel import Accumulate, Phase
 from kiln.symbolic import is_static
 
 ROLLED = "#pragma GCC unroll 1"
@@ -43,8 +43,7 @@ class CppPhaseWriter:
         """`rows`: memory of "best" values and "chain"s, by local and use; `width`: lanes; `started`: accumulators that
         earlier phases began."""
         self.phase, self.nest, self.width = phase, nest, width
-        unsettled = frozenset(phase_writes(phase)) | _overlapping(phase)
-        self.body = CppStatements(nest, storages, unsettled, width)
+        self.body = CppStatements(nest, storages, frozenset(phase_writes(phase)), width)
         self.copies = side_by_side(phase, nest, width)
         self.effects = CppEffects(self.body, storages, rows, started, self.copies)
 
@@ -66,7 +65,7 @@ class CppPhaseWriter:
         lines += [self.effects.declare_scan(scan) for scan in scans]
         if depth == self.depth:
             return lines + self.effects.lines
-        copies = self.copies if any(self._is_split(register) for register in self.effects.registers) else 1
+        copies = self.copies if any(register.is_split for register in self.effects.registers) else 1
         for register in mine:
             lines += [f"{register.type_name()} {name} = {register.start()};" for name in self._names(register, copies)]
         lines += self._loop(depth)
@@ -79,7 +78,7 @@ class CppPhaseWriter:
         """The variables of a register around its loops."""
         if register.chained:
             return [f"{register.name}_all"]
-        return [f"{register.name}{copy}" for copy in range(copies)] if self._is_split(register) else [register.name]
+        return [f"{register.name}{copy}" for copy in range(copies)] if register.is_split else [register.name]
 
     def _loop(self, depth: int) -> list[str]:
         axis = self.nest.axes[depth]
@@ -101,20 +100,18 @@ class CppPhaseWriter:
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
         inner = self._level(depth + 1)
         name, width = axis.symbol.name, self.width
-        split = [register for register in self.effects.registers if self._is_split(register)]
+        split = [register for register in self.effects.registers if register.is_split]
         needs_lanes = any("lanes" in line for line in inner)
         plain = not any(register.chained for register in split) and (not split or self.copies == 1)
         if is_static(axis.size) and axis.size % width == 0 and plain:
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
-            return [ROLLED, head, *indented([*self._aliases(split), *lanes, *inner]), "}"]
+            aliases = [f"auto& {register.name} = {register.name}0;" for register in split]
+            return [ROLLED, head, *indented([*aliases, *lanes, *inner]), "}"]
         params = "".join(f", {register.type_name(step=True)}& {register.name}" for register in split)
         step = f"step_{name}"
         lines = [f"auto {step} = [&](i64 {name}, auto lanes{params}) KILN_LAMBDA {{", *indented(inner), "};"]
         return lines + self._steps(axis, step, split)
-
-    def _aliases(self, split: Sequence[Register]) -> list[str]:
-        return [f"auto& {register.name} = {register.name}0;" for register in split]
 
     def _steps(self, axis: Axis, step: str, split: Sequence[Register]) -> list[str]:
         """Calls of the step: several with accumulators side by side, single ones, the last with fewer lanes."""
@@ -168,10 +165,6 @@ class CppPhaseWriter:
             lines.append(call(str(at), f"Part{{{size - at}}}", 0))
         return lines
 
-    def _is_split(self, register: Register) -> bool:
-        """May it have several copies, one per step of the vectorised loop?"""
-        return register.across and not register.is_index
-
 
 def _cleared(chain: Storage, count: str) -> str:
     return f"clear_row({chain.name}, {count});" if len(chain.spec.sizes) == 1 else f"fill({chain.name}, {count}, 0.0f);"
@@ -186,9 +179,3 @@ def side_by_side(phase: Phase, nest: Nest, width: int) -> int:
     size, cost = nest.axes[vector].size, flops(phase.body)
     most = 4 if cost <= CHEAP else 2 if cost <= LIGHT else 1
     return most if not is_static(size) or size >= 2 * most * width else 1
-
-
-def _overlapping(phase: Phase) -> frozenset[str]:
-    return frozenset(
-        effect.target for effect in phase.effects if isinstance(effect, Store) and effect.combine is not None
-    )

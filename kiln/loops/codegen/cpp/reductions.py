@@ -79,6 +79,11 @@ class Register:
         return self.op in INDEX_OPS
 
     @property
+    def is_split(self) -> bool:
+        """May it have several copies, one per step of the vectorised loop?"""
+        return self.across and not self.is_index
+
+    @property
     def largest(self) -> str:
         return "true" if self.op is ReduceOp.ARGMAX else "false"
 
@@ -97,15 +102,12 @@ class Register:
         return f"all({value})" if self.lanes else value
 
     def merge(self, copies: list[str]) -> str:
+        """All copies, a power of two of them, combined as a tree."""
         while len(copies) > 1:
-            pairs = [copies[place : place + 2] for place in range(0, len(copies), 2)]
-            copies = [self._both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+            operands = [f"({copy})" if " " in copy else copy for copy in copies]
+            pairs = zip(operands[::2], operands[1::2], strict=True)
+            copies = [combined(self.op, left, right, self.dtype) for left, right in pairs]
         return copies[0]
-
-    def _both(self, left: str, right: str) -> str:
-        return combined(
-            self.op, f"({left})" if " " in left else left, f"({right})" if " " in right else right, self.dtype
-        )
 
     def lanes_combined(self, text: str) -> str:
         name = CPP.dtype_name(self.dtype)

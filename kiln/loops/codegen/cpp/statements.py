@@ -23,7 +23,6 @@ from kiln.loops.codegen.cpp.index_compare import CountingStatements
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Dims, Nest, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
-from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.symbolic import Int, Relation, is_static
 from kiln.symbolic.relation import SIGNS
 
@@ -122,8 +121,8 @@ class CppStatements(CountingStatements):
         assert self.nest.vector is not None
         first = substituted(access.offset, {along.symbol: 0})
         before = max(self.nest.vector + 1, self.nest.depth_of(symbols_of(first)))
-        name = f"tile{self._count}"
-        self._count += 1
+        name = f"tile{self.count}"
+        self.count += 1
         self.lines[before].append(f"alignas(64) {CPP.dtype_name(storage.spec.dtype)} {name}[W * W];")
         return name, before, first
 
@@ -137,19 +136,16 @@ class CppStatements(CountingStatements):
         return self.define(text, storage.spec.dtype, LANES, depth)
 
     def pointer(self, storage: Storage, offset: Int) -> str:
-        return pointer(storage.name, offset, self.ints())
+        """`in0 + (64*i0 + i1)`."""
+        return storage.name if offset == 0 else f"{storage.name} + {self.ints().operand(offset)}"
 
     def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str:
         zero = f"{type_name(storage.spec.dtype, access.pattern is not AccessPattern.UNIFORM)}{{}}"
         if mask is not None and not mask.varying:
             return f"{mask.text} ? {self.load_text(storage, access, None)} : {zero}"
         if access.pattern is AccessPattern.GATHER:
-            at = self.lane_ints().text(access.offset)
-            return (
-                f"gather_if({storage.name}, {at}, {mask.text}, lanes)"
-                if mask
-                else (f"gather({storage.name}, {at}, lanes)")
-            )
+            at = f"{storage.name}, {self.lane_ints().text(access.offset)}"
+            return f"gather_if({at}, {mask.text}, lanes)" if mask else f"gather({at}, lanes)"
         if storage.number:
             return storage.name
         here = self.pointer(storage, access.offset)
@@ -201,7 +197,7 @@ class CppStatements(CountingStatements):
 
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:
         if seed.varying:
-            raise UnsupportedInKernel(language="C++", thing="random numbers", reason="the seed differs between lanes")
+            raise CPP.unsupported("random numbers", "the seed differs between lanes")
         varying = self.nest.varies(symbols_of(counter))
         at = (self.lane_ints() if varying else self.ints()).text(counter)
         made = torch.int64 if distribution == "bits" else CPP.computed(dtype)
@@ -213,11 +209,6 @@ def type_name(dtype: torch.dtype, varying: bool) -> str:
     if varying and dtype == torch.bool:
         return "mask"
     return CPP.dtype_name(CPP.computed(dtype)) + ("v" if varying else "")
-
-
-def pointer(name: str, offset: Int, printer: IntPrinter) -> str:
-    """`in0 + (64*i0 + i1)`."""
-    return name if offset == 0 else f"{name} + {printer.operand(offset)}"
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:

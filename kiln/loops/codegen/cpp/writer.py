@@ -14,13 +14,12 @@ Equal kernels have equal sources and symbols: names are those of the canonical f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import final
 
 import torch
 
 from kiln.loops.body.analyses import result_dtypes
-from kiln.loops.body.indexing import Axis, symbols_of
+from kiln.loops.body.indexing import Axis, add_ranges, symbols_of
 from kiln.loops.codegen.cpp.blocked_sums import chained_loop, takes_chains
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import CppPhaseWriter
@@ -81,13 +80,8 @@ class _CppKernelWriter:
         """Sizes are not negative, axes run below their sizes."""
         ranges = {size: Range(0) for size in symbols_of(*self.kernel.ints)}
         ranges |= {} if self.run is None else self.run.ranges
-        self._add_axes(ranges, self.kernel.units)
+        add_ranges(ranges, self.kernel.units)
         return ranges
-
-    def _add_axes(self, ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
-        for axis in axes:
-            top = BoundAnalysis(ranges).of(axis.size).hi
-            ranges.setdefault(axis.symbol, Range(0, None if top is None else max(top - 1, 0)))
 
     def lines(self) -> list[str]:
         params = self._params()
@@ -157,21 +151,15 @@ class _CppKernelWriter:
 
     def _phase(self, phase: Phase, started: set[str]) -> list[str]:
         ranges = dict(self.ranges)
-        self._add_axes(ranges, phase.axes)
+        add_ranges(ranges, phase.axes)
         lanes = () if phase.vector is None else (frozenset({phase.axes[phase.vector].symbol}),)
         nest = Nest(phase.axes, BoundAnalysis(ranges), lanes, phase.vector)
         return CppPhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
 
-    def _numbers(self) -> list[str]:
-        return [
-            f"{CPP.dtype_name(CPP.computed(local.dtype))} {local.name} = 0;"
-            for local in self.kernel.locals
-            if not local.axes
-        ]
-
     def _units(self, body: list[str]) -> list[str]:
         units = self.kernel.units
-        inner = [*self._numbers(), *body]
+        numbers = [local for local in self.kernel.locals if not local.axes]
+        inner = [f"{CPP.dtype_name(CPP.computed(local.dtype))} {local.name} = 0;" for local in numbers] + body
         if self.run is not None:
             return self._runs(self.run, inner)
         if not units:

@@ -27,11 +27,6 @@ _UNARY = (
 _BINARY = ("copysign", "nextafter", "hypot", "atan2", "fmod", "pow")
 
 
-def _libdevice() -> dict[str, str]:
-    calls = {name: f"libdevice.{name}({{0}})" for name in _UNARY}
-    return calls | {name: f"libdevice.{name}({{0}}, {{1}})" for name in _BINARY}
-
-
 # fmt: off
 TRITON = Dialect(
     name="Triton",
@@ -42,7 +37,9 @@ TRITON = Dialect(
         torch.uint64: "tl.uint64", torch.bool: "tl.int1",
     },
     compute_in={torch.bfloat16: torch.float32, torch.float16: torch.float32},
-    exprs=_libdevice() | {
+    exprs={
+        **{name: f"libdevice.{name}({{0}})" for name in _UNARY},
+        **{name: f"libdevice.{name}({{0}}, {{1}})" for name in _BINARY},
         "neg": "{0} * -1.0",  # Triton's minus is 0 - x, which loses the sign of zero
         "abs": "tl.abs({0})",
         "sign": "sign({0})",

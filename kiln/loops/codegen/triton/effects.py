@@ -19,9 +19,8 @@ import torch
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined, on_dtype
 from kiln.loops.codegen.kernel_writer import Dims, TextValue
 from kiln.loops.codegen.triton.dialect import TRITON
-from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, require_own_element
+from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, mask_argument, require_own_element
 from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
-from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
 from kiln.loops.program.nodes import ReduceOp
 from kiln.loops.program.reductions import reduce_start
@@ -42,7 +41,7 @@ NO_INDEX = 0x7FFFFFFF
 @final
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An accumulator that a loop at `depth` feeds: a block over `dims`, of which `over` are combined at the end."""
+    """An accumulator that `depth` loops are around: a block over `dims`, of which `over` are combined at the end."""
 
     effect: Accumulate
     local: Local
@@ -82,14 +81,10 @@ class TritonEffects(EffectWriter):
         storage = self.frame.storages[effect.target]
         access = self.nest.access(storage.spec, effect.index)
         if not value.dims <= access.dims:
-            raise UnsupportedInKernel(language="Triton", thing="a store", reason="several points store to one element")
-        masks = self.frame.points_text(access.dims)
-        arguments = [
-            self.body.pointer(storage, access.offset, access.dims, access.dims),
-            self._stored(value, storage.spec.dtype),
-        ]
-        if masks:
-            arguments.append(f"mask={' & '.join(masks)}")
+            raise TRITON.unsupported("a store", "several points store to one element")
+        pointer = self.body.pointer(storage, access.offset, access.dims, access.dims)
+        mask = mask_argument(self.frame.points_text(access.dims))
+        arguments = [pointer, self._stored(value, storage.spec.dtype), *mask]
         self.lines.append(f"tl.store({', '.join(arguments)})")
         self.frame.forget(self.depth, storage.name)
 
@@ -104,8 +99,7 @@ class TritonEffects(EffectWriter):
         self.frame.forget(self.depth, storage.name)
         shape = frozenset(range(len(self.nest.blocks)))
         pointer = self.body.pointer(storage, access.offset, access.dims, shape)
-        masks = self.frame.points_text(shape)
-        mask = [f"mask={' & '.join(masks)}"] if masks else []
+        mask = mask_argument(self.frame.points_text(shape))
         text = self._stored(value, dtype)
         if runs_in_order(effect, {effect.target: storage.spec}):
             widened = ".to(tl.float32)" if TRITON.computed(dtype) != dtype else ""
@@ -127,13 +121,10 @@ class TritonEffects(EffectWriter):
         lines.append(f"{local.name} = {text}")
         self.frame.forget(self.depth, local.name)
         # The value is used after the loops of this phase; only a loop around several phases is still open.
-        outside = 1 if self.frame.tiling.shared is not None and self._in_shared() else 0
-        value = TextValue(local.name, dtype, dims, min(depth, outside))
-        self.frame.held[local.name] = Held(local, value)
-
-    def _in_shared(self) -> bool:
         shared = self.frame.tiling.shared
-        return shared is not None and bool(self.nest.axes) and self.nest.axes[0].symbol is shared.symbol
+        in_shared = shared is not None and bool(self.nest.axes) and self.nest.axes[0].symbol is shared.symbol
+        value = TextValue(local.name, dtype, dims, min(depth, int(in_shared)))
+        self.frame.held[local.name] = Held(local, value)
 
     def _over(self, effect: Accumulate) -> tuple[int, ...]:
         """Dimensions of the block that are combined, the last first."""
@@ -148,13 +139,13 @@ class TritonEffects(EffectWriter):
         loops = {axis.symbol: place for place, axis in enumerate(self.nest.axes)}
         dims_over = [self.frame.tiling.dims[place] for place in over]
         reduced = [loops[dim.symbol] for dim in dims_over if dim.looped]
+        parts = Parts(effect, local, dtype, min(reduced, default=self.depth), dims, over)
         if reduced:
-            parts = Parts(effect, local, dtype, min(reduced), dims, over)
             self._add_to_parts(parts, value)
             return
         index_of = self._index_text(effect) if effect.op in INDEX_OPS else ""
         text = self._full(self._masked(value, dtype, effect.op, over), value, dims, over)
-        self._finish(effect, local, dtype, dims, over, text, index_of, self.lines, self.depth)
+        self._finish(parts, text, index_of, self.lines)
 
     def _masked(self, value: TextValue, dtype: torch.dtype, op: ReduceOp, over: Sequence[int]) -> str:
         """The value where a point exists, the start value elsewhere."""
@@ -178,13 +169,13 @@ class TritonEffects(EffectWriter):
     def _add_to_parts(self, parts: Parts, value: TextValue) -> None:
         effect, shape = parts.effect, self.frame.block_shape(parts.dims)
         kind = TRITON.dtype_name(parts.dtype)
-        self.before.setdefault(parts.depth, []).append(
-            f"{parts.name} = tl.full({shape}, {start_text(effect.op, parts.dtype)}, {kind})"
-        )
+        start = f"tl.full({shape}, {start_text(effect.op, parts.dtype)}, {kind})"
+        self.before.setdefault(parts.depth, []).append(f"{parts.name} = {start}")
         text = self._masked(value, parts.dtype, effect.op, parts.over)
         after = self.after.setdefault(parts.depth, [])
         if effect.op in INDEX_OPS:
-            self.before[parts.depth].append(f"{parts.at} = tl.full({shape}, {NO_INDEX}, {self._index_kind()})")
+            index_kind = "tl.int64" if self.frame.wide else "tl.int32"
+            self.before[parts.depth].append(f"{parts.at} = tl.full({shape}, {NO_INDEX}, {index_kind})")
             at = f"tl.broadcast_to({self._index_text(effect)}, {shape})"
             masks = self.frame.points_text(frozenset(parts.over))
             if masks:
@@ -193,15 +184,13 @@ class TritonEffects(EffectWriter):
             self.lines.append(f"{parts.name}, {parts.at} = {call}")
         else:
             self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
-        self._finish(effect, parts.local, parts.dtype, parts.dims, parts.over, parts.name, parts.at, after, parts.depth)
+        self._finish(parts, parts.name, parts.at, after)
 
     def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: TextValue) -> None:
         """One pair of both per `layers` points of a block, which a thread holds in registers together."""
         local, beside, dims = self.locals[effect.target], self.locals[exp_sum], self.frame.tiling.dims
         if len(dims) != 1 or not dims[0].looped or self._over(effect) != (0,) or local.dtype != torch.float32:
-            raise UnsupportedInKernel(
-                language="Triton", thing="a sum of exp beside its maximum", reason="no loop goes through the row"
-            )
+            raise TRITON.unsupported("a sum of exp beside its maximum", "no loop goes through the row")
         depth = [axis.symbol for axis in self.nest.axes].index(dims[0].symbol)
         block, layers = frozenset({0}), self.frame.tiling.layers
         top, total = f"{local.name}_parts", f"{beside.name}_parts"
@@ -212,29 +201,22 @@ class TritonEffects(EffectWriter):
         text = self._full(self._masked(value, local.dtype, effect.op, (0,)), value, block, (0,))
         self.lines.append(f"{top}, {total} = with_exp_sum({top}, {total}, {text}, {layers})")
         after = self.after.setdefault(depth, [])
-        self._finish(effect, local, local.dtype, block, (0,), top, "", after, depth)
+        self._finish(Parts(effect, local, local.dtype, depth, block, (0,)), top, "", after)
         sum_ = replace(effect, target=exp_sum, op=ReduceOp.SUM, exp_sum=None)
         text = f"{total} * tl.exp({top} - {local.name})"
-        self._finish(sum_, beside, local.dtype, block, (0,), text, "", after, depth)
+        self._finish(Parts(sum_, beside, local.dtype, depth, block, (0,)), text, "", after)
 
-    def _index_kind(self) -> str:
-        return "tl.int64" if self.frame.wide else "tl.int32"
-
-    def _finish(
-        self, effect: Accumulate, local: Local, dtype: torch.dtype, dims: Dims, over: Sequence[int], text: str,
-        index: str, lines: list[str], depth: int,
-    ) -> None:  # fmt: skip
-        """Combine the block `text` over the dimensions `over` into the local."""
-        left = dims - frozenset(over)
+    def _finish(self, parts: Parts, text: str, index: str, lines: list[str]) -> None:
+        """Combine the block `text`, of the form of `parts`, into the local."""
+        effect, local, dtype, depth = parts.effect, parts.local, parts.dtype, parts.depth
+        over, left = parts.over, parts.dims - frozenset(parts.over)
         if effect.op in INDEX_OPS:
             if effect.target in self.started:
-                raise UnsupportedInKernel(
-                    language="Triton", thing="an index reduction", reason="two phases accumulate into it"
-                )
+                raise TRITON.unsupported("an index reduction", "two phases accumulate into it")
             if index == self._index_text(effect):
-                index = f"tl.broadcast_to({index}, {self.frame.block_shape(dims)})"
+                index = f"tl.broadcast_to({index}, {self.frame.block_shape(parts.dims)})"
             (axis,) = over
-            call = f"tl.reduce(({text}, {index}), {axis}, {_BEST[effect.op]}{_keep(left)})"
+            call = f"tl.reduce(({text}, {index}), {axis}, {_BEST[effect.op]}{', keep_dims=True' if left else ''})"
             lines.append(f"{local.name}_best, {local.name} = {call}")
             text = local.name
             for _ in self._empty(over, left):
@@ -289,10 +271,6 @@ def reduced_text(op: ReduceOp, text: str, axis: int, dtype: torch.dtype, *, keep
     if op is ReduceOp.SUM and dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
         return f"tl.sum({text}, {axis}{keeps})"
     return f"tl.reduce({text}, {axis}, {function_of(op, dtype)}{keeps})"
-
-
-def _keep(left: Dims) -> str:
-    return ", keep_dims=True" if left else ""
 
 
 def start_text(op: ReduceOp, dtype: torch.dtype) -> str:

@@ -17,13 +17,13 @@ element, without prefetching. The last turn stands after the loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from kiln.loops.codegen.kernel_writer import Nest, indented
 from kiln.loops.codegen.triton.effects import TritonEffects
 from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
-from kiln.loops.kernel.analyses import phase_stores, phase_writes
+from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.kernel import Local, Phase
 from kiln.loops.kernel.tiling import BlockDim
 from kiln.symbolic import Int
@@ -31,34 +31,32 @@ from kiln.symbolic import Int
 
 @final
 class TritonPhaseWriter:
-    """Writes one phase: `before`, `inside` and `behind` its outermost loop."""
+    """Writes one phase."""
 
     def __init__(self, phase: Phase, nest: Nest, frame: Frame, locals_: Mapping[str, Local], started: set[str]) -> None:
         """`started`: accumulators that earlier phases began."""
         self.nest, self.frame = nest, frame
         unsettled = frozenset(phase_writes(phase)) & frame.storages.keys()
-        unsettled |= {store.target for store in phase_stores(phase) if store.combine is not None}
         self.body = TritonStatements(nest, frame, unsettled)
         self.effects = TritonEffects(self.body, locals_, started)
         results = phase.body.run(self.body)
         for effect in phase.effects:
             self.effects.add(effect, results[effect.result])
-        frame.named = self.body.named
-
-    @property
-    def before(self) -> list[str]:
-        return self._before(0)
-
-    @property
-    def inside(self) -> list[str]:
-        return self._level(1)
-
-    @property
-    def behind(self) -> list[str]:
-        return self.effects.after.get(0, [])
+        frame.named = self.body.count
 
     def lines(self) -> list[str]:
         return self._level(0)
+
+    @staticmethod
+    def in_one_loop(writers: Sequence[TritonPhaseWriter], dim: BlockDim | None) -> list[str]:
+        """Phases that share their outermost loop, which goes over `dim`."""
+        first = writers[0]
+        inside = [line for writer in writers for line in writer._level(1)]
+        return [
+            *(line for writer in writers for line in writer._before(0)),
+            *loop(dim, first.nest, 0, first.body, inside),
+            *(line for writer in writers for line in writer.effects.after.get(0, [])),
+        ]
 
     def _before(self, depth: int) -> list[str]:
         return [*self.body.lines[depth], *self.effects.before.get(depth, [])]

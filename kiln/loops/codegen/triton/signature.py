@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from kiln.loops.body.body import BodyOp, IndexValue, Indirect, Load, Random, Test
+from kiln.loops.body.indexing import axis_range
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
@@ -49,8 +50,7 @@ def _looked_up(kernel: KernelIR, bounds: BoundAnalysis) -> Iterator[tuple[Symbol
     for phase in kernel.phases:
         for op in phase.body.ops:
             if isinstance(op, Indirect):
-                top = bounds.of(op.size).hi
-                yield op.symbol, Range(0, None if top is None else max(top - 1, 0))
+                yield op.symbol, axis_range(op.size, bounds)
 
 
 def _index_values(kernel: KernelIR) -> Iterator[Int]:

@@ -25,7 +25,6 @@ from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Access, Dims, Nest, StatementWriter, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
-from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import Local
 from kiln.loops.kernel.tiling import Tiling
 from kiln.symbolic import Atom, Int, Relation, Symbol
@@ -82,17 +81,17 @@ def mask_name(symbol: Symbol) -> str:
     return f"has_{symbol.name}"
 
 
+def mask_argument(masks: Sequence[str]) -> list[str]:
+    return [f"mask={' & '.join(masks)}"] if masks else []
+
+
 @final
 class TritonStatements(StatementWriter):
     def __init__(self, nest: Nest, frame: Frame, unsettled: frozenset[str]) -> None:
         super().__init__(TRITON, nest, frame.storages, unsettled)
         self.frame = frame
-        self._count = frame.named
+        self.count = frame.named
         self.ints = IntPrinter(nest.bounds, TRITON_INTEGERS)
-
-    @property
-    def named(self) -> int:
-        return self._count
 
     # Text of types and numbers.
 
@@ -181,13 +180,11 @@ class TritonStatements(StatementWriter):
     def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str:
         shape = access.dims | mask.dims if mask is not None else access.dims
         masks = self.frame.points_text(shape)
-        arguments = [self.pointer(storage, access.offset, access.dims, shape)]
         if mask is not None:
             masks.append(mask.text)
-        if masks:
-            arguments.append(f"mask={' & '.join(masks)}")
+        arguments = [self.pointer(storage, access.offset, access.dims, shape), *mask_argument(masks)]
         if mask is not None:
-            arguments.append(f"other={_zero(storage.spec.dtype)}")
+            arguments.append(f"other={'0.0' if storage.spec.dtype.is_floating_point else '0'}")
         widened = ".to(tl.float32)" if storage.spec.dtype in _NARROW else ""
         return f"tl.load({', '.join(arguments)}){widened}"
 
@@ -218,9 +215,7 @@ def require_own_element(local: Local, index: Index) -> None:
     """A local is a block in registers: each point sees only its own element."""
     own = tuple(axis.symbol if axis.size != 1 else at for axis, at in zip(local.axes, index, strict=True))
     if own != index:
-        raise UnsupportedInKernel(
-            language="Triton", thing="a row read in another order", reason="registers cannot be indexed"
-        )
+        raise TRITON.unsupported("a row read in another order", "registers cannot be indexed")
 
 
 def _typed(value: TextValue) -> TextValue:
@@ -228,10 +223,6 @@ def _typed(value: TextValue) -> TextValue:
         return value
     kind = TRITON.dtype_name(TRITON.computed(value.dtype))
     return TextValue(f"tl.full([], {value.text}, {kind})", value.dtype, constant=value.constant)
-
-
-def _zero(dtype: torch.dtype) -> str:
-    return "0.0" if dtype.is_floating_point else "0"
 
 
 def _converted(text: str, source: torch.dtype, target: torch.dtype) -> str:

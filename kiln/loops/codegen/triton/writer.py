@@ -14,16 +14,15 @@ Triton. `meta`: what compiling and launching need; see `plan/plan.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, final
 
 from kiln.loops.body.analyses import accesses
-from kiln.loops.body.indexing import Axis
+from kiln.loops.body.indexing import Axis, add_ranges
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
-from kiln.loops.codegen.triton.phases import TritonPhaseWriter, index_lines, loop
+from kiln.loops.codegen.triton.phases import TritonPhaseWriter, index_lines
 from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
 from kiln.loops.codegen.triton.statements import Frame, mask_name
@@ -49,14 +48,13 @@ def write_triton(
     status = any(_STATUS.search(line) for line in lines)
     body = "\n".join(indented(lines, 2))
     head = "\n".join(f"# {line}" for line in mapped_kernel_text(mapped).split("\n"))
-    constants = tuple((dim.name, dim.block) for dim in writer.tiling.dims)
     names = [param.name for param in canonical.params]
     names += [str(size) for size in canonical.ints if isinstance(size, Symbol)]
     names += ["status"] if status else []
-    names += [f"{name}: tl.constexpr" for name, _ in constants]
+    names += [f"{dim.name}: tl.constexpr" for dim in writer.tiling.dims]
     text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
     source = f"{prelude_for(body)}\n\n\n{text}"
-    meta = _meta(writer, canonical, target, aligned, constants, status)
+    meta = writer.meta(target, aligned, status)
     symbol = kernel_symbol(source, meta)
     source, params = source.replace("{symbol}", symbol), kernel_params(canonical)
     made = Kernel(symbol, "triton", source, params, len(canonical.ints), meta=meta)
@@ -64,30 +62,6 @@ def write_triton(
 
 
 _STATUS = re.compile(r"\bstatus\)")
-
-
-def _meta(
-    writer: _TritonKernelWriter,
-    kernel: KernelIR,
-    target: Target,
-    aligned: tuple[bool, ...],
-    constants: tuple[tuple[str, int], ...],
-    status: bool,
-) -> tuple[tuple[str, Any], ...]:
-    types = [pointer_type(param.spec.dtype) for param in kernel.params]
-    types += [int_type(writer.wide)] * len(kernel.ints)
-    types += ["*i64"] if status else []
-    major, minor = target.capability
-    return (
-        ("capability", 10 * major + minor),
-        ("constants", constants),
-        ("divisible", tuple(place for place, one in enumerate(aligned) if one)),
-        ("enable_fp_fusion", False),  # fused operations are explicit
-        ("num_stages", 1),
-        ("num_warps", writer.tiling.warps),
-        ("signature", tuple(types)),
-        ("status", status),
-    )
 
 
 @final
@@ -110,10 +84,24 @@ class _TritonKernelWriter:
 
     def _ranges(self) -> dict[Symbol, Range]:
         ranges = dict(KernelFacts(self.kernel).ranges)
-        for dim in self.tiling.dims:
-            top = BoundAnalysis(ranges).of(dim.size).hi
-            ranges.setdefault(dim.symbol, Range(0, None if top is None else max(top - 1, 0)))
+        add_ranges(ranges, (Axis(dim.symbol, dim.size) for dim in self.tiling.dims))
         return ranges
+
+    def meta(self, target: Target, aligned: tuple[bool, ...], status: bool) -> tuple[tuple[str, Any], ...]:
+        types = [pointer_type(param.spec.dtype) for param in self.kernel.params]
+        types += [int_type(self.wide)] * len(self.kernel.ints)
+        types += ["*i64"] if status else []
+        major, minor = target.capability
+        return (
+            ("capability", 10 * major + minor),
+            ("constants", tuple((dim.name, dim.block) for dim in self.tiling.dims)),
+            ("divisible", tuple(place for place, is_aligned in enumerate(aligned) if is_aligned)),
+            ("enable_fp_fusion", False),  # fused operations are explicit
+            ("num_stages", 1),
+            ("num_warps", self.tiling.warps),
+            ("signature", tuple(types)),
+            ("status", status),
+        )
 
     # Units.
 
@@ -168,7 +156,7 @@ class _TritonKernelWriter:
         for phase in self.kernel.phases:
             is_shared = self.tiling.in_shared_loop(phase)
             if shared and not is_shared:
-                lines += self._together(shared)
+                lines += TritonPhaseWriter.in_one_loop(shared, self.tiling.shared)
                 shared = []
             self.frame.forget(1 if is_shared and shared else 0)
             writer = TritonPhaseWriter(phase, self._nest(phase), self.frame, self.locals, started)
@@ -184,16 +172,7 @@ class _TritonKernelWriter:
                 lines += writer.lines()
             started |= set(phase_writes(phase))
             written |= set(phase_writes(phase)) & self.frame.storages.keys()
-        return lines + (self._together(shared) if shared else [])
-
-    def _together(self, writers: Sequence[TritonPhaseWriter]) -> list[str]:
-        first = writers[0]
-        inside = [line for writer in writers for line in writer.inside]
-        return [
-            *(line for writer in writers for line in writer.before),
-            *loop(self.tiling.shared, first.nest, 0, first.body, inside),
-            *(line for writer in writers for line in writer.behind),
-        ]
+        return lines + (TritonPhaseWriter.in_one_loop(shared, self.tiling.shared) if shared else [])
 
     def _nest(self, phase: Phase) -> Nest:
         """The loops of a phase: the shared one outermost, serial axes innermost."""

@@ -96,10 +96,8 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
     """One flat dimension, or a tile if accesses are contiguous along different axes."""
     units = facts.free_units
     tiled = facts.tile_axes(units)
-    flat = len(tiled) <= 1 and _is_flat(units, tiled)
-    if flat:
-        last = set(tiled)
-        ordered = tuple(sorted(units, key=lambda axis: axis in last))
+    if len(tiled) <= 1 and _is_flat(units, tiled):
+        ordered = tuple(sorted(units, key=lambda axis: axis in tiled))
         size = product(axis.size for axis in ordered)
         warps = 4
         block = _flat_block(facts, size, warps, target)
@@ -211,8 +209,7 @@ def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], place: int, count: i
     longest = facts.bounds.of(size).hi
     block = 0 if longest is None else _pow2(longest, 1 << 40)
     suffix = "" if count == 1 else str(place)
-    made = _dim(group, 1, f"r{suffix}", f"RBLOCK{suffix}")
-    return replace(made, block=block)
+    return _dim(group, block, f"r{suffix}", f"RBLOCK{suffix}")
 
 
 def _dim(axes: tuple[Axis, ...], block: int, flat_name: str, name: str, *, unit: bool = False) -> BlockDim:

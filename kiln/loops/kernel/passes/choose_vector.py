@@ -5,17 +5,14 @@ phase (i1: 768): out[i0, i1] = load x[i0, i1]      =>      phase (i1: 768 vector
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from kiln.loops.body.analyses import accesses
 from kiln.loops.body.indexing import stride_along
-from kiln.loops.kernel.analyses import phase_stores
+from kiln.loops.kernel.analyses import phase_accesses
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol
 
 
 @final
@@ -33,14 +30,8 @@ def _with_vector(phase: Phase, kernel: KernelIR) -> Phase:
     if phase.vector is not None or not phase.axes:
         return phase
     last = len(phase.axes) - 1
-    steps = _steps(phase, phase.axes[last].symbol, kernel)
+    specs, along = {param.name: param.spec for param in kernel.params}, phase.axes[last].symbol
+    # Distances in memory between neighbours along the axis, for every access.
+    steps = [stride_along(specs[name], index, along) for name, index in phase_accesses(phase) if name in specs]
     good = steps.count(1)
     return replace(phase, vector=last) if good and good >= len(steps) - steps.count(0) - good else phase
-
-
-def _steps(phase: Phase, along: Symbol, kernel: KernelIR) -> Sequence[Int | None]:
-    """Distances in memory between neighbours along an axis, for every access."""
-    specs = {param.name: param.spec for param in kernel.params}
-    touched = [(load.buffer, load.index) for load in accesses(phase.body)]
-    touched += [(store.target, store.index) for store in phase_stores(phase)]
-    return [stride_along(specs[name], index, along) for name, index in touched if name in specs]

@@ -12,7 +12,6 @@ from typing import final
 import torch
 
 from kiln.loops.body.body import Compute, LoopBody
-from kiln.loops.body.builder import dtype_of
 from kiln.loops.kernel.kernel import Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.passes.fuse_erf import with_live_body
@@ -44,8 +43,7 @@ class DropRoundings:
         if not isinstance(op, Compute) or op.op.name != "convert" or op.dtype not in self.rounded:
             return place
         users = [effect for effect in phase.effects if effect.result == number]
-        rounds = all(
-            isinstance(user, Store) and user.combine is None and dtypes.get(user.target) == op.dtype for user in users
-        )
-        is_float32 = dtype_of(phase.body.ops, op.operands[0]) in (*self.rounded, torch.float32)
+        stores = [user for user in users if isinstance(user, Store) and user.combine is None]
+        rounds = len(stores) == len(users) and all(dtypes.get(store.target) == op.dtype for store in stores)
+        is_float32 = phase.body.ops[op.operands[0]].dtype in (*self.rounded, torch.float32)
         return op.operands[0] if rounds and is_float32 else place

@@ -18,8 +18,8 @@ from typing import final
 
 import torch
 
+from kiln.loops.body.analyses import operands_of
 from kiln.loops.body.body import BodyOp, Compute, LoopBody
-from kiln.loops.body.builder import operands_of
 from kiln.loops.body.reference import FAST_VARIANTS
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
@@ -53,8 +53,8 @@ def _exact_functions(kernel: KernelIR) -> frozenset[str]:
 
 
 def _with_fast_variants(phase: Phase, exact: Collection[str]) -> Phase:
-    ops = tuple([_fast_variant(op, exact) for op in phase.body.ops])
-    return phase if ops == phase.body.ops else replace(phase, body=LoopBody(ops, phase.body.results))
+    body = phase.body.mapped(lambda op: _fast_variant(op, exact))
+    return phase if body is phase.body else replace(phase, body=body)
 
 
 def _fast_variant(op: BodyOp, exact: Collection[str]) -> BodyOp:
@@ -93,13 +93,9 @@ def _wide_places(body: LoopBody) -> set[int]:
     wide = set(body.results)
     for place in reversed(range(len(body.ops))):
         op = body.ops[place]
-        if _rounds_to_16_bits(op):
+        if isinstance(op, Compute) and op.op.name == "convert" and op.dtype in NARROW:
             continue
         keeps = isinstance(op, Compute) and place not in wide and op.dtype.is_floating_point
         if not keeps:
             wide |= set(operands_of(op))
     return wide
-
-
-def _rounds_to_16_bits(op: BodyOp) -> bool:
-    return isinstance(op, Compute) and op.op.name == "convert" and op.dtype in NARROW

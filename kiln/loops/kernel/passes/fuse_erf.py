@@ -14,8 +14,8 @@ from typing import final
 
 import torch
 
+from kiln.loops.body.analyses import operands_of, without_dead
 from kiln.loops.body.body import BodyOp, Compute, Const, LoopBody
-from kiln.loops.body.builder import operands_of, without_dead
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.body.reference import ERF_PLUS_ONE
 from kiln.loops.kernel.kernel import Phase
@@ -36,8 +36,8 @@ def _fused_phase(phase: Phase) -> Phase:
     body = phase.body
     uses = Counter(place for op in body.ops for place in operands_of(op))
     uses.update(body.results)
-    ops = tuple([_fused(op, body.ops, uses) for op in body.ops])
-    return phase if ops == body.ops else with_live_body(phase, LoopBody(ops, body.results))
+    fused = body.mapped(lambda op: _fused(op, body.ops, uses))
+    return phase if fused is body else with_live_body(phase, fused)
 
 
 def with_live_body(phase: Phase, body: LoopBody) -> Phase:

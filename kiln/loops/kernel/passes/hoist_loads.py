@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import final
 
+from kiln.loops.body.analyses import operands_of, symbols_used, without_dead
 from kiln.loops.body.body import Indirect, Load, LoopBody
-from kiln.loops.body.builder import operands_of, symbols_used, without_dead
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.target import Target
@@ -65,9 +65,8 @@ def _when(kernel: KernelIR, body: LoopBody) -> list[int]:
     when: list[int] = []
     bound: dict[object, int] = {}
     for op in body.ops:
-        needs = [when[place] for place in operands_of(op)] + [
-            bound[symbol] for symbol in symbols_used(op) if symbol in bound
-        ]
+        needs = [when[place] for place in operands_of(op)]
+        needs += [bound[symbol] for symbol in symbols_used(op) if symbol in bound]
         found = max(needs, default=AT_ONCE)
         if isinstance(op, Load) and op.buffer not in arguments:
             found = NEVER

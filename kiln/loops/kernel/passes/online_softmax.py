@@ -15,7 +15,6 @@ The exponentials are the machine's; `fast_math.py` says why that is accurate eno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -70,7 +69,7 @@ def _joined(kernel: KernelIR, place: int) -> KernelIR | None:
     maximum = first.effects[found.effect]
     assert isinstance(maximum, Accumulate)
     alike = maximum.index == effect.index == () and maximum.exp_sum is None and set(effect.over) == set(maximum.over)
-    fed = list(_effect_targets(kernel))
+    fed = [other.target for each in kernel.phases for other in each.effects]
     dtypes = {local.name: local.dtype for local in kernel.locals}
     once = fed.count(effect.target) == fed.count(maximum.target) == 1
     narrow = dtypes[effect.target] == dtypes[maximum.target] == torch.float32
@@ -83,9 +82,3 @@ def _joined(kernel: KernelIR, place: int) -> KernelIR | None:
     phases[found.phase] = replace(first, effects=tuple(effects))
     del phases[place]
     return replace(kernel, phases=tuple(phases))
-
-
-def _effect_targets(kernel: KernelIR) -> Iterator[str]:
-    for phase in kernel.phases:
-        for effect in phase.effects:
-            yield effect.target

@@ -55,14 +55,8 @@ def run_kernel_passes(
     if passes is None:
         passes = TRITON_PASSES if target.is_gpu else CPP_PASSES
     dumps = dump is not None and dump.root is not None
-
-    def verify(mapped: MappedKernel, after: str) -> None:
-        verify_mapped_kernel(mapped)
-
-    def size(mapped: MappedKernel) -> int:
-        return sum(len(phase.body.ops) for phase in mapped.kernel.phases)
-
     return run_passes(
         passes, MappedKernel(kernel), target, events,
-        size=size, verify=verify if dumps else None, show=mapped_kernel_text, dump=dump,
+        size=lambda made: sum(len(phase.body.ops) for phase in made.kernel.phases), show=mapped_kernel_text, dump=dump,
+        verify=(lambda made, after: verify_mapped_kernel(made)) if dumps else None,
     )  # fmt: skip

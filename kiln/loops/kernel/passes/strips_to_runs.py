@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.loops.body.analyses import accesses
-from kiln.loops.body.body import Index, Load, LoopBody
+from kiln.loops.body.body import BodyOp, Index, Load
 from kiln.loops.body.indexing import Axis, stride_along, substituted
 from kiln.loops.body.rename import Renaming, rename_body
-from kiln.loops.kernel.analyses import phase_stores
-from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase, Store
+from kiln.loops.kernel.analyses import phase_stores, with_indices
+from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, symbol
@@ -80,18 +80,10 @@ class _RunIndex:
         return (*moved, self.lane) if target in self.private else moved
 
     def phase(self, phase: Phase, inner: tuple[Axis, ...]) -> Phase:
-        effects = tuple(self.effect(effect) for effect in phase.effects)
-        body = rename_body(phase.body, self.by)
-        ops = tuple(
-            replace(op, index=(*op.index, self.lane)) if isinstance(op, Load) and op.buffer in self.private else op
-            for op in body.ops
-        )
+        effects = tuple(with_indices(effect, self.index) for effect in phase.effects)
         axes = tuple(Axis(axis.symbol, substituted(axis.size, self.by.symbols)) for axis in phase.axes)
-        return Phase((*axes, *inner), LoopBody(ops, body.results), effects, len(axes))
+        body = rename_body(phase.body, self.by).mapped(self.op)
+        return Phase((*axes, *inner), body, effects, len(axes))
 
-    def effect(self, effect: Store | Accumulate) -> Store | Accumulate:
-        moved = replace(effect, index=self.index(effect.target, effect.index))
-        if isinstance(moved, Accumulate) and moved.running is not None:
-            running = moved.running
-            moved = replace(moved, running=replace(running, index=self.index(running.target, running.index)))
-        return moved
+    def op(self, op: BodyOp) -> BodyOp:
+        return replace(op, index=(*op.index, self.lane)) if isinstance(op, Load) and op.buffer in self.private else op

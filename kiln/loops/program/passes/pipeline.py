@@ -37,11 +37,8 @@ def run_program_passes(
 ) -> LoopProgram:
     """The loop program that is scheduled."""
     dumps = dump is not None and dump.root is not None
-
-    def verify(changed: LoopProgram, after: str) -> None:
-        verify_program(changed)
-
     return run_passes(
         GPU_PROGRAM_PASSES if target.is_gpu else CPU_PROGRAM_PASSES, program, target, events,
-        size=lambda made: len(made.nodes), verify=verify if dumps else None, show=program_text, dump=dump,
+        size=lambda made: len(made.nodes), show=program_text, dump=dump,
+        verify=(lambda made, after: verify_program(made)) if dumps else None,
     )  # fmt: skip

@@ -18,15 +18,7 @@ import torch
 from kiln.loops.body.body import Index, Indirect, Load
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import points, symbols_of
-from kiln.loops.program.analyses import (
-    buffer_args,
-    kept_buffers,
-    memory_of,
-    node_axes,
-    program_buffers,
-    reads,
-    written,
-)
+from kiln.loops.program.analyses import kept_buffers, memory_of, node_axes, program_buffers, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, Pointwise, Reduction, Scan, Scatter
 from kiln.support.target import Target
 from kiln.tensor.size_hint import size_hint
@@ -71,7 +63,7 @@ class RecomputeAtGather:
             return False
         for other in program.nodes:
             if isinstance(other, Extern):
-                if any(arg.name == name for arg in buffer_args(other)):
+                if any(read.buffer == name for read in reads(other)):
                     return False
                 continue
             loads = [load for load in _lookups(other) if load.buffer == name]

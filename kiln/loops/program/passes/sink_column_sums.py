@@ -63,6 +63,5 @@ def _sums_columns(node: LoopNode, buffers: Mapping[str, Buffer]) -> bool:
         return False
     wanted = size_hint(points((*node.kept, *node.reduced)))
     full = [load for load in reads(node) if size_hint(buffers[load.buffer].spec.numel()) >= wanted]
-    return any(
-        stride_along(buffers[load.buffer].spec, load.index, axis.symbol) == 1 for load in full for axis in node.kept
-    )
+    layouts = [(buffers[load.buffer].spec, load.index) for load in full]
+    return any(stride_along(*layout, axis.symbol) == 1 for layout in layouts for axis in node.kept)

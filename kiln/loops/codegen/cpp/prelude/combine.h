@@ -93,14 +93,9 @@ template <bool Largest, class T, class V> KILN_INLINE Best<T, i64> best_lane(Bes
 
 //@ scan_lanes
 // Lane by lane combined into `run`; each lane gets the value after it. In memory, where lanes are cheap to access.
-template <class T> struct without_reference {
-  typedef T type;
-};
-template <class T> struct without_reference<T&> {
-  typedef T type;
-};
 template <class R, class V, class L, class F> KILN_INLINE V scan_lanes(V v, R& run, L lanes, F combine) {
-  typedef typename without_reference<decltype(v[0])>::type T;
+  auto first = v[0];
+  typedef decltype(first) T;
   T part[W];
   __builtin_memcpy(part, &v, sizeof v);
   R now = run;
