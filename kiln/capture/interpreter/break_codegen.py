@@ -248,13 +248,11 @@ def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBr
         problem = f"{name} belongs to another module"
     elif any(frame.handled for frame in breaking.frames):
         problem = stop.reason
-    if not problem:
-        return
-    if len(breaking.frames) == 1:
-        raise NotResumable(reason=problem, function=frame.code.co_qualname)
-    raised = NotResumable(reason=problem, function=frame.code.co_qualname)
-    raised.at = stop.at
-    raise raised.before(breaking.frames[1])
+    if problem:
+        raised = NotResumable(reason=problem, function=frame.code.co_qualname)
+        if len(breaking.frames) > 1:
+            raised.before(breaking.frames[1]).at = stop.at
+        raise raised
 
 
 def end_try(breaking: BreakWriter, begin: TryBegin | None) -> None:

@@ -25,30 +25,8 @@ from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
-from kiln.runtime.guards.source import (
-    AttrSource,
-    BuiltinSource,
-    CellObjectSource,
-    CellSource,
-    ClosureSource,
-    DefaultSource,
-    DictAttrSource,
-    GlobalSource,
-    GradSource,
-    ImportSource,
-    ItemSource,
-    KeysSource,
-    LocalSource,
-    MethodFuncSource,
-    MethodSelfSource,
-    ModuleGlobalSource,
-    MroSource,
-    OffsetSource,
-    SizeSource,
-    Source,
-    StrideSource,
-    TypeSource,
-)
+from kiln.runtime.guards import source as sources
+from kiln.runtime.guards.source import LocalSource, Source
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.values import REAL_OPS, Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -208,17 +186,18 @@ class CodeWriter:
     def cell(self, cell: Value) -> None:
         """Push a cell, with its current contents."""
         assert isinstance(cell, Cell)
-        if cell.original is not None and cell.name in self.code.co_freevars and isinstance(cell.source, CellSource):
-            self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
-        elif cell.original is not None and isinstance(cell.source, AttrSource):
-            self.body.op("LOAD_FAST", self.loaded(cell.source.base))
-        elif cell.original is not None and isinstance(cell.source, ClosureSource):
-            path = ItemSource(AttrSource(cell.source.base, "__closure__"), cell.source.index)
-            self.body.op("LOAD_FAST", self.loaded(path))
-        elif cell.original is not None:
-            self.body.const(cell.original)
-        else:
+        source = cell.source
+        if cell.original is None:
             self._new_cell(cell)
+        elif isinstance(source, sources.CellSource) and cell.name in self.code.co_freevars:
+            self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
+        elif isinstance(source, sources.AttrSource):
+            self.body.op("LOAD_FAST", self.loaded(source.base))
+        elif isinstance(source, sources.ClosureSource):
+            path = sources.ItemSource(sources.AttrSource(source.base, "__closure__"), source.index)
+            self.body.op("LOAD_FAST", self.loaded(path))
+        else:
+            self.body.const(cell.original)
 
     def _new_cell(self, cell: Cell) -> None:
         self.body.const(types.CellType)
@@ -242,18 +221,18 @@ def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
 
 def number_sources(records: Iterable[InputRecord]) -> dict[object, Source]:
     """The sources of the numbers of a recording: scalar inputs, sizes and strides of tensors."""
-    sources: dict[object, Source] = {}
+    found: dict[object, Source] = {}
     for record in records:
         if record.given is not None:
-            sources[record.given] = record.source
+            found[record.given] = record.source
         elif isinstance(record.spec, ScalarSpec):
-            sources[record.spec.value] = record.source
+            found[record.spec.value] = record.source
         elif isinstance(record.spec, TensorSpec):
             for dim, size in enumerate(record.spec.sizes):
-                sources.setdefault(size, SizeSource(record.source, dim))
+                found.setdefault(size, sources.SizeSource(record.source, dim))
             for dim, stride in enumerate(record.spec.strides):
-                sources.setdefault(stride, StrideSource(record.source, dim))
-    return sources
+                found.setdefault(stride, sources.StrideSource(record.source, dim))
+    return found
 
 
 SourceEmitter = Callable[[Assembler, Any, CodeWriter], object]
@@ -278,27 +257,29 @@ def on_base(write: Callable[[Assembler, Any], object], function: object = None) 
 
 EMITTERS: dict[type[Source], SourceEmitter] = {
     LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
-    GlobalSource: lambda a, source, writer: a.global_(source.name),
-    ModuleGlobalSource: lambda a, source, writer: a.const(sys.modules[source.module].__dict__).item(source.name),
-    CellSource: lambda a, source, writer: a.op("LOAD_DEREF", FreeVar(source.name)),
-    CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
-    BuiltinSource: lambda a, source, writer: a.global_(source.name),
-    ImportSource: lambda a, source, writer: a.const(sys.modules[source.module]),
-    AttrSource: on_base(lambda a, source: a.attr(source.name)),
-    DictAttrSource: on_base(lambda a, source: a.attr("__dict__").item(source.name)),
-    ItemSource: on_base(lambda a, source: a.item(source.key)),
-    DefaultSource: on_base(
+    sources.GlobalSource: lambda a, source, writer: a.global_(source.name),
+    sources.ModuleGlobalSource: lambda a, source, writer: a.const(sys.modules[source.module].__dict__).item(
+        source.name
+    ),
+    sources.CellSource: lambda a, source, writer: a.op("LOAD_DEREF", FreeVar(source.name)),
+    sources.CellObjectSource: lambda a, source, writer: a.op("LOAD_CLOSURE", FreeVar(source.name)),
+    sources.BuiltinSource: lambda a, source, writer: a.global_(source.name),
+    sources.ImportSource: lambda a, source, writer: a.const(sys.modules[source.module]),
+    sources.AttrSource: on_base(lambda a, source: a.attr(source.name)),
+    sources.DictAttrSource: on_base(lambda a, source: a.attr("__dict__").item(source.name)),
+    sources.ItemSource: on_base(lambda a, source: a.item(source.key)),
+    sources.DefaultSource: on_base(
         lambda a, source: a.attr("__defaults__" if isinstance(source.key, int) else "__kwdefaults__").item(source.key)
     ),
-    ClosureSource: on_base(lambda a, source: a.attr("__closure__").item(source.index).attr("cell_contents")),
-    TypeSource: on_base(lambda a, source: a.call(1), type),
-    MethodFuncSource: on_base(lambda a, source: a.attr("__func__")),
-    MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
-    GradSource: on_base(lambda a, source: a.attr("grad")),
-    KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
-    MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
-    SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
-    StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
-    OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),
+    sources.ClosureSource: on_base(lambda a, source: a.attr("__closure__").item(source.index).attr("cell_contents")),
+    sources.TypeSource: on_base(lambda a, source: a.call(1), type),
+    sources.MethodFuncSource: on_base(lambda a, source: a.attr("__func__")),
+    sources.MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
+    sources.GradSource: on_base(lambda a, source: a.attr("grad")),
+    sources.KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
+    sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
+    sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
+    sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
+    sources.OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),
 }
 """Every kind of source has a row; a test compares this with SOURCES."""

@@ -31,41 +31,26 @@ Function2 = Callable[[Any, Any], Any]
 NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
 SPECIAL: dict[Function2, tuple[str, ...]] = {}
 """Operator -> the special methods of the left operand, then that of the right one."""
-for _name in NAMES:
-    _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
-    SPECIAL[_plain] = (f"__{_name}__", f"__r{_name}__")
-    SPECIAL[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
-SIGNS: dict[Function2, str] = dict(
-    zip(
-        (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge),
-        ("<", "<=", "==", "!=", ">", ">="),
-        strict=True,
-    )
-)
+COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+SIGNS: dict[Function2, str] = dict(zip(COMPARISONS, ("<", "<=", "==", "!=", ">", ">="), strict=True))
 """How Python's error messages name an operator."""
-for _name, _sign in zip(
-    NAMES, ("+", "-", "*", "/", "//", "%", "** or pow()", "@", "&", "|", "^", "<<", ">>"), strict=True
-):
-    SIGNS[getattr(operator, _name + "_" if _name in ("and", "or") else _name)] = _sign
-    SIGNS[getattr(operator, f"i{_name}")] = "**=" if _name == "pow" else f"{_sign}="
-PLAIN: dict[Function2, Function2] = {
-    getattr(operator, f"i{_name}"): getattr(operator, _name + "_" if _name in ("and", "or") else _name)
-    for _name in NAMES
-}
+PLAIN: dict[Function2, Function2] = {}
 """In-place operator -> operator that makes a new value."""
+_SIGNS = ("+", "-", "*", "/", "//", "%", "** or pow()", "@", "&", "|", "^", "<<", ">>")
+for _name, _sign in zip(NAMES, _SIGNS, strict=True):
+    _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
+    _in_place = getattr(operator, f"i{_name}")
+    SPECIAL[_plain], SIGNS[_plain] = (f"__{_name}__", f"__r{_name}__"), _sign
+    SPECIAL[_in_place] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
+    SIGNS[_in_place] = "**=" if _name == "pow" else f"{_sign}="
+    PLAIN[_in_place] = _plain
 REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
 for _name, _other in REFLECTED.items():
     SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
 EQUALITY = (operator.eq, operator.ne)
 DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
-ON_SYMBOLS = frozenset(
-    (
-        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
-        *(operator.lt, operator.le, operator.gt, operator.ge, *EQUALITY),
-    )
-)
+ON_SYMBOLS = frozenset((operator.add, operator.sub, operator.mul, *DIVISIONS, *COMPARISONS))
 """Operators whose result on symbolic numbers is symbolic."""
-COMPARED = frozenset(getattr(operator, name) for name in REFLECTED)
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
 
@@ -177,7 +162,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         return Constant(same(s, left, right) is (function is operator.eq))
     kinds = f"'{left.type_name()}' and '{right.type_name()}'"
     sign = SIGNS[function]
-    if function in COMPARED:
+    if function in COMPARISONS:
         raise s.error(TypeError, f"'{sign}' not supported between instances of {kinds}")
     raise s.error(TypeError, f"unsupported operand type(s) for {sign}: {kinds}")
 
@@ -188,7 +173,7 @@ def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -
     if mine is other or not issubclass(other, mine):
         return False
     name = SPECIAL[function][-1]
-    return function in COMPARED or s.classes.lookup(mine, name) != s.classes.lookup(other, name)
+    return function in COMPARISONS or s.classes.lookup(mine, name) != s.classes.lookup(other, name)
 
 
 def compare(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:

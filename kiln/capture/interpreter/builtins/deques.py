@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
+from kiln.capture.interpreter.builtins import methods
 from kiln.capture.interpreter.builtins.methods import method
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
@@ -134,26 +135,8 @@ def remove(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     raise s.error(ValueError, "deque.remove(x): x not in deque")
 
 
-@method(Deque, DEQUE, "count")
-def count(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(sum(equal(s, item, args[0]) for item in target.items(s)))
-
-
-@method(Deque, DEQUE, "__len__")
-def length(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(target.length(s))
-
-
-@method(Deque, DEQUE, "__iter__")
-def iterate(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
-    return target.iterate(s)
-
-
-@method(Deque, DEQUE, "__getitem__")
-def get_item(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
-    return target.get_item(s, args[0])
-
-
-@method(Deque, DEQUE, "__contains__")
-def contains(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(any(equal(s, item, args[0]) for item in target.items(s)))
+method(Deque, DEQUE, "count")(methods.sequence_count)
+method(Deque, DEQUE, "__len__")(methods.length)
+method(Deque, DEQUE, "__iter__")(methods.iterate)
+method(Deque, DEQUE, "__getitem__")(methods.get_item)
+method(Deque, DEQUE, "__contains__")(methods.contains_)

@@ -437,6 +437,12 @@ def own_generator(value: Value) -> Generator:
     return value
 
 
+def yielded(s: CaptureState, item: Value | None) -> Value:
+    if item is None:
+        raise s.error(StopIteration)
+    return item
+
+
 @handles(types.GeneratorType.__iter__)
 def generator_iter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0]
@@ -444,19 +450,14 @@ def generator_iter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.send)
 def generator_send(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    item = own_generator(args[0]).send(s, args[1])
-    if item is None:
-        raise s.error(StopIteration)
-    return item
+    return yielded(s, own_generator(args[0]).send(s, args[1]))
 
 
 @handles(types.GeneratorType.throw)
 def generator_throw(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     error = args[1] if len(args) == 2 or args[2].is_constant else args[2]
-    item = own_generator(args[0]).throw(s, error.call(s, [], {}) if isinstance(error, Class) else error)
-    if item is None:
-        raise s.error(StopIteration)
-    return item
+    error = error.call(s, [], {}) if isinstance(error, Class) else error
+    return yielded(s, own_generator(args[0]).throw(s, error))
 
 
 @handles(types.GeneratorType.close)
@@ -471,10 +472,7 @@ def generator_close(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.__next__)
 def generator_next(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    item = own_generator(args[0]).next(s)
-    if item is None:
-        raise s.error(StopIteration)
-    return item
+    return yielded(s, own_generator(args[0]).next(s))
 
 
 @handles(types.MethodType)
