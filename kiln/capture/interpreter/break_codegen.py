@@ -180,11 +180,11 @@ class BreakWriter:
 
     def tail_call(self, resumption: Resumption) -> None:
         """`return resume(...)`."""
-        self.writer.const(resumption.function)
+        self.writer.body.const(resumption.function)
         for name in resumption.arguments:
-            self.writer.op("LOAD_FAST", name)
-        self.writer.call(len(resumption.arguments))
-        self.writer.op("RETURN_VALUE")
+            self.writer.body.op("LOAD_FAST", name)
+        self.writer.body.call(len(resumption.arguments))
+        self.writer.body.op("RETURN_VALUE")
 
     def handler(self) -> tuple[int, Handler] | None:
         """The innermost frame with a handler for an exception of the instruction, and the handler."""
@@ -224,7 +224,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make
         begin = TryBegin(landing, False, 0)
         writer.body.items.append(begin)
     for value in operands:
-        writer.op("PUSH_NULL") if value is None else writer.op("LOAD_FAST", breaking.store(value))
+        writer.body.op("PUSH_NULL") if value is None else writer.body.op("LOAD_FAST", breaking.store(value))
     if inst.name in CONDITIONAL or inst.name in OR_POP:
         write_branch(breaking, frame, inst, begin)
     elif inst.name == "FOR_ITER":
@@ -268,26 +268,20 @@ def write_branch(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction,
     value = breaking.store(frame.saved[-1])  # type: ignore[arg-type]
     if "NONE" in inst.name:
         body.const(None)
-        body.items.append(Instr("IS_OP", 0, lineno=body.line))
+        body.op("IS_OP", 0)
     positive = "TRUE" in inst.name or inst.name == "POP_JUMP_IF_NONE"
-    end_label = jump_if(positive)
-    body.items.append(Instr(end_label, taken, lineno=body.line))
+    body.jump_if(positive, taken)
     end_try(breaking, begin)
     breaking.tail_call(breaking.resume(frame.at + 1, 1, []))
     body.label(taken)
     breaking.tail_call(breaking.resume(inst.arg, 1, [value] if keep else []))
 
 
-def jump_if(positive: bool) -> str:
-    name = "POP_JUMP_FORWARD_IF_" if "POP_JUMP_FORWARD_IF_TRUE" in dis.opmap else "POP_JUMP_IF_"
-    return name + ("TRUE" if positive else "FALSE")
-
-
 def write_loop(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
     """Advance the iterator at run time: either another item or the end of the loop."""
     body = breaking.writer.body
     done = Label()
-    body.items.append(Instr("FOR_ITER", done, lineno=body.line))
+    body.op("FOR_ITER", done)
     end_try(breaking, begin)
     name = breaking.writer.temporary()
     body.op("STORE_FAST", name)

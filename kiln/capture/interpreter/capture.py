@@ -270,8 +270,8 @@ def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
     """The result is built before the effects, which may change what it is built from."""
     name = writer.store(result)
     write_effects(s, writer)
-    writer.op("LOAD_FAST", name)
-    writer.op("RETURN_VALUE")
+    writer.body.op("LOAD_FAST", name)
+    writer.body.op("RETURN_VALUE")
 
 
 def write_effects(s: CaptureState, writer: CodeWriter) -> None:

@@ -73,21 +73,6 @@ class CodeWriter:
             value.emit(self)
             self._building.discard(id(value))
 
-    def const(self, value: object) -> None:
-        self.body.const(value)
-
-    def op(self, name: str, arg: object = None) -> None:
-        self.body.op(name, arg)
-
-    def call(self, count: int) -> None:
-        self.body.call(count)
-
-    def call_keywords(self, count: int, names: tuple[str, ...]) -> None:
-        self.body.call(count, names)
-
-    def constant(self, value: object) -> Value:
-        return Constant(value)
-
     def tensor(self, fake: FakeTensor) -> None:
         """Push an output of the region."""
         self.body.op("LOAD_FAST", self.output(fake))

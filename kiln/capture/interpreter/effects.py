@@ -63,34 +63,34 @@ def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
     """Set an attribute of the object on the stack, bypassing its class's `__setattr__` and properties."""
     found = g.state.classes.lookup(cls, name)
     if found is not None and type(found[1]) is not types.MemberDescriptorType and hasattr(type(found[1]), "__set__"):
-        g.op("COPY", 1)
-        g.op("LOAD_ATTR", "__dict__")
-        g.const(name)
+        g.body.op("COPY", 1)
+        g.body.op("LOAD_ATTR", "__dict__")
+        g.body.const(name)
         g.emit(new)
-        g.op("SWAP", 3)
-        g.op("SWAP", 2)
-        g.op("STORE_SUBSCR")
+        g.body.op("SWAP", 3)
+        g.body.op("SWAP", 2)
+        g.body.op("STORE_SUBSCR")
         return
-    g.const(object.__setattr__)
-    g.op("COPY", 2)
-    g.const(name)
+    g.body.const(object.__setattr__)
+    g.body.op("COPY", 2)
+    g.body.const(name)
     g.emit(new)
-    g.call(3)
-    g.op("POP_TOP")
+    g.body.call(3)
+    g.body.op("POP_TOP")
 
 
 def emit_deletion(g: Codegen, value: Value, name: str) -> None:
     """Delete an attribute if it is there: it may have been set and deleted in the frame."""
     g.emit(value)
     if value.python_type().__dictoffset__ == 0:
-        g.op("DELETE_ATTR", name)
+        g.body.op("DELETE_ATTR", name)
         return
-    g.op("LOAD_ATTR", "__dict__")
-    g.op("LOAD_ATTR", "pop")
-    g.const(name)
-    g.const(None)
-    g.call(2)
-    g.op("POP_TOP")
+    g.body.op("LOAD_ATTR", "__dict__")
+    g.body.op("LOAD_ATTR", "pop")
+    g.body.const(name)
+    g.body.const(None)
+    g.body.call(2)
+    g.body.op("POP_TOP")
 
 
 @final
@@ -106,8 +106,8 @@ class CallEffect(SideEffect):
         g.emit(self.function)
         for argument in (*self.args, *self.kwargs.values()):
             g.emit(argument)
-        g.call_keywords(len(self.args) + len(self.kwargs), tuple(self.kwargs))
-        g.op("POP_TOP")
+        g.body.call(len(self.args) + len(self.kwargs), tuple(self.kwargs))
+        g.body.op("POP_TOP")
 
 
 def note_change(s: CaptureState, value: Container) -> None:

@@ -40,10 +40,10 @@ class ContextToken(Value):
     def emit(self, g: Codegen) -> None:
         if self.before is not None:
             g.emit(self.before)
-            g.op("POP_TOP")
-        g.const(self.variable.set)
+            g.body.op("POP_TOP")
+        g.body.const(self.variable.set)
         g.emit(self.content)
-        g.call(1)
+        g.body.call(1)
         g.remember(self)
 
 
@@ -61,7 +61,7 @@ class ContextEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.token)
-        g.op("POP_TOP")
+        g.body.op("POP_TOP")
 
 
 def context_key(variable: object) -> Hashable:

@@ -53,10 +53,10 @@ class Deque(Sequence):
         raise s.error(TypeError, "unhashable type: 'collections.deque'")
 
     def emit(self, g: Codegen) -> None:
-        g.const(deque)
+        g.body.const(deque)
         g.emit(List(list(self.items(g.state))))
-        g.const(self.maxlen)
-        g.call(2)
+        g.body.const(self.maxlen)
+        g.body.call(2)
         g.remember(self)
 
 

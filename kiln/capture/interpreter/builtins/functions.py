@@ -87,23 +87,26 @@ def getattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = args[1].constant(s)
     if len(args) == 2:
         return args[0].get_attr(s, name)
+    found = attribute(s, args[0], name)
+    return args[2] if found is None else found
+
+
+def attribute(s: CaptureState, value: Value, name: str) -> Value | None:
+    """`value.name`, or None if that raises AttributeError."""
     try:
-        return args[0].get_attr(s, name)
+        return value.get_attr(s, name)
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise
-        return args[2]
+        return None
 
 
 @handles(hasattr)
 def hasattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    try:
-        args[0].get_attr(s, args[1].constant(s))
-    except Raised as raised:
-        if not issubclass(raised.value.python_type(), AttributeError):
-            raise
+    name = args[1].constant(s)
+    if attribute(s, args[0], name) is None:
         return Constant(False)
-    guard_own_attr(s, args[0], args[1].constant(s))
+    guard_own_attr(s, args[0], name)
     return Constant(True)
 
 

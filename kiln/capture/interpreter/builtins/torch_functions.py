@@ -150,11 +150,11 @@ class ModeEffect(SideEffect):
         return mode_key(self.setter, self.arguments[:-1])
 
     def emit(self, g: Codegen) -> None:
-        g.const(self.setter)
+        g.body.const(self.setter)
         for argument in self.arguments:
-            g.const(argument)
-        g.call(len(self.arguments))
-        g.op("POP_TOP")
+            g.body.const(argument)
+        g.body.call(len(self.arguments))
+        g.body.op("POP_TOP")
 
 
 SETTERS: dict[Setter, tuple[str, Setter]] = {

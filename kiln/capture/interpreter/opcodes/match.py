@@ -10,8 +10,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from kiln.capture.interpreter.breaks import Raised
-from kiln.capture.interpreter.builtins.functions import instance_of
+from kiln.capture.interpreter.builtins.functions import attribute, instance_of
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import contains
@@ -99,12 +98,3 @@ def attributes(s: CaptureState, subject: Value, cls: Value, positional: int, nam
             return None
         found.append(value)
     return found
-
-
-def attribute(s: CaptureState, value: Value, name: str) -> Value | None:
-    try:
-        return value.get_attr(s, name)
-    except Raised as raised:
-        if not issubclass(raised.value.python_type(), AttributeError):
-            raise
-        return None

@@ -99,7 +99,7 @@ class Builtin(Value):
         return call_unknown(s, function, args, kwargs)
 
     def emit(self, g: Codegen) -> None:
-        g.const(self.callable)
+        g.body.const(self.callable)
 
 
 def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
@@ -184,7 +184,7 @@ class PythonModule(Value):
         )
 
     def emit(self, g: Codegen) -> None:
-        g.const(self.module)
+        g.body.const(self.module)
 
 
 @final

@@ -148,7 +148,7 @@ class Class(Value):
         return construct(s, self, args, kwargs, site)
 
     def emit(self, g: Codegen) -> None:
-        g.const(self.cls)
+        g.body.const(self.cls)
 
 
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:

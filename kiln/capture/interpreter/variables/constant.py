@@ -95,7 +95,7 @@ class Constant(Value):
         return DictAttrSource(self.source, inner) if there and self.source is not None else None
 
     def emit(self, g: Codegen) -> None:
-        g.const(self.value)
+        g.body.const(self.value)
 
 
 @wraps(*PLAIN, *TORCH)

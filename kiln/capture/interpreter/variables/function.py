@@ -124,7 +124,7 @@ class CellEffect(SideEffect):
         assert self.cell.content is not None
         g.emit(self.cell.content)
         g.emit(self.cell)
-        g.op("STORE_ATTR", "cell_contents")
+        g.body.op("STORE_ATTR", "cell_contents")
 
 
 @final
@@ -189,9 +189,9 @@ class GlobalEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.namespace.values[self.name])
-        g.const(self.namespace.dictionary)
-        g.const(self.name)
-        g.op("STORE_SUBSCR")
+        g.body.const(self.namespace.dictionary)
+        g.body.const(self.name)
+        g.body.op("STORE_SUBSCR")
 
 
 @final
@@ -341,27 +341,27 @@ class Function(Value):
 
     def emit(self, g: Codegen) -> None:
         if self.original is not None:
-            g.const(self.original)
+            g.body.const(self.original)
             return
-        g.const(types.FunctionType)
-        g.const(self.code)
-        g.const(self.namespace.dictionary)
-        g.const(self.code.co_name)
+        g.body.const(types.FunctionType)
+        g.body.const(self.code)
+        g.body.const(self.namespace.dictionary)
+        g.body.const(self.code.co_name)
         g.emit(Tuple(self.defaults))
         for cell in self.cells:
             g.emit(cell)
-        g.op("BUILD_TUPLE", len(self.cells))
-        g.call(5)
+        g.body.op("BUILD_TUPLE", len(self.cells))
+        g.body.call(5)
         g.remember(self)
         if self.kwdefaults:
             g.emit(Dict(_named(g.state, self.kwdefaults)))
-            g.op("COPY", 2)
-            g.op("STORE_ATTR", "__kwdefaults__")
+            g.body.op("COPY", 2)
+            g.body.op("STORE_ATTR", "__kwdefaults__")
         named = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **named}.items():
             g.emit(value)
-            g.op("COPY", 2)
-            g.op("STORE_ATTR", name)
+            g.body.op("COPY", 2)
+            g.body.op("STORE_ATTR", name)
 
 
 def _doc(s: CaptureState, function: Function) -> Value:
@@ -429,10 +429,10 @@ class BoundMethod(Value):
         return True
 
     def emit(self, g: Codegen) -> None:
-        g.const(types.MethodType)
+        g.body.const(types.MethodType)
         g.emit(self.function)
         g.emit(self.self_)
-        g.call(2)
+        g.body.call(2)
 
 
 @final
@@ -465,11 +465,11 @@ class Partial(Value):
         return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
-        g.const(functools.partial)
+        g.body.const(functools.partial)
         g.emit(self.function)
         for arg in (*self.args, *self.kwargs.values()):
             g.emit(arg)
-        g.call_keywords(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
+        g.body.call(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
 
 
 def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:

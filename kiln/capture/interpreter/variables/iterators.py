@@ -46,11 +46,11 @@ class Lazy(Value):
         if self.parts is None:
             super().emit(g)
             return
-        g.const(self.cls)
+        g.body.const(self.cls)
         parts = self.parts()
         for part in parts:
             g.emit(part)
-        g.call(len(parts))
+        g.body.call(len(parts))
         g.remember(self)
 
 
@@ -96,12 +96,12 @@ class Generator(Value):
         """Call the function again if the generator has not started; otherwise break in front of that call."""
         if self.started:
             raise UnsupportedValue(type="generator", why="it has started to run in the graph").before(self.made_at)
-        g.const(make_generator)
+        g.body.const(make_generator)
         assert self.frame.function is not None
         g.emit(self.frame.function)
         g.emit(Tuple(list(self.args)))
         g.emit(Dict({name: (Constant(name), value) for name, value in self.kwargs.items()}))
-        g.call(3)
+        g.body.call(3)
         g.remember(self)
 
     def throw(self, s: CaptureState, error: Value) -> Value | None:

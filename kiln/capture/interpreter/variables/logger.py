@@ -67,7 +67,7 @@ class LogMethod(Value):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.logger)
-        g.op("LOAD_ATTR", self.name)
+        g.body.op("LOAD_ATTR", self.name)
 
 
 @wraps(logging.Logger, subclasses=True)

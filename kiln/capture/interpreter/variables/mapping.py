@@ -156,14 +156,14 @@ class Dict(Container):
             self._items.emit(g)  # the dict of an instance
             return
         if self.cls is defaultdict and self.factory is not None:
-            g.const(defaultdict)
+            g.body.const(defaultdict)
             g.emit(self.factory)
-            g.call(1)
+            g.body.call(1)
         elif self.cls is dict:
-            g.op("BUILD_MAP", 0)
+            g.body.op("BUILD_MAP", 0)
         else:
-            g.const(self.cls)
-            g.call(0)
+            g.body.const(self.cls)
+            g.body.call(0)
         g.remember(self)
         self.emit_fill(g)
 
@@ -171,9 +171,9 @@ class Dict(Container):
         """Fill the dict on the stack."""
         for key, value in self.items(g.state).values():
             g.emit(value)
-            g.op("COPY", 2)
+            g.body.op("COPY", 2)
             g.emit(key)
-            g.op("STORE_SUBSCR")
+            g.body.op("STORE_SUBSCR")
 
     def emit_contents(self, g: Codegen) -> None:
         emit_refill(g, self, Dict(self._items))
@@ -183,14 +183,14 @@ def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
     """`container.clear(); container.update(fresh)`; `fresh` is built first, as it may read the container."""
     g.emit(fresh)
     g.emit(container)
-    g.op("LOAD_ATTR", "clear")
-    g.call(0)
-    g.op("POP_TOP")
+    g.body.op("LOAD_ATTR", "clear")
+    g.body.call(0)
+    g.body.op("POP_TOP")
     g.emit(container)
-    g.op("LOAD_ATTR", "update")
-    g.op("SWAP", 2)
-    g.call(1)
-    g.op("POP_TOP")
+    g.body.op("LOAD_ATTR", "update")
+    g.body.op("SWAP", 2)
+    g.body.call(1)
+    g.body.op("POP_TOP")
 
 
 ABSENT = Constant("<absent>")
@@ -280,12 +280,12 @@ class Set(Container):
     def emit(self, g: Codegen) -> None:
         items = self.items(g.state)
         if self.cls is not set:
-            g.const(self.cls)
+            g.body.const(self.cls)
         for item in items.values():
             g.emit(item)
-        g.op("BUILD_SET", len(items))
+        g.body.op("BUILD_SET", len(items))
         if self.cls is not set:
-            g.call(1)
+            g.body.call(1)
         g.remember(self)
 
     def emit_contents(self, g: Codegen) -> None:
@@ -325,8 +325,8 @@ class DictView(Value):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)
-        g.op("LOAD_ATTR", self.what)
-        g.call(0)
+        g.body.op("LOAD_ATTR", self.what)
+        g.body.call(0)
 
 
 def fresh(s: CaptureState, real: Any) -> Value:

@@ -208,7 +208,7 @@ class Object(Value):
     def emit(self, g: Codegen) -> None:
         """Built without the class's `__new__` and `__init__`: bare object, container contents, instance dict."""
         if self.original is not MISSING:
-            g.const(self.original)
+            g.body.const(self.original)
             return
         if issubclass(self.cls, BaseException):
             emit_exception(self, g)
@@ -216,14 +216,14 @@ class Object(Value):
         base = next((kind for kind in CONTAINERS if issubclass(self.cls, kind)), object)
         if base in (tuple, frozenset):
             raise UnsupportedValue(type=self.type_name(), why="it derives from an immutable container")
-        g.const(base.__new__)
-        g.const(self.cls)
-        g.call(1)
+        g.body.const(base.__new__)
+        g.body.const(self.cls)
+        g.body.call(1)
         g.remember(self)
         if isinstance(self.attrs, OwnItems):
-            g.op("COPY", 1)
-            g.op("COPY", 2)
-            g.op("STORE_ATTR", "__dict__")
+            g.body.op("COPY", 1)
+            g.body.op("COPY", 2)
+            g.body.op("STORE_ATTR", "__dict__")
         if self.native is not None:
             emit_native(self.native, base, g)
         for name, value in self.attrs.items():
@@ -253,41 +253,41 @@ class AttributeEffect(SideEffect):
         if new is not None:
             g.emit(self.value)
             emit_attribute(g, self.value.cls, self.name, new)
-            g.op("POP_TOP")
+            g.body.op("POP_TOP")
 
 
 def emit_native(native: Native, base: type, g: Codegen) -> None:
     """Fill the object on the stack through the methods of the container, not of its class."""
     if isinstance(native, Dict):
         for key, value in native.items(g.state).values():
-            g.const(vars(base)["__setitem__"])
-            g.op("COPY", 2)
+            g.body.const(vars(base)["__setitem__"])
+            g.body.op("COPY", 2)
             g.emit(key)
             g.emit(value)
-            g.call(3)
-            g.op("POP_TOP")
+            g.body.call(3)
+            g.body.op("POP_TOP")
         return
-    g.const(list.extend if isinstance(native, List) else set.update)
-    g.op("COPY", 2)
+    g.body.const(list.extend if isinstance(native, List) else set.update)
+    g.body.op("COPY", 2)
     g.emit(native)
-    g.call(2)
-    g.op("POP_TOP")
+    g.body.call(2)
+    g.body.op("POP_TOP")
 
 
 def emit_exception(value: Object, g: Codegen) -> None:
     args = value.attrs.get("args")
-    g.const(value.cls)
+    g.body.const(value.cls)
     items = args._items if isinstance(args, Sequence) and args._items else []
     for item in items:
         g.emit(item)
-    g.call(len(items))
+    g.body.call(len(items))
     g.remember(value)
     for name in ("__cause__", "__context__"):
         linked = value.attrs.get(name)
         if linked is not None:
             g.emit(linked)
-            g.op("COPY", 2)
-            g.op("STORE_ATTR", name)
+            g.body.op("COPY", 2)
+            g.body.op("STORE_ATTR", name)
 
 
 @final
@@ -582,7 +582,7 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.owner)
-        g.op("LOAD_ATTR", "__dict__")
+        g.body.op("LOAD_ATTR", "__dict__")
 
 
 @final

@@ -127,13 +127,13 @@ class Tuple(Sequence):
         if self.cls is tuple:
             for item in items:
                 g.emit(item)
-            g.op("BUILD_TUPLE", len(items))
+            g.body.op("BUILD_TUPLE", len(items))
             return
-        g.const(self.cls._make if hasattr(self.cls, "_make") else self.cls)
+        g.body.const(self.cls._make if hasattr(self.cls, "_make") else self.cls)
         for item in items:
             g.emit(item)
-        g.op("BUILD_TUPLE", len(items))
-        g.call(1)
+        g.body.op("BUILD_TUPLE", len(items))
+        g.body.call(1)
 
 
 @final
@@ -189,22 +189,22 @@ class List(Sequence, Container):
         raise s.error(TypeError, "unhashable type: 'list'")
 
     def emit(self, g: Codegen) -> None:
-        g.op("BUILD_LIST", 0)
+        g.body.op("BUILD_LIST", 0)
         g.remember(self)
         self.emit_fill(g)
 
     def emit_contents(self, g: Codegen) -> None:
-        g.op("BUILD_LIST", 0)
+        g.body.op("BUILD_LIST", 0)
         self.emit_fill(g)
         g.emit(self)
-        g.const(slice(None))
-        g.op("STORE_SUBSCR")
+        g.body.const(slice(None))
+        g.body.op("STORE_SUBSCR")
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the empty list on the stack; its items may refer to it."""
         for item in self.items(g.state):
             g.emit(item)
-            g.op("LIST_APPEND", 1)
+            g.body.op("LIST_APPEND", 1)
 
 
 @final
@@ -221,11 +221,11 @@ class AppendEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         for item in self.value.appended:
-            g.const(list.append)
+            g.body.const(list.append)
             g.emit(self.value)
             g.emit(item)
-            g.call(2)
-            g.op("POP_TOP")
+            g.body.call(2)
+            g.body.op("POP_TOP")
 
 
 @final
@@ -255,13 +255,13 @@ class SequenceIterator(Value):
     def emit(self, g: Codegen) -> None:
         # A partly consumed iterator: a new one, advanced with `__setstate__`.
         g.emit(self.sequence)
-        g.op("GET_ITER")
+        g.body.op("GET_ITER")
         if self.index:
             g.remember(self)
-            g.op("LOAD_ATTR", "__setstate__")
-            g.const(self.index)
-            g.call(1)
-            g.op("POP_TOP")
+            g.body.op("LOAD_ATTR", "__setstate__")
+            g.body.const(self.index)
+            g.body.call(1)
+            g.body.op("POP_TOP")
             g.emit(self)
 
 
@@ -293,10 +293,10 @@ class Slice(Value):
         return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
-        g.const(slice)
+        g.body.const(slice)
         for part in self.parts:
             g.emit(part)
-        g.call(len(self.parts))
+        g.body.call(len(self.parts))
 
 
 def all_items(s: CaptureState, value: Value) -> list[Value]:

@@ -101,7 +101,7 @@ class TensorAttributeEffect(SideEffect):
             return
         g.emit(new)
         g.emit(self.value)
-        g.op("STORE_ATTR", self.name)
+        g.body.op("STORE_ATTR", self.name)
 
 
 @final
@@ -311,7 +311,7 @@ class TensorMethod(Value):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.tensor)
-        g.op("LOAD_ATTR", self.name)
+        g.body.op("LOAD_ATTR", self.name)
 
 
 @final
@@ -340,7 +340,7 @@ class Symbolic(Value):
         """Computed again from the sizes and numbers that it depends on."""
         value = self.node.node.value
         if isinstance(self.node, torch.SymBool):
-            g.const(self.constant(g.state))
+            g.body.const(self.constant(g.state))
         else:
             g.number(value)
 
