@@ -32,7 +32,7 @@ kiln/build                  g++, Triton worker processes, cubins
 kiln/runtime                what a compiled program needs when it runs: executor, autograd, loading variants
 kiln/runtime/guards         guards and sources as data, and the native tree that checks them
 kiln/runtime/cuda_graphs    plans recorded as CUDA graphs and replayed
-kiln/runtime/cache          the on-disk cache and its keys
+kiln/runtime/cache          the on-disk cache: private folder, seal, keys
 kiln/symbolic               sizes as expressions, ranges, the shape environment, guards on sizes
 kiln/tensor                 dtypes and layouts
 kiln/support                options, errors, events, dumps, target machine

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Sequence
@@ -24,7 +23,19 @@ from pathlib import Path
 from typing import final
 
 from kiln.build.cubins import CubinCompilation, start_cubins
+from kiln.build.limits import (
+    NO_MEMORY,
+    CompileLimits,
+    CompilerOutOfMemory,
+    CompilerTooSlow,
+    NoWorkingFolder,
+    end_group,
+    output_of,
+    start_limited,
+    working_folder,
+)
 from kiln.plan.plan import Kernel
+from kiln.runtime.cache.private_folder import reason
 from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
@@ -42,6 +53,10 @@ LINKED = ("-lgcc",)
 
 SMALL_UNIT = 2000
 """Characters of source per unit, at least: starting g++ has its cost, too."""
+
+
+VERSION_SECONDS = 20
+"""A compiler that has not told its version by then hangs."""
 
 
 class NoCompiler(KilnError):
@@ -95,6 +110,7 @@ class Compilation:
     toolchain: Toolchain | None
     known: dict[str, Path]
     cubins: CubinCompilation
+    limits: CompileLimits
     units: list[Unit] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
     made: Libraries | KilnError | None = None
@@ -107,7 +123,7 @@ class Compilation:
         return self.made is not None
 
     def wait(self) -> Libraries:
-        """Raises KernelsDoNotCompile with the compiler's message, TritonRefused, NoTriton."""
+        """Raises KernelsDoNotCompile with the compiler's message, CompilerTooSlow, TritonRefused, NoTriton."""
         if self.made is None:
             try:
                 self.made = self._libraries()
@@ -138,12 +154,21 @@ class Compilation:
 
     def finish(self, unit: Unit) -> Path:
         """Wait for g++ and put the library into the store, or leave it in its folder if the store cannot be written."""
-        _, message = unit.process.communicate()
-        symbols = [kernel.symbol for kernel in unit.kernels]
+        spent = time.perf_counter() - self.started
+        message = output_of(unit.process, self.limits.timeout(spent))
+        symbols = ", ".join(kernel.symbol for kernel in unit.kernels)
+        if message is None:
+            raise CompilerTooSlow(compiler="g++", seconds=self.limits.seconds, work=f"kernels {symbols}")
         if unit.process.returncode:
-            raise KernelsDoNotCompile(symbols=", ".join(symbols), message=message.decode(errors="replace").strip())
+            if self.limits.megabytes and NO_MEMORY.search(message):
+                megabytes = self.limits.megabytes
+                raise CompilerOutOfMemory(compiler="g++", megabytes=megabytes, work=symbols, message=message[-300:])
+            raise KernelsDoNotCompile(symbols=symbols, message=message)
         assert self.toolchain is not None
-        body = unit.output.read_bytes()
+        try:
+            body = unit.output.read_bytes()
+        except OSError as error:
+            raise NoWorkingFolder(problem=reason(error)) from error
         try:
             path = self.store.put_file("library", body)
         except OSError:
@@ -161,9 +186,7 @@ class Compilation:
 
 def end_units(units: Sequence[Unit], kept: Sequence[Path] = ()) -> None:
     for unit in units:
-        if unit.process.poll() is None:
-            unit.process.kill()
-            unit.process.communicate()
+        end_group(unit.process)
         if unit.folder not in kept:
             shutil.rmtree(unit.folder, ignore_errors=True)
 
@@ -173,18 +196,26 @@ def compile_kernels(kernels: Sequence[Kernel], store: DiskStore, events: EventSi
     return start_compile(kernels, store, events, workers).wait()
 
 
-def start_compile(kernels: Sequence[Kernel], store: DiskStore, events: EventSink, workers: int = 0) -> Compilation:
+def start_compile(
+    kernels: Sequence[Kernel],
+    store: DiskStore,
+    events: EventSink,
+    workers: int = 0,
+    limits: CompileLimits = CompileLimits(),
+) -> Compilation:
     """Look the kernels up and start g++ and Triton for the missing ones; `workers` 0: one per core.
 
-    Raises NoCompiler.
+    Raises NoCompiler, NoWorkingFolder, CompilerTooSlow.
     """
-    cubins = start_cubins(kernels, store, events, workers)
+    cubins = start_cubins(kernels, store, events, workers, limits)
     distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
     if not distinct:
-        return Compilation(distinct, store, events, None, {}, cubins)
-    compiler = toolchain()
+        return Compilation(distinct, store, events, None, {}, cubins, limits)
+    compiler = toolchain(min(limits.seconds or VERSION_SECONDS, VERSION_SECONDS))
     if compiler is None:
         raise NoCompiler(count=len(distinct))
+    if isinstance(compiler, CompilerTooSlow):
+        raise compiler.with_traceback(None)
     known: dict[str, Path] = {}
     for kernel in distinct:
         name = store.get("kernel", kernel_key(kernel, compiler))
@@ -192,9 +223,9 @@ def start_compile(kernels: Sequence[Kernel], store: DiskStore, events: EventSink
         if path is not None:
             known[kernel.symbol] = path
     missing = [kernel for kernel in distinct if kernel.symbol not in known]
-    work = Compilation(distinct, store, events, compiler, known, cubins)
+    work = Compilation(distinct, store, events, compiler, known, cubins, limits)
     for group in balanced_groups(missing, workers or os.cpu_count() or 1):
-        work.units.append(start_unit(group, compiler))
+        work.units.append(start_unit(group, compiler, store, limits))
     return work
 
 
@@ -215,24 +246,33 @@ def balanced_groups(kernels: Sequence[Kernel], workers: int) -> list[list[Kernel
     return [group for group in groups if group]
 
 
-def start_unit(kernels: list[Kernel], compiler: Toolchain) -> Unit:
-    folder = Path(tempfile.mkdtemp(prefix="kiln-kernels-"))
-    source = folder / "kernels.cpp"
-    source.write_text("\n".join(kernel.source for kernel in kernels))
-    output = folder / "kernels.so"
+def start_unit(kernels: list[Kernel], compiler: Toolchain, store: DiskStore, limits: CompileLimits) -> Unit:
+    """Raises NoWorkingFolder."""
+    folder = working_folder(store)
+    source, output = folder / "kernels.cpp", folder / "kernels.so"
     command = [compiler.path, *compiler.options, str(source), *LINKED, "-o", str(output)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    return Unit(kernels, folder, process)
+    try:
+        source.write_text("\n".join(kernel.source for kernel in kernels))
+        return Unit(kernels, folder, start_limited(command, limits, folder))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise NoWorkingFolder(problem=reason(error)) from error
 
 
 @lru_cache(maxsize=1)
-def toolchain() -> Toolchain | None:
-    """The C++ compiler on the PATH, asked for its version once."""
+def toolchain(seconds: int = VERSION_SECONDS) -> Toolchain | CompilerTooSlow | None:
+    """The C++ compiler on the PATH, asked for its version once; None where there is none that can be started."""
     path = shutil.which("g++") or shutil.which("c++")
     if path is None:
         return None
-    answer = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False)
-    return Toolchain(path, answer.stdout.strip(), CXX_OPTIONS)
+    try:
+        process = start_limited([path, "-dumpfullversion", "-dumpmachine"], CompileLimits(seconds, 0), None)
+    except OSError:
+        return None
+    answer = output_of(process, seconds)
+    if answer is None:
+        return CompilerTooSlow(compiler=path, seconds=seconds, work="telling its version")
+    return Toolchain(path, answer, CXX_OPTIONS)
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from typing import Any, final
 
 import torch
 
+from kiln.build.limits import CompileLimits
 from kiln.build.triton_compile import compile_source
 from kiln.build.triton_queue import shared_queue
 from kiln.build.triton_workers import can_start_workers, shared_workers
@@ -106,7 +107,13 @@ def drop_all(running: dict[str, Future[Cubin]]) -> None:
         shared_queue().drop(running.popitem()[1])
 
 
-def start_cubins(kernels: Sequence[Kernel], store: DiskStore, events: EventSink, workers: int = 0) -> CubinCompilation:
+def start_cubins(
+    kernels: Sequence[Kernel],
+    store: DiskStore,
+    events: EventSink,
+    workers: int = 0,
+    limits: CompileLimits = CompileLimits(),
+) -> CubinCompilation:
     """Look the Triton kernels up and start compiling the missing ones; `workers` 0: one per core, 1: this process."""
     distinct = {kernel.symbol: kernel for kernel in kernels if kernel.language == "triton"}
     keys = {symbol: cubin_key(kernel) for symbol, kernel in distinct.items()}
@@ -116,7 +123,8 @@ def start_cubins(kernels: Sequence[Kernel], store: DiskStore, events: EventSink,
     missing = [kernel for symbol, kernel in distinct.items() if symbol not in known]
     if missing:
         count = min(len(missing), workers or os.cpu_count() or 1, MOST_WORKERS)
-        compiler = compile_source if workers == 1 or not can_start_workers() else shared_workers().compile
+        here = workers == 1 or not can_start_workers()
+        compiler: Compiler = compile_source if here else partial(shared_workers().compile, limits=limits)
         for kernel in sorted(missing, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
             key = keys[kernel.symbol]
             call = partial(compile_and_keep, kernel, store, key, compiler)

@@ -1,8 +1,9 @@
 """The processes that compile Triton kernels: a server that has imported Triton, and workers forked from it.
 
     control:  one byte and one end of a channel for each worker to start
-    channel:  one line of JSON per kernel {"source", "symbol", "meta"}
-              back: one line of JSON {"size", ...facts}, then `size` bytes of cubin; or {"error", "missing"}
+    channel:  one line of JSON per kernel {"source", "symbol", "meta", "megabytes"}
+              back: a line {"group"}, which to kill after the time limit; a line {"size", ...facts}, then `size` bytes
+              of cubin; or {"error", "missing"}
 
 Processes, because Triton holds the interpreter lock for 40% of its time. Importing it and compiling a first kernel
 takes 0.6 s of CPU time, forking a few milliseconds. No `multiprocessing`: its children import the program's main
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -83,6 +85,7 @@ def become_worker(channel: int, has_threads: bool) -> None:
     """Turn this fork of the server into a worker, which never returns; if the server has threads, by `exec`."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)  # so that it can be ended with what it starts
         if has_threads:  # a lock that one of them holds would never be released here
             os.set_inheritable(channel, True)
             program = STARTER.format(path=sys.path, function="work", at=channel)
@@ -109,9 +112,20 @@ def serve(channel: socket.socket, stream: BufferedRWPair) -> None:
         line = stream.readline()
         if not line:
             return
-        head, cubin = answer(json.loads(line))
+        request = json.loads(line)
+        stream.write(json.dumps({"group": os.getpgrp()}).encode() + b"\n")
+        stream.flush()
+        limit_memory(request["megabytes"])
+        head, cubin = answer(request)
         stream.write(json.dumps(head).encode() + b"\n" + cubin)
         stream.flush()
+
+
+def limit_memory(megabytes: int) -> None:
+    """Of this process and what it starts; 0: no limit."""
+    _, hardest = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(OSError, ValueError):  # above a limit of the machine's
+        resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20 if megabytes else hardest, hardest))
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

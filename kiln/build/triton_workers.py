@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import Any, final
 
+from kiln.build.limits import NO_MEMORY, CompileLimits, CompilerOutOfMemory, CompilerTooSlow
 from kiln.build.triton_compile import PURPOSE, compile_source
 from kiln.build.triton_worker import CONTROL, STARTER
 from kiln.support.optional import MissingPackage
@@ -44,12 +46,22 @@ class Worker:
     channel: socket.socket
     stream: BufferedRWPair
 
-    def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Raises OSError or ValueError if the process has ended."""
+    def ask(self, request: Mapping[str, Any], timeout: float | None) -> tuple[dict[str, Any], bytes]:
+        """Raises TimeoutError after ending the process, and OSError or ValueError if it has ended."""
         self.stream.write(json.dumps(request).encode() + b"\n")
         self.stream.flush()
-        head: dict[str, Any] = json.loads(self.stream.readline())
-        cubin = self.stream.read(head.get("size", 0))
+        self.channel.settimeout(timeout)
+        group = 0
+        try:
+            group = json.loads(self.stream.readline())["group"]
+            head: dict[str, Any] = json.loads(self.stream.readline())
+            cubin = self.stream.read(head.get("size", 0))
+        except TimeoutError:
+            if group:
+                with contextlib.suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
+            raise
+        self.channel.settimeout(None)
         return head, cubin
 
     def is_alive(self) -> bool:
@@ -121,29 +133,43 @@ class Workers:
             while len(self.idle) < count:
                 self.idle.append(self.fresh())
 
-    def compile(self, source: str, symbol: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Like `compile_source`; in this process if no worker can be started. Raises MissingPackage, WorkerError."""
-        request = {"source": source, "symbol": symbol, "meta": dict(meta)}
+    def compile(
+        self, source: str, symbol: str, meta: Mapping[str, Any], limits: CompileLimits = CompileLimits()
+    ) -> dict[str, Any]:
+        """Like `compile_source`; in this process if no worker can be started.
+
+        Raises MissingPackage, WorkerError, CompilerTooSlow, CompilerOutOfMemory.
+        """
+        request = {"source": source, "symbol": symbol, "meta": dict(meta), "megabytes": limits.megabytes}
         try:
-            head, cubin = self.answer(request)
+            head, cubin = self.answer(request, limits.timeout())
+        except TimeoutError as error:
+            work = f"kernel {symbol}"
+            raise CompilerTooSlow(compiler="Triton", seconds=limits.seconds, work=work) from error
         except OSError:
             return compile_source(source, symbol, meta)
         if "error" in head:
             if head["missing"]:
                 raise MissingPackage(package="triton", purpose=PURPOSE)
+            if limits.megabytes and NO_MEMORY.search(head["error"]):
+                megabytes, message = limits.megabytes, head["error"][-300:]
+                raise CompilerOutOfMemory(compiler="Triton", megabytes=megabytes, work=symbol, message=message)
             raise WorkerError(head["error"])
         head.pop("size")
         return {**head, "cubin": cubin}
 
-    def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def answer(self, request: Mapping[str, Any], timeout: float | None) -> tuple[dict[str, Any], bytes]:
         """The answer of an idle worker, which may have timed out, or else of a new one.
 
-        Raises WorkerError, and OSError if no process can be started.
+        Raises WorkerError, TimeoutError, and another OSError if no process can be started.
         """
         while True:
             worker, fresh = self.take()
             try:
-                found = worker.ask(request)
+                found = worker.ask(request, timeout)
+            except TimeoutError:
+                worker.stop()
+                raise
             except (OSError, ValueError) as error:
                 worker.stop()
                 if fresh:

@@ -14,6 +14,7 @@ from typing import final
 import torch
 
 from kiln.build.cpp_compile import Compilation, start_compile
+from kiln.build.limits import CompileLimits
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
 from kiln.plan.encode import encode_program
@@ -79,7 +80,9 @@ def compile_plan(
     """Start to compile the kernels missing in the store, and encode the plan meanwhile."""
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("kernels"):
-        started = start_compile(plan.kernels, context.store, context.events, context.options.compile_workers)
+        options = context.options
+        limits = CompileLimits(options.compile_seconds, options.compile_megabytes)
+        started = start_compile(plan.kernels, context.store, context.events, options.compile_workers, limits)
     with context.events.stage("encode"):
         program = encode_program(plan, adapt)
     return CompiledPlan(plan, program, started, constants, context.events, adapt)

@@ -17,7 +17,9 @@ from kiln.runtime.cache.store import content_key
 from kiln.support.options import Options
 from kiln.support.target import Target
 
-WITHOUT_EFFECT = frozenset(("cache", "cache_dir", "compile_workers", "progress"))
+WITHOUT_EFFECT = frozenset(
+    ("cache", "cache_dir", "compile_workers", "compile_seconds", "compile_megabytes", "progress")
+)
 """Options that do not change what is compiled."""
 
 

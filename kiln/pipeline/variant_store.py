@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from kiln.native._frames import Entry
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore, content_key
-from kiln.runtime.guards.reference import code_key
+from kiln.runtime.guards.reference import CodeDigests, code_key
 from kiln.runtime.guards.tree import TreeRows
 from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, write_variant
 from kiln.support.errors import InternalFault, KilnError
@@ -42,6 +43,7 @@ class VariantStore:
         self.store = store
         self.events = events
         self.start_key = start_key
+        self.digests: CodeDigests = WeakKeyDictionary()
 
     def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
         """The first stored variant that fits the call. `exits`: how many side exits lead to it."""
@@ -88,7 +90,7 @@ class VariantStore:
     def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
         """What candidates share with the call."""
         name = f"{function.__globals__.get('__name__')}.{function.__qualname__}"
-        key = self.start_key(name).add("function", name).add("code", code_key(function.__code__))
+        key = self.start_key(name).add("function", name).add("code", code_key(function.__code__, self.digests))
         key.add("side exits before it", exits).add("torch's modes", str(_frames.global_state()))
         for number, (argument, value) in enumerate(arguments.items()):
             key.add(f"argument {number} {argument}", sketch(value))

@@ -158,10 +158,25 @@ class LoadedBundle:
 
 def loadable_file(data: bytes) -> Path:
     """A file with these contents that can be opened as a library; it may be removed once it is loaded."""
-    handle, name = tempfile.mkstemp(prefix="kiln-", suffix=".so")
-    with os.fdopen(handle, "wb") as file:
+    path: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix="kiln-", suffix=".so")
+        path = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        return path
+    except OSError:  # no temporary folder, or no space in it
+        if path is not None:
+            remove_file(path)
+        return memory_file(data)
+
+
+def memory_file(data: bytes) -> Path:
+    """A file without a folder. It stays open: the dynamic linker knows a library by its path, which has the number."""
+    handle = os.memfd_create("kiln")
+    with os.fdopen(os.dup(handle), "wb") as file:
         file.write(data)
-    return Path(name)
+    return Path(f"/proc/self/fd/{handle}")
 
 
 def remove_file(path: Path) -> None:

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -273,8 +272,7 @@ def test_users_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "kiln"
     store = DiskStore(None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(CacheWarning, match="no home folder"):
         store.put("plan", NAME, b"contents")
         assert store.get("plan", NAME) is None and not store.has("plan", NAME) and list(store.entries()) == []
 

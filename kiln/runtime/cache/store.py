@@ -177,10 +177,16 @@ class DiskStore:
             self._written = 0
             self.sweep()
 
+    def usable_folder(self) -> Path | None:
+        """The folder, where it is used; for files that are no entries."""
+        return self.folder if self._open() is not None else None
+
     def _open(self) -> bytes | None:
         """The key of the folder, which is checked on first use; None where it is not used."""
-        if self._key is None and not self._refused and self.folder is not None:
+        if self._key is None and not self._refused:
             try:
+                if self.folder is None:
+                    raise CacheNotWritten(folder="~/.cache/kiln", problem="this user has no home folder")
                 self._key = seal_key(self.folder)
             except KilnError as problem:
                 self._refused = True

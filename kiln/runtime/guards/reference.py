@@ -19,6 +19,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 CONTENT = "#"
 CODE, TWIN, FIELD = "#code:", "#twin:", "#field:"
@@ -173,24 +174,37 @@ def field_index(getter: object) -> int:
     return int(arguments[0])
 
 
-def code_key(code: types.CodeType) -> str:
-    """A digest of everything in a code object but file, lines and columns."""
-    return hashlib.blake2b(repr(_content(code)).encode(), digest_size=16).hexdigest()
+CodeDigests = WeakKeyDictionary[types.FunctionType, "tuple[ReferenceType[types.CodeType], str]"]
+"""Digests of the code of resume functions, each with the code that it is of."""
 
 
-def _content(value: object) -> tuple[object, ...]:
+def code_key(code: types.CodeType, digests: CodeDigests | None = None) -> str:
+    """A digest of everything in a code object but file, lines and columns.
+
+    `digests`: what earlier calls have found, and what this one finds. Code names resume functions, which name those
+    that follow them: each is read once, or the cost grows with the number of paths.
+    """
+    digests = WeakKeyDictionary() if digests is None else digests
+    return hashlib.blake2b(repr(_content(code, digests)).encode(), digest_size=16).hexdigest()
+
+
+def _content(value: object, digests: CodeDigests) -> tuple[object, ...]:
     if isinstance(value, types.CodeType):
         counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_name)
         body = (value.co_code, value.co_exceptiontable)
-        return ("code", counts, names, body, [_content(constant) for constant in value.co_consts])
+        return ("code", counts, names, body, [_content(constant, digests) for constant in value.co_consts])
     if isinstance(value, frozenset):
-        return ("frozenset", sorted(repr(_content(item)) for item in value))
+        return ("frozenset", sorted(repr(_content(item, digests)) for item in value))
     if isinstance(value, tuple):
-        return ("tuple", [_content(item) for item in value])
+        return ("tuple", [_content(item, digests) for item in value])
     if isinstance(value, (type(None), bool, int, float, complex, str, bytes, type(...), slice)):
         return (type(value).__name__, repr(value))
     inner = getattr(value, "function", None)  # a dispatcher of a resume function
     if isinstance(inner, types.FunctionType):
-        return ("function", inner.__globals__.get("__name__"), _content(inner.__code__))
+        code, digest = digests.get(inner, (None, ""))
+        if code is None or code() is not inner.__code__:
+            digest = code_key(inner.__code__, digests)
+            digests[inner] = ref(inner.__code__), digest
+        return ("function", inner.__globals__.get("__name__"), digest)
     return ("object", path_of(value) or type(value).__qualname__)
