@@ -120,17 +120,20 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
     tensor, the buffer gets memory of its own.
     """
     last, views = _ends(plan)
-    waiting = {slot: size for slot in owned if (size := _num_bytes(plan.inputs[slot].spec)) >= SMALLEST_DONATED}
     kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
-    waiting = {slot: size for slot, size in waiting.items() if not kept.intersection((slot, *views[slot]))}
+    waiting: dict[Slot, tuple[int, torch.device]] = {}  # bytes and device
+    for slot in owned:
+        spec = plan.inputs[slot].spec
+        if spec is not None and _num_bytes(spec) >= SMALLEST_DONATED and kept.isdisjoint((slot, *views[slot])):
+            waiting[slot] = _num_bytes(spec), spec.device
     freed = {slot for step in plan.steps if isinstance(step, FreeStep) for slot in step.slots}
     steps: list[Step] = []
     donated: list[Slot] = []
     for place, step in enumerate(plan.steps):
         if isinstance(step, AllocateStep) and step.reuse is None:
-            size, device = _num_bytes(step.spec), step.spec.device
-            dead = (slot for slot in waiting if last[slot] < place and slot not in freed)
-            fitting = [slot for slot in dead if waiting[slot] >= size and _device_of(plan, slot) == device]
+            size = _num_bytes(step.spec)
+            dead = ((slot, *memory) for slot, memory in waiting.items() if last[slot] < place and slot not in freed)
+            fitting = [slot for slot, most, device in dead if most >= size and device == step.spec.device]
             if fitting and size >= SMALLEST_DONATED:
                 found = min(fitting, key=waiting.__getitem__)
                 del waiting[found]
@@ -157,14 +160,9 @@ def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
     return last, views
 
 
-def _num_bytes(spec: TensorSpec | None) -> int:
+def _num_bytes(spec: TensorSpec) -> int:
     """Of a contiguous tensor at the start of its memory; 0 for others and for symbolic sizes."""
-    if spec is None or spec.offset != 0 or not spec.is_contiguous():
+    if spec.offset != 0 or not spec.is_contiguous():
         return 0
     elements = spec.numel()
     return elements * spec.dtype.itemsize if isinstance(elements, int) else 0
-
-
-def _device_of(plan: Plan, slot: Slot) -> torch.device | None:
-    spec = plan.inputs[slot].spec
-    return None if spec is None else spec.device

@@ -101,9 +101,7 @@ class ProgramEncoder:
                 register = self.registers.new_int()
                 self.registers.bind(symbol(binding.name), register)
                 words += [BindingKind[binding.kind.upper()], binding.slot, binding.dim, register]
-        layouts = [
-            NONE if declared.spec is None else self.operands.layout(declared.spec) for declared in self.plan.inputs
-        ]
+        layouts = [self.operands.layout(declared.spec) for declared in self.plan.inputs]
         return [len(words) // 4, *words, *layouts]
 
     def register_words(self) -> list[int]:
@@ -201,10 +199,8 @@ class ProgramEncoder:
     def rebuilt(self, view: TensorSpec | None, base: Slot) -> list[int]:
         if view is None:
             return [NONE, 0]
-        return [
-            self.operands.layout(view),
-            self.registers.scalar(view.offset - self.operands.offset_in(base, view.dtype)),
-        ]
+        shift = view.offset - self.operands.offset_in(base, view.dtype)
+        return [self.operands.layout(view), self.registers.scalar(shift)]
 
 
 # fmt: off

@@ -75,9 +75,7 @@ def decode_plan(data: bytes) -> Any:
 
 def to_json(value: Any) -> Any:
     """`value` as types that the json module writes."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]

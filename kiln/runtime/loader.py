@@ -31,6 +31,7 @@ from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.cuda_graphs.recording import flat_view
 from kiln.runtime.executor import Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
@@ -189,8 +190,7 @@ def encode_tensor(tensor: torch.Tensor) -> bytes:
     head = {"dtype": DTYPE_NAMES[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
     if tensor.device.type != "cpu":
         head["device"] = str(tensor.device)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((span if tensor.numel() else 0,), (1,)).contiguous().cpu()
+    flat = flat_view(tensor).contiguous().cpu()
     text = json.dumps(head).encode()
     return len(text).to_bytes(4, "little") + text + bytes(flat.view(torch.uint8).numpy().data)
 

@@ -133,9 +133,9 @@ class GraphedPlan:
 
     def clear(self) -> None:
         """Drop all recordings and counts."""
-        for recording in self.recordings:
-            self.log.dropped(self.what.facts.name, recording.graph.bytes)
-        self.recordings, self.sightings = [], {}
+        for recording in list(self.recordings):
+            self._drop(recording)
+        self.sightings = {}
         self.attempts, self._thread, self._shared = 0, 0, False
         self._moves.clear()
         self.stopped = ""

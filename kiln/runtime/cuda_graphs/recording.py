@@ -30,6 +30,13 @@ FITS, HELD, MOVED, OTHER = range(4)
 Function = Callable[..., Sequence[object]]
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """For tensors that outlive the call: without its inference mode and autograd graph."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 @final
 @dataclass(frozen=True)
 class Recordable:
@@ -71,13 +78,9 @@ class Recording:
         """The number of the call of the plan that replayed it last."""
 
     @staticmethod
-    def make(what: Recordable, device: GraphDevice, args: tuple[object, ...], copied: Collection[int]) -> Recording:
+    @plainly()
+    def make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
         """Record the plan for `args`, without computing. Raises what `GraphDevice.record` raises."""
-        with plainly():
-            return Recording._make(what, device, args, copied)
-
-    @staticmethod
-    def _make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
         flats = {place: flat_buffer(args[place]) for place in sorted(copied)}
         used = tuple(over(flats[n], arg) if n in flats else arg for n, arg in enumerate(args))
         for place, flat in flats.items():
@@ -116,13 +119,6 @@ class Recording:
             torch._foreach_copy_(fresh, held)
         for memory, own in zip(held, fresh, strict=True):
             give_memory(memory, own)
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """For tensors that outlive the call: without its inference mode and autograd graph."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def span_of(tensor: torch.Tensor) -> int:
