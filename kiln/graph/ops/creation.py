@@ -45,6 +45,11 @@ def relaid(e: Emit, x: Node, strides: tuple[Int, ...]) -> Node:
     return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
 
 
+def packed(e: Emit, x: Node) -> Node:
+    """`x` with contiguous strides."""
+    return relaid(e, x, contiguous_strides(x.tensor.sizes))
+
+
 def eager_device(device: Device) -> torch.device:
     """The device of a tensor made with this argument `device`; as on a tensor, always with an index."""
     where = torch.get_default_device() if device is None else torch.device(device)

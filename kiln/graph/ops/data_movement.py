@@ -14,7 +14,7 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp
-from kiln.graph.ops.creation import eager_device, iota, relaid, strides_for
+from kiln.graph.ops.creation import eager_device, iota, packed, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
@@ -22,7 +22,7 @@ from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, li
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, view_strides
 from kiln.symbolic import Int
-from kiln.tensor.spec import TensorSpec, contiguous_strides
+from kiln.tensor.spec import TensorSpec
 
 Sizes = Sequence[Int]
 
@@ -151,7 +151,7 @@ def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
     if y is x:
         return copy(e, x)
     # On a GPU a roll is a kernel of its own; on the CPU, two slices are concatenated.
-    return y if x.tensor.device.type == "cpu" else relaid(e, y, contiguous_strides(y.tensor.sizes))
+    return y if x.tensor.device.type == "cpu" else packed(e, y)
 
 
 @decompose("rot90.default")
@@ -195,8 +195,7 @@ def _triangle(comparison: str) -> Decomposition:
         rows = e.node("unsqueeze", iota(e, spec.sizes[-2], torch.int64, spec.device), axis=1)
         columns = iota(e, spec.sizes[-1], torch.int64, spec.device)
         kept = e.pointwise(comparison, e.pointwise("sub", columns, rows), diagonal)
-        made = e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device))
-        return relaid(e, made, contiguous_strides(spec.sizes))
+        return packed(e, e.pointwise("where", kept, x, e.number(0, spec.dtype, spec.device)))
 
     return rule
 
@@ -270,8 +269,7 @@ def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False
 def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
     if not x.tensor.rank:
         return copy(e, x)
-    made = e.node("index", x, index_vector(e, "index_select", index), axes=(axis_of(dim, x.tensor.rank),))
-    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+    return packed(e, e.node("index", x, index_vector(e, "index_select", index), axes=(axis_of(dim, x.tensor.rank),)))
 
 
 def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
@@ -307,8 +305,7 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
     """`value` where the mask of the leading dimensions is true."""
     for _ in range(x.tensor.rank - mask.tensor.rank):
         mask = e.node("unsqueeze", mask, axis=mask.tensor.rank)
-    made = e.pointwise("where", mask, value, x)
-    return relaid(e, made, e.preserved_strides(x.tensor))
+    return relaid(e, e.pointwise("where", mask, value, x), e.preserved_strides(x.tensor))
 
 
 @decompose("masked_fill.Scalar", "masked_fill.Tensor")
@@ -319,8 +316,7 @@ def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     if isinstance(value, Node) and value.tensor.rank:
         raise RuntimeError("masked_fill_ only supports a 0-dimensional value tensor")
     number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
-    made = e.pointwise("where", mask, number, x)
-    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+    return packed(e, e.pointwise("where", mask, number, x))
 
 
 @library("masked_scatter.default")
@@ -388,15 +384,13 @@ def require_count(e: Emit, op: str, x: Node, dim: int, index: Node, source: Node
 def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
     added = source if alpha == 1 else e.pointwise("mul", source, alpha)
     require_count(e, "index_add", x, dim, index, source)
-    made = _put_at(e, x, dim, index_vector(e, "index_add", index), added, True)
-    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+    return packed(e, _put_at(e, x, dim, index_vector(e, "index_add", index), added, True))
 
 
 @decompose("index_copy.default")
 def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
     require_count(e, "index_copy", x, dim, index, source)
-    made = _put_at(e, x, dim, index_vector(e, "index_copy", index), source, False)
-    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+    return packed(e, _put_at(e, x, dim, index_vector(e, "index_copy", index), source, False))
 
 
 @decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -479,8 +473,7 @@ def _embedded_in_zeros(e: Emit, part: Node, sizes: Sizes, axis: int, start: Int,
     rank = len(sizes)
     low = tuple([start if other == axis else 0 for other in range(rank)])
     high = tuple([sizes[axis] - stop if other == axis else 0 for other in range(rank)])
-    made = padded(e, part, low, high)
-    return relaid(e, made, made.tensor.with_sizes(made.tensor.sizes).strides)
+    return packed(e, padded(e, part, low, high))
 
 
 @decompose("diagonal_backward.default")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.creation import packed
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
@@ -87,8 +87,7 @@ def embedding(
         raise RuntimeError("'weight' must be 2-D")
     if indices.tensor.dtype not in (torch.int64, torch.int32):
         raise RuntimeError("embedding(): Expected indices of dtype int32/int64")
-    made = e.node("index", weight, not_negative(e, indices), axes=(0,))
-    return relaid(e, made, contiguous_strides(made.tensor.sizes))
+    return packed(e, e.node("index", weight, not_negative(e, indices), axes=(0,)))
 
 
 @library("embedding_dense_backward.default")

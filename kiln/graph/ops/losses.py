@@ -24,15 +24,12 @@ NONE, MEAN, SUM = 0, 1, 2
 Maybe = Node | None
 
 
-def reduced(e: Emit, loss: Node, reduction: int) -> Node:
-    if reduction == NONE:
-        return loss
-    axes = tuple(range(loss.tensor.rank))
-    return mean_over(e, loss, axes) if reduction == MEAN else reduce(e, "sum", loss, axes)
-
-
 def _rounded(e: Emit, loss: Node, reduction: int, dtype: torch.dtype) -> Node:
-    return e.convert(reduced(e, loss, reduction), dtype)
+    """The reduced loss in the dtype of the result."""
+    if reduction != NONE:
+        axes = tuple(range(loss.tensor.rank))
+        loss = mean_over(e, loss, axes) if reduction == MEAN else reduce(e, "sum", loss, axes)
+    return e.convert(loss, dtype)
 
 
 def _pair(e: Emit, x: Node, y: Node) -> tuple[Node, Node, torch.dtype]:

@@ -4,7 +4,7 @@
         =>   m = mean(x);  d = x - m;  r = rsqrt(mean(d*d) + eps);  (d*r*w + b, m, r)
 
 Variances take two passes. For reduced precision, statistics are in float32.
-Batch norm in training updates the running statistics, which its schema does not tell (`MUTATIONS`).
+Batch norm in training updates the running statistics, which its schema does not declare (`MUTATIONS`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.creation import packed, relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import count, divided, mean_over, reduce, variance
@@ -51,8 +51,7 @@ def affine(e: Emit, y: Node, weight: Maybe, bias: Maybe) -> Node:
 
 
 def contiguous(e: Emit, y: Node, dtype: torch.dtype) -> Node:
-    narrow = e.convert(y, dtype)
-    return relaid(e, narrow, narrow.tensor.with_sizes(narrow.tensor.sizes).strides)
+    return packed(e, e.convert(y, dtype))
 
 
 # Layer norm.

@@ -17,12 +17,11 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.creation import packed, relaid
 from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import preserved
-from kiln.tensor.spec import contiguous_strides
 
 # fmt: off
 FLOAT_UNARY = (  # integers become floating point
@@ -125,7 +124,7 @@ def clamped(e: Emit, x: Node, low: Operand | None, high: Operand | None) -> Node
 
 
 def require_chances(e: Emit, x: Node, message: str) -> None:
-    """Stop unless every element lies between 0 and 1. Not on a GPU, where the answer would be waited for."""
+    """Stop unless every element lies between 0 and 1. Not checked on a GPU, where it would wait for the device."""
     if x.tensor.device.type == "cpu":
         inside = e.pointwise("bitwise_and", e.pointwise("ge", x, 0), e.pointwise("le", x, 1))
         e.node("assert", e.node("all", inside, axes=tuple(range(x.tensor.rank))), message=message)
@@ -201,7 +200,7 @@ def pow_tensor(e: Emit, x: Node, exponent: Node) -> Node:
 
 @decompose("pow.Scalar")
 def pow_number(e: Emit, x: Number, exponent: Node) -> Node:
-    return relaid(e, e.pointwise("pow", *promoted(e, x, exponent)), contiguous_strides(exponent.tensor.sizes))
+    return packed(e, e.pointwise("pow", *promoted(e, x, exponent)))
 
 
 INPLACE["pow_.Scalar"] = "aten.pow.Tensor_Scalar"

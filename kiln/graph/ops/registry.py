@@ -8,7 +8,7 @@
 * LIBRARY: the overload stays an ATen call; the rule returns the specs of its results.
 * VIEWS: `rule(e, spec, *args)` returns the steps (view prims) from the tensor to its view, or a list of such.
 * MUTATIONS: like a decomposition, but returns `Effects`: the results, and new contents of arguments.
-* INPLACE: the functional overload behind an in-place one whose name does not tell it.
+* INPLACE: the functional overload of an in-place one, where their names differ.
 
 Keys are the names from `str(overload)`: resolving an overload costs 30 us, and not every torch has all.
 In-place and `out=` overloads need no rule: `graph/trace` derives them from the functional overload.

@@ -10,17 +10,12 @@ import math
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.creation import relaid
+from kiln.graph.ops.creation import packed
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.norms import wide
 from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axes_of
-
-
-def _fresh(e: Emit, y: Node, x: Node) -> Node:
-    """Contiguous, as from eager's kernels."""
-    return relaid(e, y, x.tensor.with_sizes(x.tensor.sizes).strides)
 
 
 def _exponentials(e: Emit, x: Node, axes: tuple[int, ...]) -> tuple[Node, Node]:
@@ -36,7 +31,7 @@ def softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
     dtype, axes = x.tensor.dtype, axes_of(dim, x.tensor.rank)
     below, total = _exponentials(e, wide(e, x), axes)
     made = e.pointwise("div", e.pointwise("exp", below), total)
-    return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
+    return packed(e, made if half_to_float else e.convert(made, dtype))
 
 
 @decompose("_safe_softmax.default")
@@ -47,7 +42,7 @@ def safe_softmax(e: Emit, x: Node, dim: int, dtype: torch.dtype | None = None) -
     masked = reduce(e, "all", e.pointwise("eq", source, -math.inf), axes, True)
     made = softmax(e, source, dim, False)
     zero = e.number(0, made.tensor.dtype, made.tensor.device)
-    return _fresh(e, e.pointwise("where", masked, zero, made), x)
+    return packed(e, e.pointwise("where", masked, zero, made))
 
 
 @decompose("_log_softmax.default")
@@ -55,7 +50,7 @@ def log_softmax(e: Emit, x: Node, dim: int, half_to_float: bool) -> Node:
     dtype, axes = x.tensor.dtype, axes_of(dim, x.tensor.rank)
     below, total = _exponentials(e, wide(e, x), axes)
     made = e.pointwise("sub", below, e.pointwise("log", total))
-    return _fresh(e, made if half_to_float else e.convert(made, dtype), x)
+    return packed(e, made if half_to_float else e.convert(made, dtype))
 
 
 @decompose("_softmax_backward_data.default")
@@ -64,7 +59,7 @@ def softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: torch.
     given, out = wide(e, grad), wide(e, y)
     scaled = p("mul", given, out)
     total = reduce(e, "sum", scaled, axes, True)
-    return _fresh(e, e.convert(p("sub", scaled, p("mul", out, total)), input_dtype), y)
+    return packed(e, e.convert(p("sub", scaled, p("mul", out, total)), input_dtype))
 
 
 @decompose("_log_softmax_backward_data.default")
@@ -72,4 +67,4 @@ def log_softmax_backward(e: Emit, grad: Node, y: Node, dim: int, input_dtype: to
     p, axes = e.pointwise, axes_of(dim, y.tensor.rank)
     given, out = wide(e, grad), wide(e, y)
     total = reduce(e, "sum", given, axes, True)
-    return _fresh(e, e.convert(p("sub", given, p("mul", p("exp", out), total)), input_dtype), y)
+    return packed(e, e.convert(p("sub", given, p("mul", p("exp", out), total)), input_dtype))

@@ -1,27 +1,21 @@
-"""Passes over graphs: their context, and the runner (`kiln/support/passes.py` has what all IRs share).
+"""What passes over graphs share: their context, and the strides of outputs (`kiln/support/passes.py` has the runner).
 
-    graph = apply_passes(passes, graph, events)            each pass verified and timed
+    KeepsStrides(Cse()).run(graph, context)         Cse, then the strides of the outputs as before
 
 A pass may replace a value by another with different strides in dimensions of size 1, which do not matter. Outputs of
-the graph must have eager's strides even there, so the runner restores them by a view.
+the graph must have eager's strides even there, so they are restored by a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.size_oracle import GuardFreeOracle
-from kiln.graph.ir.verify import RULES, STRUCTURE, verify
-from kiln.support.events import EventSink
-from kiln.support.passes import Pass, run_passes
-from kiln.symbolic import ShapeEnv
+from kiln.support.passes import Pass
 from kiln.tensor.spec import TensorSpec
-
-Checks = Literal["none", "structure", "full"]
 
 
 @final
@@ -37,7 +31,7 @@ GraphPass = Pass[Graph, PassContext]
 
 @final
 @dataclass(frozen=True, slots=True)
-class _KeepsStrides:
+class KeepsStrides:
     """A pass that leaves the strides of outputs unchanged."""
 
     inner: GraphPass
@@ -49,27 +43,6 @@ class _KeepsStrides:
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         changed, changes = self.inner.run(graph, context)
         return with_strides_of(graph, changed, context), changes
-
-
-def apply_passes(
-    passes: Sequence[GraphPass],
-    graph: Graph,
-    events: EventSink,
-    *,
-    env: ShapeEnv | None = None,
-    checks: Checks = "structure",
-) -> Graph:
-    """Run `passes` in order; each reports an event `pass` with its changes and the number of nodes."""
-    kept = [_KeepsStrides(step) for step in passes]
-    rules = RULES if checks == "full" else STRUCTURE
-
-    def check(graph: Graph, name: str) -> None:
-        verify(graph, name, env, rules)
-
-    context = PassContext(GuardFreeOracle(env))
-    return run_passes(
-        kept, graph, context, events, size=lambda graph: len(graph.nodes), verify=None if checks == "none" else check
-    )
 
 
 def with_strides_of(before: Graph, after: Graph, context: PassContext) -> Graph:

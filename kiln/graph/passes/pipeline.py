@@ -6,7 +6,11 @@ run_passes(joint, events, passes=JOINT_PASSES)      before the partition
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ir.verify import RULES, STRUCTURE, verify
 from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.arithmetic import ARITHMETIC
@@ -14,16 +18,19 @@ from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.manager import Checks, GraphPass, apply_passes
+from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
 from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.view_rules import VIEWS
+from kiln.support import passes as runner
 from kiln.support.events import EventSink
 from kiln.support.passes import before, check_order
 from kiln.symbolic import ShapeEnv
+
+Checks = Literal["none", "structure", "full"]
 
 JOINT_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
@@ -86,5 +93,16 @@ def run_passes(
     checks: Checks = "structure",
     passes: tuple[GraphPass, ...] = GRAPH_PASSES,
 ) -> Graph:
-    """The graph after `passes`. Without `env`, rules that need facts about symbols do not apply."""
-    return apply_passes(passes, graph, events, env=env, checks=checks)
+    """The graph after `passes`. Without `env`, rules that need facts about symbols do not apply.
+
+    Each pass is verified as `checks` says, and reports an event `pass` with its changes and the number of nodes.
+    """
+    rules = RULES if checks == "full" else STRUCTURE
+
+    def check(graph: Graph, name: str) -> None:
+        verify(graph, name, env, rules)
+
+    return runner.run_passes(
+        list(map(KeepsStrides, passes)), graph, PassContext(GuardFreeOracle(env)), events,
+        size=lambda graph: len(graph.nodes), verify=None if checks == "none" else check,
+    )  # fmt: skip

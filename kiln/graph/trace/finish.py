@@ -38,17 +38,15 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     live = live_nodes(mode.emit.nodes, roots)
     nodes = [node for node in mode.emit.nodes if node in live]
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
-    numbers: dict[int, int] = {}
     for index, record in enumerate(records):
         target = any(record is other for other, _ in written)
         record.used = record.node in live or index in aliased or target
     state_checks(mode, nodes)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
-    for index, record in enumerate(records):
-        if record.used:
-            numbers[index] = len(numbers)
-    inputs = tuple([record.node for record in records if record.used])
+    used = [index for index, record in enumerate(records) if record.used]
+    numbers = {index: number for number, index in enumerate(used)}
+    inputs = tuple([records[index].node for index in used])
     writes = tuple([Write(record.node, value) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
 

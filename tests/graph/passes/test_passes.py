@@ -10,7 +10,6 @@ from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.manager import apply_passes
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.unfuse_bias import UnfuseBias
@@ -262,7 +261,7 @@ def test_the_list_runs_reports_and_keeps_values() -> None:
 
 def test_unused_effects_stay() -> None:
     graph = graph_of('%0: b8[] "c"', '%1: () = assert(%0, message="no")', "return")
-    assert apply_passes(GRAPH_PASSES, graph, EventSink()).nodes == graph.nodes
+    assert run_passes(graph, EventSink()).nodes == graph.nodes
 
 
 def test_order_is_checked() -> None:
