@@ -9,24 +9,24 @@ EDITS = [
     ),
     (
         "kiln/graph/prims/meta/data_movement.py",
-        '@META("flip")',
+        '@META("pad")',
         """@META("mirror")
 def mirror_meta(oracle: SizeOracle, x: TensorSpec) -> TensorSpec:
     return preserved(oracle, x)
 
 
-@META("flip")""",
+@META("pad")""",
     ),
     ("kiln/graph/prims/meta/checks.py", '("expand", "view", ', '("mirror", "expand", "view", '),
     (
         "kiln/graph/ir/aten_rules.py",
-        '@rule("flip")',
+        '@rule("pad")',
         """@rule("mirror")
 def mirror(call: AtenCaller, x: Any) -> Any:
     return call("flip.default", x, (0,))
 
 
-@rule("flip")""",
+@rule("pad")""",
     ),
     (
         "kiln/loops/lowering/data_movement.py",
