@@ -133,27 +133,19 @@ def _break(report: Report, event: Event) -> None:
     report.breaks.append(Break(str(data["code"]), str(data.get("at", "")), str(data["reason"])))
 
 
-def _count(name: str) -> Callable[[Report, Event], None]:
+def _add(**counters: str) -> Callable[[Report, Event], None]:
+    """Adds an entry of the event to each counter: an absent count is 1, a symbolic size is unknown and not counted."""
+
     def add(report: Report, event: Event) -> None:
-        setattr(report, name, getattr(report, name) + int(str(event.data.get("count", 1))))
+        for name, key in counters.items():
+            number = event.data.get(key, 1)
+            setattr(report, name, getattr(report, name) + (number if isinstance(number, int) else 0))
 
     return add
 
 
-def _traffic(report: Report, event: Event) -> None:
-    """Traffic of symbolic sizes is unknown and not counted."""
-    read, written = event.data.get("read", 0), event.data.get("written", 0)
-    report.bytes_read += read if isinstance(read, int) else 0
-    report.bytes_written += written if isinstance(written, int) else 0
-
-
 def _unsaved(report: Report, event: Event) -> None:
     report.unsaved.append(f"{event.data['code']} {event.data['reason']}")
-
-
-def _graph(report: Report, event: Event) -> None:
-    report.graphs += int(str(event.data["count"]))
-    report.graph_bytes += int(str(event.data["bytes"]))
 
 
 def _ungraphed(report: Report, event: Event) -> None:
@@ -175,18 +167,18 @@ HANDLERS = {
     "stage": _stage,
     "graph_break": _break,
     "skipped_frame": _break,
-    "region": _count("regions"),
-    "compile": _count("compiles"),
-    "loaded": _count("loaded"),
+    "region": _add(regions="count"),
+    "compile": _add(compiles="count"),
+    "loaded": _add(loaded="count"),
     "not_saved": _unsaved,
-    "eager": _count("eager"),
-    "kernels": _count("kernels"),
-    "launches": _count("launches"),
-    "library_calls": _count("library_calls"),
-    "guards": _count("guards"),
-    "traffic": _traffic,
-    "graph_recorded": _graph,
-    "graph_dropped": _graph,
+    "eager": _add(eager="count"),
+    "kernels": _add(kernels="count"),
+    "launches": _add(launches="count"),
+    "library_calls": _add(library_calls="count"),
+    "guards": _add(guards="count"),
+    "traffic": _add(bytes_read="read", bytes_written="written"),
+    "graph_recorded": _add(graphs="count", graph_bytes="bytes"),
+    "graph_dropped": _add(graphs="count", graph_bytes="bytes"),
     "graph_refused": _ungraphed,
     "not_fused": _not_fused,
     "note": _note,

@@ -14,8 +14,10 @@ Objects are interned and immutable, operators memoised: a repeated operation cos
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
 from math import gcd
 from typing import TypeAlias, TypeGuard, cast, final
 
@@ -156,6 +158,9 @@ class Quotient(Atom):
     def _write(self) -> str:
         return f"{_operand(self.dividend)}{self.sign}{_operand(self.divisor)}"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _divide, (type(self), self.dividend, self.divisor)
+
 
 @final
 class FloorDiv(Quotient):
@@ -164,9 +169,6 @@ class FloorDiv(Quotient):
     __slots__ = ()
     sign = "//"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return floor_div, (self.dividend, self.divisor)
-
 
 @final
 class Mod(Quotient):
@@ -174,9 +176,6 @@ class Mod(Quotient):
 
     __slots__ = ()
     sign = "%"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return modulo, (self.dividend, self.divisor)
 
 
 class Extremum(Atom):
@@ -189,23 +188,20 @@ class Extremum(Atom):
     def _write(self) -> str:
         return f"{self.function}({', '.join(map(str, self.args))})"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return fold_extremum, (type(self), *self.args)
+
 
 @final
 class Min(Extremum):
     __slots__ = ()
     function = "min"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _fold_min, self.args
-
 
 @final
 class Max(Extremum):
     __slots__ = ()
     function = "max"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _fold_max, self.args
 
 
 # Text.
@@ -488,21 +484,13 @@ def _flat(kind: type[Extremum], value: Int) -> list[Int]:
     return list(value.args) if isinstance(value, kind) else [value]
 
 
-def _min(a: Int, b: Int) -> Int:
-    return _extremum(Min, a, b)
-
-
-def _max(a: Int, b: Int) -> Int:
-    return _extremum(Max, a, b)
-
-
 ADD: Memo[tuple[Int, Int], Int] = Memo("add", _add)
 SUB: Memo[tuple[Int, Int], Int] = Memo("sub", _sub)
 MUL: Memo[tuple[Int, Int], Int] = Memo("mul", _mul)
 FLOORDIV: Memo[tuple[Int, Int], Int] = Memo("floordiv", floor_div)
 MOD: Memo[tuple[Int, Int], Int] = Memo("mod", modulo)
-MIN: Memo[tuple[Int, Int], Int] = Memo("min", _min)
-MAX: Memo[tuple[Int, Int], Int] = Memo("max", _max)
+MIN: Memo[tuple[Int, Int], Int] = Memo("min", partial(_extremum, Min))
+MAX: Memo[tuple[Int, Int], Int] = Memo("max", partial(_extremum, Max))
 
 
 def sym_min(a: Int, b: Int) -> Int:
@@ -515,16 +503,13 @@ def sym_max(a: Int, b: Int) -> Int:
     return MAX[a, b]
 
 
-def _fold_min(first: Int, *others: Int) -> Int:
-    for other in others:
-        first = MIN[first, other]
-    return first
+def _divide(kind: type[Quotient], dividend: Int, divisor: Int) -> Int:
+    return (FLOORDIV if kind is FloorDiv else MOD)[dividend, divisor]
 
 
-def _fold_max(first: Int, *others: Int) -> Int:
-    for other in others:
-        first = MAX[first, other]
-    return first
+def fold_extremum(kind: type[Extremum], *values: Int) -> Int:
+    """The smallest or largest of `values`."""
+    return reduce(sym_min if kind is Min else sym_max, values)
 
 
 def is_static(value: Int) -> TypeGuard[int]:
@@ -534,10 +519,7 @@ def is_static(value: Int) -> TypeGuard[int]:
 
 def product(values: Iterable[Int]) -> Int:
     """The product; 1 of nothing."""
-    result: Int = 1
-    for value in values:
-        result = result * value
-    return result
+    return reduce(operator.mul, values, 1)
 
 
 def ceil_div(a: Int, b: Int) -> Int:
@@ -546,6 +528,17 @@ def ceil_div(a: Int, b: Int) -> Int:
 
 
 # Walking.
+
+
+def map_polynomial(value: Expr, change: Callable[[Atom], Int]) -> Int:
+    """The sum of the terms with each factor replaced by `change(factor)`."""
+    result: Int = 0
+    for monomial, coefficient in value.terms:
+        part: Int = coefficient
+        for atom in monomial:
+            part = part * change(atom)
+        result = result + part
+    return result
 
 
 def map_atoms(value: Int, change: Callable[[Atom], Int]) -> Int:
@@ -562,12 +555,7 @@ def _rebuild(value: Int, change: Callable[[Atom], Int], done: dict[Expr, Int]) -
     if isinstance(value, Atom):
         result = _rebuild_atom(value, change, done)
     else:
-        result = 0
-        for monomial, coefficient in value.terms:
-            part: Int = coefficient
-            for atom in monomial:
-                part = part * _rebuild(atom, change, done)
-            result = result + part
+        result = map_polynomial(value, lambda atom: _rebuild(atom, change, done))
     done[value] = result
     return result
 
@@ -576,12 +564,10 @@ def _rebuild_atom(atom: Atom, change: Callable[[Atom], Int], done: dict[Expr, In
     if isinstance(atom, Symbol):
         return change(atom)
     if isinstance(atom, Quotient):
-        operation = FLOORDIV if isinstance(atom, FloorDiv) else MOD
-        whole = operation[_rebuild(atom.dividend, change, done), _rebuild(atom.divisor, change, done)]
+        whole = _divide(type(atom), _rebuild(atom.dividend, change, done), _rebuild(atom.divisor, change, done))
     else:
         assert isinstance(atom, Extremum)
-        fold = _fold_min if isinstance(atom, Min) else _fold_max
-        whole = fold(*[_rebuild(arg, change, done) for arg in atom.args])
+        whole = fold_extremum(type(atom), *[_rebuild(arg, change, done) for arg in atom.args])
     return change(whole) if isinstance(whole, Atom) else whole
 
 

@@ -4,7 +4,6 @@ i in 0..7,  j in 0..63        (8*j + i)//8      =>  j
                               i % 8             =>  i
                               (64*j + i) % 128  =>  64*(j%2) + i
 any x                         8*(x//8) + x%8    =>  x
-
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kiln.symbolic.expr import (
     Int,
     Min,
     Mod,
+    fold_extremum,
     from_terms,
     is_polynomial_in_symbols,
     map_atoms,
-    sym_max,
-    sym_min,
+    map_polynomial,
     terms_of,
 )
 from kiln.symbolic.ranges import BoundAnalysis
@@ -79,10 +78,7 @@ def _decide_extremum(atom: Extremum, bounds: BoundAnalysis) -> Int:
         others = kept + list(atom.args[position + 1 :])
         if not any(bounds.is_nonnegative(sign * (arg - other)) for other in others):
             kept.append(arg)
-    result = kept[0]
-    for other in kept[1:]:
-        result = sym_min(result, other) if isinstance(atom, Min) else sym_max(result, other)
-    return result
+    return fold_extremum(type(atom), *kept)
 
 
 def fold_remainders(value: Int) -> Int:
@@ -102,14 +98,7 @@ def fold_remainders(value: Int) -> Int:
 def expand_remainder(value: Expr, remainder: Mod) -> Int:
     """`value` with `a % b` in its terms written as `a - b*(a//b)`."""
     a, b = remainder.dividend, remainder.divisor
-    written = a - b * (a // b)
-    result: Int = 0
-    for monomial, coefficient in value.terms:
-        part: Int = coefficient
-        for atom in monomial:
-            part = part * (written if atom is remainder else atom)
-        result = result + part
-    return result
+    return map_polynomial(value, lambda atom: a - b * (a // b) if atom is remainder else atom)
 
 
 def without_remainders(value: Int) -> Int:

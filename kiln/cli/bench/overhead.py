@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import final
@@ -62,25 +62,6 @@ def seconds_per_call(model: Callable[..., object], tokens: Tensor, calls: int = 
     return median(batches)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something a guard must notice. `make` changes model or inputs, and undoes it at the end of the `with`."""
-
-    name: str
-    make: Callable[[nn.Module, Tensor], AbstractContextManager[Tensor]]
-
-
-CHANGES: list[Change] = []
-
-
-def change(name: str) -> Callable[[Callable[[nn.Module, Tensor], Iterator[Tensor]]], None]:
-    def register(make: Callable[[nn.Module, Tensor], Iterator[Tensor]]) -> None:
-        CHANGES.append(Change(name, contextmanager(make)))
-
-    return register
-
-
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     old = getattr(owner, name)
@@ -92,110 +73,78 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 OUTPUT, DENSE = "encoder.layer.7.output", "encoder.layer.7.output.dense"
 
 
-@change("a parameter replaced")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
+def new_parameter(model: nn.Module) -> Restoring:
     dense = model.get_submodule(DENSE)
-    with replaced(dense, "weight", nn.Parameter(torch.zeros_like(dense.get_parameter("weight")))):
-        yield tokens
+    return replaced(dense, "weight", nn.Parameter(torch.zeros_like(dense.get_parameter("weight"))))
 
 
-@change("the data of a parameter swapped")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
+def new_data(model: nn.Module) -> Restoring:
     weight = model.get_parameter(f"{DENSE}.weight")
-    with replaced(weight, "data", torch.zeros_like(weight.data).t().contiguous().t()):
-        yield tokens
+    return replaced(weight, "data", torch.zeros_like(weight.data).t().contiguous().t())
 
 
-@change("requires_grad_")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with replaced(model.get_parameter(f"{DENSE}.weight"), "requires_grad", False):
-        yield tokens
+def new_buffer(model: nn.Module) -> Restoring:
+    embeddings = model.get_submodule("embeddings")
+    return replaced(embeddings, "position_ids", embeddings.get_buffer("position_ids").flip(1))
 
 
-@change("a sub-module replaced")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with replaced(model.get_submodule(OUTPUT), "LayerNorm", nn.Identity()):
-        yield tokens
+def new_global(model: nn.Module) -> Restoring:
+    functional = type(model.get_submodule(OUTPUT)).forward.__globals__["nn"].functional
+    linear = functional.linear
+    return replaced(functional, "linear", lambda x, w, b=None: linear(x, w, b) * 1.5)
 
 
-@change("a forward hook added")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with model.get_submodule(OUTPUT).register_forward_hook(lambda module, args, output: output * 2):
-        yield tokens
-
-
-@change("a backward hook added")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with model.get_submodule(OUTPUT).register_full_backward_hook(lambda module, grad_in, grad_out: None):
-        yield tokens
-
-
-@change("train()")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
+@contextmanager
+def training(model: nn.Module) -> Iterator[None]:
     model.train()
     torch.manual_seed(0)
-    yield tokens
+    yield
     model.eval()
 
 
-@change("a config attribute changed")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with replaced(model.config, "return_dict", False):
-        yield tokens
-
-
-@change("a global that the model reads changed")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    functional = type(model.get_submodule(OUTPUT)).forward.__globals__["nn"].functional
-    linear = functional.linear
-    with replaced(functional, "linear", lambda x, w, b=None: linear(x, w, b) * 1.5):
-        yield tokens
-
-
-@change("grad mode")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with torch.enable_grad():
-        yield tokens
-
-
-@change("autocast")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    with torch.autocast("cpu", torch.bfloat16):
-        yield tokens
-
-
-@change("default dtype")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    torch.set_default_dtype(torch.float64)
-    yield tokens
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    yield
     torch.set_default_dtype(torch.float32)
 
 
-@change("another input dtype")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    yield tokens.to(torch.int32)
+Restoring = AbstractContextManager[object]
 
 
-@change("another input shape")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    yield tokens[:, :9].contiguous()
+@final
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something a guard must notice: `around` changes the model or torch and undoes it, `tokens` changes the input."""
+
+    name: str
+    around: Callable[[nn.Module], Restoring] = nullcontext
+    tokens: Callable[[Tensor], Tensor] = lambda tokens: tokens
 
 
-@change("another input stride")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    yield tokens.flip(0).t().contiguous().t()
-
-
-@change("a buffer replaced")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    embeddings = model.get_submodule("embeddings")
-    with replaced(embeddings, "position_ids", embeddings.get_buffer("position_ids").flip(1)):
-        yield tokens
-
-
-@change("another device")
-def _(model: nn.Module, tokens: Tensor) -> Iterator[Tensor]:
-    yield tokens.to("meta")
+# fmt: off
+CHANGES = (
+    Change("a parameter replaced", new_parameter),
+    Change("the data of a parameter swapped", new_data),
+    Change("requires_grad_", lambda model: replaced(model.get_parameter(f"{DENSE}.weight"), "requires_grad", False)),
+    Change("a sub-module replaced", lambda model: replaced(model.get_submodule(OUTPUT), "LayerNorm", nn.Identity())),
+    Change("a forward hook added", lambda model: model.get_submodule(OUTPUT).register_forward_hook(
+        lambda module, args, output: output * 2)),
+    Change("a backward hook added", lambda model: model.get_submodule(OUTPUT).register_full_backward_hook(
+        lambda module, grad_in, grad_out: None)),
+    Change("train()", training),
+    Change("a config attribute changed", lambda model: replaced(model.config, "return_dict", False)),
+    Change("a global that the model reads changed", new_global),
+    Change("grad mode", lambda model: torch.enable_grad()),
+    Change("autocast", lambda model: torch.autocast("cpu", torch.bfloat16)),
+    Change("default dtype", lambda model: default_dtype(torch.float64)),
+    Change("another input dtype", tokens=lambda tokens: tokens.to(torch.int32)),
+    Change("another input shape", tokens=lambda tokens: tokens[:, :9].contiguous()),
+    Change("another input stride", tokens=lambda tokens: tokens.flip(0).t().contiguous().t()),
+    Change("a buffer replaced", new_buffer),
+    Change("another device", tokens=lambda tokens: tokens.to("meta")),
+)
+# fmt: on
 
 
 TensorOutcome = tuple[Tensor | None, torch.dtype, bool, str]
@@ -217,7 +166,8 @@ def outcome(model: Callable[..., object], tokens: Tensor) -> list[TensorOutcome]
 def is_noticed(tried: Change, model: nn.Module, compiled: Callable[..., object], tokens: Tensor) -> bool:
     """Whether the compiled call gives what eager gives, under the change and after it."""
     with torch.no_grad():
-        with tried.make(model, tokens) as changed:
+        changed = tried.tokens(tokens)
+        with tried.around(model):
             torch.manual_seed(0)
             expected = outcome(model, changed)
             torch.manual_seed(0)

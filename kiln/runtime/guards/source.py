@@ -25,10 +25,15 @@ class Source:
     """Base of all sources; concrete ones are final."""
 
     tag: ClassVar[str] = ""
+    form: ClassVar[str] = ""
+    """Its text; `{0}` is the source."""
 
     def text(self) -> str:
         """Readable Python."""
-        raise NotImplementedError
+        return self.form.format(self)
+
+    def __str__(self) -> str:
+        return self.text()
 
     @property
     def parent(self) -> Source | None:
@@ -65,10 +70,8 @@ class LocalSource(RootSource):
     """A local variable (argument) of the frame."""
 
     tag = "local"
+    form = "{0.name}"
     name: str
-
-    def text(self) -> str:
-        return self.name
 
 
 @final
@@ -77,10 +80,8 @@ class GlobalSource(RootSource):
     """A name in the globals of the root function."""
 
     tag = "global"
+    form = "globals()[{0.name!r}]"
     name: str
-
-    def text(self) -> str:
-        return f"globals()[{self.name!r}]"
 
 
 @final
@@ -89,11 +90,9 @@ class ModuleGlobalSource(RootSource):
     """A name in the globals of another module, given by its import name."""
 
     tag = "module_global"
+    form = "{0.module}.{0.name}"
     module: str
     name: str
-
-    def text(self) -> str:
-        return f"{self.module}.{self.name}"
 
 
 @final
@@ -102,10 +101,8 @@ class CellSource(RootSource):
     """The contents of a free variable of the root function."""
 
     tag = "cell"
+    form = "free({0.name})"
     name: str
-
-    def text(self) -> str:
-        return f"free({self.name})"
 
 
 @final
@@ -114,10 +111,8 @@ class BuiltinSource(RootSource):
     """A name in `builtins`."""
 
     tag = "builtin"
+    form = "builtins.{0.name}"
     name: str
-
-    def text(self) -> str:
-        return f"builtins.{self.name}"
 
 
 @final
@@ -126,10 +121,8 @@ class ImportSource(RootSource):
     """A module in `sys.modules`."""
 
     tag = "import"
+    form = "sys.modules[{0.module!r}]"
     module: str
-
-    def text(self) -> str:
-        return f"sys.modules[{self.module!r}]"
 
 
 @final
@@ -138,10 +131,8 @@ class AttrSource(StepSource):
     """`base.name`, found without running Python code."""
 
     tag = "attr"
+    form = "{0.base}.{0.name}"
     name: str
-
-    def text(self) -> str:
-        return f"{self.base.text()}.{self.name}"
 
 
 @final
@@ -150,10 +141,8 @@ class DictAttrSource(StepSource):
     """`base.__dict__[name]`."""
 
     tag = "dict_attr"
+    form = "{0.base}.__dict__[{0.name!r}]"
     name: str
-
-    def text(self) -> str:
-        return f"{self.base.text()}.__dict__[{self.name!r}]"
 
 
 @final
@@ -162,15 +151,13 @@ class ItemSource(StepSource):
     """`base[key]` of a list, tuple or dict; `key` is a constant."""
 
     tag = "item"
+    form = "{0.base}[{0.key!r}]"
     key: object
     # 1, 1.0 and True are the same key of a dict but different sources.
     key_type: type = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key_type", type(self.key))
-
-    def text(self) -> str:
-        return f"{self.base.text()}[{self.key!r}]"
 
 
 @final
@@ -192,10 +179,8 @@ class ClosureSource(StepSource):
     """The contents of the `index`-th cell of function `base`."""
 
     tag = "closure"
+    form = "{0.base}.__closure__[{0.index}].cell_contents"
     index: int
-
-    def text(self) -> str:
-        return f"{self.base.text()}.__closure__[{self.index}].cell_contents"
 
 
 @final
@@ -204,9 +189,7 @@ class TypeSource(StepSource):
     """`type(base)`."""
 
     tag = "type"
-
-    def text(self) -> str:
-        return f"type({self.base.text()})"
+    form = "type({0.base})"
 
 
 @final
@@ -215,9 +198,7 @@ class MethodFuncSource(StepSource):
     """`base.__func__` of a bound method."""
 
     tag = "method_func"
-
-    def text(self) -> str:
-        return f"{self.base.text()}.__func__"
+    form = "{0.base}.__func__"
 
 
 @final
@@ -226,9 +207,7 @@ class MethodSelfSource(StepSource):
     """`base.__self__` of a bound method."""
 
     tag = "method_self"
-
-    def text(self) -> str:
-        return f"{self.base.text()}.__self__"
+    form = "{0.base}.__self__"
 
 
 @final
@@ -237,10 +216,8 @@ class SizeSource(StepSource):
     """`base.size(dim)`: an integer, not an object; for shape relations."""
 
     tag = "size"
+    form = "{0.base}.size({0.dim})"
     dim: int
-
-    def text(self) -> str:
-        return f"{self.base.text()}.size({self.dim})"
 
 
 @final
@@ -249,10 +226,8 @@ class StrideSource(StepSource):
     """`base.stride(dim)`: an integer, not an object; for shape relations."""
 
     tag = "stride"
+    form = "{0.base}.stride({0.dim})"
     dim: int
-
-    def text(self) -> str:
-        return f"{self.base.text()}.stride({self.dim})"
 
 
 @final
@@ -261,9 +236,7 @@ class OffsetSource(StepSource):
     """`base.storage_offset()`: an integer, not an object; for shape relations."""
 
     tag = "offset"
-
-    def text(self) -> str:
-        return f"{self.base.text()}.storage_offset()"
+    form = "{0.base}.storage_offset()"
 
 
 @final
@@ -272,9 +245,7 @@ class GradSource(StepSource):
     """`base.grad` of a tensor."""
 
     tag = "grad"
-
-    def text(self) -> str:
-        return f"{self.base.text()}.grad"
+    form = "{0.base}.grad"
 
 
 @final
@@ -283,10 +254,8 @@ class KeysSource(StepSource):
     """The `index`-th key of dict `base`, or item of set `base`."""
 
     tag = "keys"
+    form = "list({0.base})[{0.index}]"
     index: int
-
-    def text(self) -> str:
-        return f"list({self.base.text()})[{self.index}]"
 
 
 @final
@@ -295,10 +264,8 @@ class MroSource(StepSource):
     """The `index`-th class in the method resolution order of class `base`."""
 
     tag = "mro"
+    form = "{0.base}.__mro__[{0.index}]"
     index: int
-
-    def text(self) -> str:
-        return f"{self.base.text()}.__mro__[{self.index}]"
 
 
 @final
@@ -307,10 +274,8 @@ class CellObjectSource(RootSource):
     """The cell itself of a free variable of the root function."""
 
     tag = "cell_object"
+    form = "cell({0.name})"
     name: str
-
-    def text(self) -> str:
-        return f"cell({self.name})"
 
 
 _CONCRETE: tuple[type[Source], ...] = (

@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar, cast, final
 
 import torch
 
+import kiln.runtime.guards.source as src
 from kiln.native import _frames
 from kiln.runtime.guards.constant import ObjectRef, is_constant
 from kiln.runtime.guards.guard import (
@@ -33,30 +34,7 @@ from kiln.runtime.guards.guard import (
     TensorExpectation,
 )
 from kiln.runtime.guards.shape_program import compile_relation
-from kiln.runtime.guards.source import (
-    AttrSource,
-    BuiltinSource,
-    CellObjectSource,
-    CellSource,
-    ClosureSource,
-    DefaultSource,
-    DictAttrSource,
-    GlobalSource,
-    GradSource,
-    ImportSource,
-    ItemSource,
-    KeysSource,
-    LocalSource,
-    MethodFuncSource,
-    MethodSelfSource,
-    ModuleGlobalSource,
-    MroSource,
-    OffsetSource,
-    SizeSource,
-    Source,
-    StrideSource,
-    TypeSource,
-)
+from kiln.runtime.guards.source import Source
 from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
 
 # fmt: off
@@ -66,7 +44,7 @@ from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
  TENSOR, FUNCTION_CODE, SET_ITEMS, ALIASES, RELATION, GLOBAL_STATE) = range(15)
 # fmt: on
 
-_EXTENTS: dict[type[Source], int] = {SizeSource: 0, StrideSource: 1, OffsetSource: 2}
+_EXTENTS: dict[type[Source], int] = {src.SizeSource: 0, src.StrideSource: 1, src.OffsetSource: 2}
 _PYTHON_INT = 3
 
 NodeRow: TypeAlias = tuple[int, int, int, int, int, object, int]
@@ -195,16 +173,16 @@ def _by_kind(check: tuple[int, int, object]) -> int:
     return check[0]
 
 
-def _local(builder: TreeBuilder, source: LocalSource) -> _Node:
+def _local(builder: TreeBuilder, source: src.LocalSource) -> _Node:
     if source.name not in builder.slots:
         raise BadGuard(f"the function has no argument {source.name!r}")
     return builder.root.child(LOCAL, None, builder.slots[source.name])
 
 
-def _cell(builder: TreeBuilder, source: CellSource | CellObjectSource) -> _Node:
+def _cell(builder: TreeBuilder, source: src.CellSource | src.CellObjectSource) -> _Node:
     if source.name not in builder.cells:
         raise BadGuard(f"the function has no free variable {source.name!r}")
-    access = CELL if type(source) is CellSource else CELL_OBJECT
+    access = CELL if type(source) is src.CellSource else CELL_OBJECT
     return builder.root.child(access, None, builder.cells[source.name])
 
 
@@ -215,12 +193,12 @@ def _module_dict(name: str) -> dict[str, object]:
     return vars(module)
 
 
-def _default(builder: TreeBuilder, source: DefaultSource) -> _Node:
+def _default(builder: TreeBuilder, source: src.DefaultSource) -> _Node:
     base = builder.node(source.base)
     return base.child(DEFAULT, None, source.key) if isinstance(source.key, int) else base.child(KW_DEFAULT, source.key)
 
 
-def _item(builder: TreeBuilder, source: ItemSource) -> _Node:
+def _item(builder: TreeBuilder, source: src.ItemSource) -> _Node:
     index = source.key if type(source.key) is int else 0
     return builder.node(source.base).child(ITEM, source.key, index)
 
@@ -231,24 +209,24 @@ def _row(kind: type[S], node: Callable[[TreeBuilder, S], _Node]) -> tuple[type[S
 
 NodeMaker = Callable[[TreeBuilder, Source], _Node]
 _STEPS: dict[type[Source], NodeMaker] = dict((
-    _row(LocalSource, _local),
-    _row(CellSource, _cell),
-    _row(CellObjectSource, _cell),
-    _row(GlobalSource, lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name)),
-    _row(ModuleGlobalSource, lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name)),
-    _row(BuiltinSource, lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name)),
-    _row(ImportSource, lambda b, s: b.root.child(CONST, sys.modules).child(ITEM, s.module)),
-    _row(AttrSource, lambda b, s: b.node(s.base).child(ATTR, s.name)),
-    _row(DictAttrSource, lambda b, s: b.node(s.base).child(DICT_ATTR, s.name)),
-    _row(ItemSource, _item),
-    _row(DefaultSource, _default),
-    _row(ClosureSource, lambda b, s: b.node(s.base).child(CLOSURE, None, s.index)),
-    _row(TypeSource, lambda b, s: b.node(s.base).child(TYPE)),
-    _row(MethodFuncSource, lambda b, s: b.node(s.base).child(METHOD_FUNC)),
-    _row(MethodSelfSource, lambda b, s: b.node(s.base).child(METHOD_SELF)),
-    _row(GradSource, lambda b, s: b.node(s.base).child(ATTR, "grad")),
-    _row(KeysSource, lambda b, s: b.node(s.base).child(KEY, None, s.index)),
-    _row(MroSource, lambda b, s: b.node(s.base).child(MRO, None, s.index)),
+    _row(src.LocalSource, _local),
+    _row(src.CellSource, _cell),
+    _row(src.CellObjectSource, _cell),
+    _row(src.GlobalSource, lambda b, s: b.root.child(GLOBALS).child(ITEM, s.name)),
+    _row(src.ModuleGlobalSource, lambda b, s: b.root.child(CONST, _module_dict(s.module)).child(ITEM, s.name)),
+    _row(src.BuiltinSource, lambda b, s: b.root.child(CONST, vars(builtins)).child(ITEM, s.name)),
+    _row(src.ImportSource, lambda b, s: b.root.child(CONST, sys.modules).child(ITEM, s.module)),
+    _row(src.AttrSource, lambda b, s: b.node(s.base).child(ATTR, s.name)),
+    _row(src.DictAttrSource, lambda b, s: b.node(s.base).child(DICT_ATTR, s.name)),
+    _row(src.ItemSource, _item),
+    _row(src.DefaultSource, _default),
+    _row(src.ClosureSource, lambda b, s: b.node(s.base).child(CLOSURE, None, s.index)),
+    _row(src.TypeSource, lambda b, s: b.node(s.base).child(TYPE)),
+    _row(src.MethodFuncSource, lambda b, s: b.node(s.base).child(METHOD_FUNC)),
+    _row(src.MethodSelfSource, lambda b, s: b.node(s.base).child(METHOD_SELF)),
+    _row(src.GradSource, lambda b, s: b.node(s.base).child(ATTR, "grad")),
+    _row(src.KeysSource, lambda b, s: b.node(s.base).child(KEY, None, s.index)),
+    _row(src.MroSource, lambda b, s: b.node(s.base).child(MRO, None, s.index)),
 ))  # fmt: skip
 
 
