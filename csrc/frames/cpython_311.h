@@ -11,6 +11,11 @@ namespace kiln {
 
 using Frame = _PyInterpreterFrame;
 
+// By their names of 3.12.
+inline constexpr auto* PyUnstable_Code_GetExtra = &_PyCode_GetExtra;
+inline constexpr auto* PyUnstable_Code_SetExtra = &_PyCode_SetExtra;
+inline constexpr auto* PyUnstable_Eval_RequestCodeExtraIndex = &_PyEval_RequestCodeExtraIndex;
+
 inline PyCodeObject* frame_code(Frame* frame) { return frame->f_code; }
 inline PyFunctionObject* frame_function(Frame* frame) { return frame->f_func; }
 inline PyObject* frame_globals(Frame* frame) { return frame->f_globals; }

@@ -50,11 +50,6 @@ Scope scope_of(Dispatcher* self, const Call& call) {
           function->func_closure};
 }
 
-bool entry_holds(Entry* entry, const Scope& scope) {
-  if (entry->tree == Py_None || entry->tree == nullptr) return entry->tree == Py_None;
-  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope);
-}
-
 // The first entry whose guards hold (new reference), or null.
 Entry* find_entry(Dispatcher* self, const Call& call) {
   PyObject* entries = self->entries;
@@ -72,9 +67,7 @@ Entry* find_entry(Dispatcher* self, const Call& call) {
 
 PyObject* call_entry(Entry* entry, const Call& call) {
   entry->hits++;
-  PyObject* callable = own(entry->callable);
-  PyObject* result = PyObject_Vectorcall(callable, call.slots, call.slotsf, nullptr);
-  Py_DECREF(callable);
+  PyObject* result = call_slots(entry->callable, call);
   Py_DECREF(entry);  // last: nothing may run between the check and the call
   return result;
 }
@@ -304,9 +297,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 bool add_dispatcher(PyObject* module) {
-  return PyType_Ready(&DispatcherType) == 0 && PyModule_AddFunctions(module, functions) == 0 &&
-         PyModule_AddObjectRef(module, "Dispatcher",
-                               reinterpret_cast<PyObject*>(&DispatcherType)) == 0;
+  return PyModule_AddFunctions(module, functions) == 0 &&
+         PyModule_AddType(module, &DispatcherType) == 0;
 }
 
 }  // namespace kiln

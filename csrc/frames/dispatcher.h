@@ -31,6 +31,9 @@ bool bind_arguments(const Signature& signature, PyFunctionObject* function, PyOb
 
 void read_signature(PyCodeObject* code, Signature* out);
 
+// Whether its guards hold; never for a cleared entry.
+bool entry_holds(Entry* entry, const Scope& scope);
+
 bool add_dispatcher(PyObject* module);
 bool add_entry(PyObject* module);
 extern PyTypeObject EntryType;

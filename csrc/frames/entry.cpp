@@ -63,14 +63,13 @@ PyMemberDef entry_members[] = {
 struct BoundCall {
   PyObject_HEAD PyObject* tree;
   PyObject* target;
-  int spread;
   vectorcallfunc vectorcall;
 };
 
-constexpr Py_ssize_t kOnStack = 256;
+constexpr Py_ssize_t kOnStack = 32;
 
-// target(*args, *bindings), or target(*args, bindings) if not `spread`. The tuple is taken before
-// anything else can run, so that no other thread can check the same tree in between.
+// target(*args, bindings). The tuple is taken before anything else can run, so that no other thread
+// can check the same tree in between.
 PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* self = reinterpret_cast<BoundCall*>(object);
   PyObject* bindings = reinterpret_cast<GuardTreeObject*>(self->tree)->tree->bindings();
@@ -80,24 +79,19 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
     return nullptr;
   }
   Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-  Py_ssize_t more = self->spread ? PyTuple_GET_SIZE(bindings) : 1;
   PyObject* small[kOnStack];
   PyObject** all = small;
-  if (nargs + more + 1 > kOnStack) {
-    all = static_cast<PyObject**>(PyMem_Malloc((nargs + more + 1) * sizeof(PyObject*)));
+  if (nargs + 2 > kOnStack) {
+    all = static_cast<PyObject**>(PyMem_Malloc((nargs + 2) * sizeof(PyObject*)));
     if (all == nullptr) return PyErr_NoMemory();
   }
   PyObject** out = all + 1;  // the slot before the arguments belongs to the callee
   for (Py_ssize_t i = 0; i < nargs; i++) out[i] = args[i];
-  if (self->spread) {
-    for (Py_ssize_t i = 0; i < more; i++) out[nargs + i] = PyTuple_GET_ITEM(bindings, i);
-  } else {
-    out[nargs] = bindings;
-  }
+  out[nargs] = bindings;
   Py_INCREF(bindings);
   PyObject* target = own(self->target);
   PyObject* result =
-      PyObject_Vectorcall(target, out, (nargs + more) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+      PyObject_Vectorcall(target, out, (nargs + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   Py_DECREF(target);
   Py_DECREF(bindings);
   if (all != small) PyMem_Free(all);
@@ -105,18 +99,16 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
 }
 
 PyObject* bound_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"tree", "target", "spread", nullptr};
+  static const char* names[] = {"tree", "target", nullptr};
   PyObject *tree, *target;
-  int spread = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|p", const_cast<char**>(names), &GuardTreeType,
-                                   &tree, &target, &spread)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char**>(names), &GuardTreeType,
+                                   &tree, &target)) {
     return nullptr;
   }
   auto* self = reinterpret_cast<BoundCall*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->tree = own(tree);
   self->target = own(target);
-  self->spread = spread;
   self->vectorcall = bound_call;
   return reinterpret_cast<PyObject*>(self);
 }
@@ -169,30 +161,30 @@ static PyTypeObject BoundCallType = {
     .tp_vectorcall_offset = offsetof(BoundCall, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "BoundCall(tree, target, spread=True): calls target(*args, *tree.bindings).",
+    .tp_doc = "BoundCall(tree, target): calls target(*args, tree.bindings).",
     .tp_traverse = bound_traverse,
     .tp_clear = bound_clear,
     .tp_members = bound_members,
     .tp_new = bound_new,
 };
 
+bool entry_holds(Entry* entry, const Scope& scope) {
+  if (entry->tree == Py_None || entry->tree == nullptr) return entry->tree == Py_None;
+  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope);
+}
+
 bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
                       PyObject* closure, PyObject** callable) {
   if (Py_TYPE(object) != &EntryType) return *callable = object, true;
   auto* entry = reinterpret_cast<Entry*>(object);
-  Scope scope{slots, count, globals, closure};
-  bool holds = entry->tree == Py_None ||
-               (entry->tree && reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope));
+  bool holds = entry_holds(entry, {slots, count, globals, closure});
   entry->hits += holds;
   *callable = entry->callable;
   return holds;
 }
 
 bool add_entry(PyObject* module) {
-  return PyType_Ready(&EntryType) == 0 && PyType_Ready(&BoundCallType) == 0 &&
-         PyModule_AddObjectRef(module, "Entry", reinterpret_cast<PyObject*>(&EntryType)) == 0 &&
-         PyModule_AddObjectRef(module, "BoundCall", reinterpret_cast<PyObject*>(&BoundCallType)) ==
-             0;
+  return PyModule_AddType(module, &EntryType) == 0 && PyModule_AddType(module, &BoundCallType) == 0;
 }
 
 }  // namespace kiln

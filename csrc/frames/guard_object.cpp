@@ -165,7 +165,7 @@ void GuardTree::clear() {
   collect_.clear();
   // A cleared tree must hold for no call.
   busy_ = true;
-  for (PyObject* one : dead) Py_XDECREF(one);
+  for (PyObject* object : dead) Py_XDECREF(object);
 }
 
 int GuardTree::traverse(visitproc visit, void* arg) {
@@ -318,10 +318,6 @@ PyTypeObject GuardTreeType = {
     .tp_new = tree_new,
 };
 
-bool add_guard_tree(PyObject* module) {
-  return PyType_Ready(&GuardTreeType) == 0 &&
-         PyModule_AddObjectRef(module, "GuardTree", reinterpret_cast<PyObject*>(&GuardTreeType)) ==
-             0;
-}
+bool add_guard_tree(PyObject* module) { return PyModule_AddType(module, &GuardTreeType) == 0; }
 
 }  // namespace kiln

@@ -103,15 +103,15 @@ class Recorder {
   void record_checks(int at, const Node& node, PyObject* value) {
     bool check = false, instance = false, dict = false;
     for (int i = node.first_check; i < node.last_check; i++) {
-      const Check& one = tree_.checks_[i];
-      if (one.kind == Kind::kTensor) {
-        replay_.tensors.push_back({value, one.tensor.get(), tensor_storage(value), i});
+      const Check& guard = tree_.checks_[i];
+      if (guard.kind == Kind::kTensor) {
+        replay_.tensors.push_back({value, guard.tensor.get(), tensor_storage(value), i});
         replay_.verified[at] = 1;
-      } else if (PyDict_Check(value) && proven_by_dict(one.kind, value)) {
+      } else if (PyDict_Check(value) && proven_by_dict(guard.kind, value)) {
         dict = true;
-      } else if (proven_by_instance(one.kind, value)) {
+      } else if (proven_by_instance(guard.kind, value)) {
         instance = true;
-      } else if (!proven_by_identity(one.kind, at, value)) {
+      } else if (!proven_by_identity(guard.kind, at, value)) {
         check = true;
       }
     }
@@ -311,7 +311,7 @@ void GuardTree::forget(PyObject* reference) {
     if (bindings_ == replay->bindings) std::swap(bindings_, dead.emplace_back(nullptr));
     replay->reset(&dead);
   }
-  for (PyObject* one : dead) Py_XDECREF(one);
+  for (PyObject* object : dead) Py_XDECREF(object);
 }
 
 }  // namespace kiln

@@ -27,17 +27,11 @@ Found dict_item(PyObject* dict, PyObject* key, Via via) {
 Found item(PyObject* parent, const Node& node) {
   if (PyDict_Check(parent)) return dict_item(parent, node.key, Via::kDict);
   if (node.index < 0 && !PyLong_CheckExact(node.key)) return {};
-  if (PyTuple_Check(parent)) {
-    Py_ssize_t size = PyTuple_GET_SIZE(parent);
-    Py_ssize_t at = node.index < 0 ? node.index + size : node.index;
-    return at >= 0 && at < size ? part(PyTuple_GET_ITEM(parent, at)) : Found{};
-  }
-  if (PyList_Check(parent)) {
-    Py_ssize_t size = PyList_GET_SIZE(parent);
-    Py_ssize_t at = node.index < 0 ? node.index + size : node.index;
-    return at >= 0 && at < size ? Found{PyList_GET_ITEM(parent, at), Via::kVolatile} : Found{};
-  }
-  return {};
+  if (!PyTuple_Check(parent) && !PyList_Check(parent)) return {};
+  Py_ssize_t at = node.index < 0 ? node.index + Py_SIZE(parent) : node.index;
+  if (at < 0 || at >= Py_SIZE(parent)) return {};
+  if (PyTuple_Check(parent)) return part(PyTuple_GET_ITEM(parent, at));
+  return {PyList_GET_ITEM(parent, at), Via::kVolatile};
 }
 
 // The item at or after `*at` in the table of a set; null at its end.
@@ -252,10 +246,10 @@ bool GuardTree::evaluate_node(int at, PyObject* value) {
   if (value == nullptr) {
     bool absent = node.last_check == node.first_check + 1 && node.end == at + 1 &&
                   checks_[node.first_check].kind == Kind::kAbsent;
-    if (!absent)
-      failed_ = node.first_check < node.last_check ? checks_[node.first_check].guard : -1;
-    if (!absent) failed_node_ = at;
-    return absent;
+    if (absent) return true;
+    failed_ = node.first_check < node.last_check ? checks_[node.first_check].guard : -1;
+    failed_node_ = at;
+    return false;
   }
   for (int i = node.first_check; i < node.last_check; i++) {
     if (C10_UNLIKELY(!evaluate(checks_[i], value))) {
@@ -331,7 +325,7 @@ void GuardTree::drop_temporaries() {
   // A destructor may run Python code that checks this tree.
   std::vector<PyObject*> mine;
   mine.swap(temporaries_);
-  for (PyObject* one : mine) Py_DECREF(one);
+  for (PyObject* temporary : mine) Py_DECREF(temporary);
   mine.clear();
   if (temporaries_.empty()) temporaries_.swap(mine);
 }

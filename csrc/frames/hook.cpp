@@ -47,11 +47,7 @@ void free_cache(void* pointer) {
 
 CodeCache* find_cache(PyCodeObject* code) {
   void* extra = nullptr;
-#if PY_VERSION_HEX < 0x030C0000
-  _PyCode_GetExtra(reinterpret_cast<PyObject*>(code), extra_index, &extra);
-#else
   PyUnstable_Code_GetExtra(reinterpret_cast<PyObject*>(code), extra_index, &extra);
-#endif
   return static_cast<CodeCache*>(extra);
 }
 
@@ -59,12 +55,7 @@ CodeCache* make_cache(PyCodeObject* code) {
   CodeCache* cache = find_cache(code);
   if (cache != nullptr) return cache;
   cache = new CodeCache{nullptr, false};
-#if PY_VERSION_HEX < 0x030C0000
-  int failed = _PyCode_SetExtra(reinterpret_cast<PyObject*>(code), extra_index, cache);
-#else
-  int failed = PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), extra_index, cache);
-#endif
-  if (failed) {
+  if (PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), extra_index, cache) < 0) {
     delete cache;
     return nullptr;
   }
@@ -277,7 +268,7 @@ PyObject* forget_codes(PyObject*, PyObject*) {
     cache->entries = nullptr;
     cache->skip = false;
   }
-  for (PyObject* one : dead) Py_XDECREF(one);
+  for (PyObject* object : dead) Py_XDECREF(object);
   Py_RETURN_NONE;
 }
 
@@ -307,11 +298,7 @@ PyCodeObject* make_stub() {
 }  // namespace
 
 bool add_hook(PyObject* module) {
-#if PY_VERSION_HEX < 0x030C0000
-  extra_index = _PyEval_RequestCodeExtraIndex(free_cache);
-#else
   extra_index = PyUnstable_Eval_RequestCodeExtraIndex(free_cache);
-#endif
   stub = make_stub();
   skip_always = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
   return extra_index >= 0 && stub && skip_always && PyModule_AddFunctions(module, functions) == 0 &&

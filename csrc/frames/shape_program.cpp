@@ -33,38 +33,27 @@ bool combine(ShapeOp op, int64_t a, int64_t b, int64_t* out) {
     case ShapeOp::kFloorDiv:
     case ShapeOp::kMod:
       if (b == 0 || (a == INT64_MIN && b == -1)) return false;
-      *out = op == ShapeOp::kMod ? a - floor_div(a, b) * b : floor_div(a, b);
-      return true;
+      return *out = op == ShapeOp::kMod ? a - floor_div(a, b) * b : floor_div(a, b), true;
     case ShapeOp::kMin:
-      *out = std::min(a, b);
-      return true;
+      return *out = std::min(a, b), true;
     case ShapeOp::kMax:
-      *out = std::max(a, b);
-      return true;
+      return *out = std::max(a, b), true;
     case ShapeOp::kEq:
-      *out = a == b;
-      return true;
+      return *out = a == b, true;
     case ShapeOp::kNe:
-      *out = a != b;
-      return true;
+      return *out = a != b, true;
     case ShapeOp::kLt:
-      *out = a < b;
-      return true;
+      return *out = a < b, true;
     case ShapeOp::kLe:
-      *out = a <= b;
-      return true;
+      return *out = a <= b, true;
     case ShapeOp::kGt:
-      *out = a > b;
-      return true;
+      return *out = a > b, true;
     case ShapeOp::kGe:
-      *out = a >= b;
-      return true;
+      return *out = a >= b, true;
     case ShapeOp::kAnd:
-      *out = a && b;
-      return true;
+      return *out = a && b, true;
     case ShapeOp::kOr:
-      *out = a || b;
-      return true;
+      return *out = a || b, true;
     default:
       return false;
   }

@@ -92,12 +92,12 @@ class Entry:
 
 @final
 class BoundCall:
-    """Calls `target(*args, *tree.bindings)`, or `target(*args, tree.bindings)` if not `spread`.
+    """Calls `target(*args, tree.bindings)`.
 
     As the callable of an `Entry` with the same tree it runs right after the check, so the bindings are this call's.
     """
 
-    def __new__(cls, tree: GuardTree, target: Callable[..., Any], spread: bool = True) -> BoundCall: ...
+    def __new__(cls, tree: GuardTree, target: Callable[..., Any]) -> BoundCall: ...
     def __call__(self, *args: Any) -> Any: ...
     tree: GuardTree
     target: Callable[..., Any]

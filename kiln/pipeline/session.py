@@ -234,7 +234,7 @@ class CompileSession:
         finish_regions(capture.function, captured.regions)
         run: Callable[..., object] = capture.function
         if capture.collect:
-            run = BoundCall(tree, capture.function, spread=False)
+            run = BoundCall(tree, capture.function)
         return Entry(tree, run, variant)  # not the capture, which holds the arguments of this call
 
     def _raising(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:

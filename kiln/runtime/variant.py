@@ -126,7 +126,7 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
     facts = [(kind, fact) for kind, fact in code["facts"]]
     stored = StoredGuards(bytes(sections["guards"]))
     variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"])
-    run: Any = BoundCall(tree, function, spread=False) if checks["tree"]["collect"] else function
+    run: Any = BoundCall(tree, function) if checks["tree"]["collect"] else function
     return Entry(tree, run, variant)
 
 

@@ -74,7 +74,7 @@ class Lab:
         self.failures.append(
             tree.explain(tuple(locals.values()), dispatcher.function.__globals__, dispatcher.function.__closure__)
         )
-        target = BoundCall(tree, got.function, False) if got.collect else got.function
+        target = BoundCall(tree, got.function) if got.collect else got.function
         entry = Entry(tree, target)
         dispatcher.set_entries([*dispatcher.entries, entry])
         return entry

@@ -43,7 +43,7 @@ class SpeculatingLab(Lab):
                 return None
             tree = build_tree(got.guards, collect=got.collect, function=function)
             assert tree.explain(tuple(locals.values()), function.__globals__, function.__closure__) is None
-            entry = Entry(tree, BoundCall(tree, got.function, False) if got.collect else got.function)
+            entry = Entry(tree, BoundCall(tree, got.function) if got.collect else got.function)
             dispatcher.set_entries([*dispatcher.entries, entry])
             return entry
 

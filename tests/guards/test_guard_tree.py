@@ -535,7 +535,7 @@ def test_a_model_that_holds_its_dispatcher_is_freed() -> None:
     guards, collect = module_guards(model, X)
     tree = tree_of(*guards, collect=tuple(collect))
     dispatcher = _frames.Dispatcher(function, lambda *a: None)
-    dispatcher.set_entries([_frames.Entry(tree, _frames.BoundCall(tree, lambda *a: a[2:]))])
+    dispatcher.set_entries([_frames.Entry(tree, _frames.BoundCall(tree, lambda x, y, bindings: bindings))])
     model.__dict__["compiled"] = dispatcher
     assert dispatcher(model) == (model.weight, model.bias)
     gone = weakref.ref(model), weakref.ref(dispatcher), weakref.ref(model.weight)
