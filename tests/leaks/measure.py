@@ -39,7 +39,8 @@ class Snapshot:
 
 def snapshot(watched: Sequence[object] = ()) -> Snapshot:
     """`watched`: objects whose references are counted, beside those that every program uses."""
-    gc.collect()
+    while gc.collect():  # what a freed object of C held becomes garbage in the next pass
+        pass
     counts: Counter[str] = Counter()
     for one in gc.get_objects():
         counts[f"object {type(one).__module__}.{type(one).__qualname__}"] += 1
