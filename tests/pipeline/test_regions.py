@@ -25,7 +25,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_compiler_that_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(libraries, "toolchain", lambda: Toolchain("/bin/false", "0", ()))
+    monkeypatch.setattr(libraries, "toolchain", lambda seconds: Toolchain("/bin/false", "0", ()))
     x = torch.randn(5)
     compiled = kiln.compile(double, options={"cache": True, "cache_dir": str(tmp_path)})
     with pytest.warns(KilnWarning, match="KILN4102"):
