@@ -136,7 +136,7 @@ MAP = {
         ("Which stages lead from a graph to a plan?", "kiln/pipeline/stages.py", "GRAPH_TO_PLAN"),
         ("Which steps does a plan have?", "kiln/plan/steps/__init__.py", "STEPS"),
         ("When is each temporary of a plan alive?", "kiln/plan/arena.py", "plan_memory"),
-        ("Which temporaries get the same memory?", "csrc/executor/arena.cpp", "lives_meet"),
+        ("Which temporaries get the same memory?", "csrc/executor/arena.cpp", "live_together"),
         ("How is a step written into the bytes that the executor reads?", "kiln/plan/steps/compute.py", "LaunchStep"),
         ("Which words does the native program have, in which order?", "kiln/plan/native.py", "NATIVE_STEPS"),
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),

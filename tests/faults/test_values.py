@@ -127,3 +127,14 @@ def test_shifts_by_more_than_the_width(dtype: torch.dtype) -> None:
     x = torch.arange(-100, 156).to(dtype)
     for shift in (0, 1, 7, 8, 9, 31, 64, 100):
         assert_like_eager(kiln.compile(program), program, x, torch.full_like(x, shift))
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+def test_foreach_with_one_number_of_a_tensor_for_each(name: str) -> None:
+    function = getattr(torch, f"_foreach_{name}")
+    lists = [[torch.rand(3) + number, torch.rand(2) + number] for number in range(3)]
+    scalars = torch.tensor([2.0, 5.0])
+    expected = function(*lists, scalars)
+    got = kiln.compile(lambda *lists: function(*lists, scalars))(*lists)
+    for result, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(result, wanted)

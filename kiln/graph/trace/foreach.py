@@ -13,6 +13,7 @@ from typing import cast
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Argument, Node
+from kiln.graph.ops.breaks import DataDependentScalar
 from kiln.graph.ops.registry import Decomposition
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 
@@ -39,7 +40,14 @@ def foreach_handler(op: OpOverload, find: Callable[[str], Decomposition | None])
     rule = next((found for single in single_names(name) if (found := find(single))), None)
     if rule is None:
         return None
+    if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in op._schema.arguments):
+        return _break_for_values
     return _handler(rule, in_place=op._schema.is_mutable, zero="_foreach_zero" in name)
+
+
+def _break_for_values(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """One number per tensor, read from the elements of a tensor."""
+    raise DataDependentScalar(op=str(op))
 
 
 def _handler(rule: Decomposition, *, in_place: bool, zero: bool) -> Handler:
