@@ -115,7 +115,7 @@ def load_method(frame: SymbolicFrame, name: str) -> None:
 @opcode("LOAD_SUPER_ATTR", pops=3)
 def load_super_attr(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
-    frame.push(super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name))
+    frame.push(super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name, PUSH))
 
 
 @opcode("LOAD_SUPER_METHOD", pops=3, pushes=2)
