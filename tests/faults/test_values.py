@@ -22,6 +22,7 @@ def test_recurrent_layers(module: type[torch.nn.RNNBase], sizes: tuple[int, ...]
         assert_like_eager(kiln.compile(lambda x: layer(x)[0]), lambda x: layer(x)[0], torch.rand(*sizes))
 
 
+@pytest.mark.unrecorded  # an operator that only this test knows
 def test_results_of_an_operator_that_share_memory() -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first, last, middle = torch.ops.kiln_faults.halves(x)

@@ -19,13 +19,8 @@ def cube(call: AtenCaller, x: Any) -> Any:
     ),
     (
         "kiln/loops/body/reference.py",
-        '@REFERENCE("floor_div")',
-        """@REFERENCE("cube")
-def _cube(x: Tensor) -> Tensor:
-    return x * x * x
-
-
-@REFERENCE("floor_div")""",
+        'REFERENCE["floor_div"] =',
+        'REFERENCE["cube"] = lambda x: x * x * x\nREFERENCE["floor_div"] =',
     ),
     (
         "kiln/loops/codegen/cpp/dialect.py",
