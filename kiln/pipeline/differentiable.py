@@ -75,7 +75,11 @@ def differentiable_region(
     if region_target(partitioned.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
         backward.precompile()
     results = partitioned.forward.outputs[: signature.num_outputs]
-    detached = [number for number, one in enumerate(results) if one.alias and one.alias.view and not one.requires_grad]
+    detached = [
+        number
+        for number, result in enumerate(results)
+        if result.alias and result.alias.view and not result.requires_grad
+    ]
     unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(
         region_spec(plan, signature), enables_grad=enables_grad, detached=tuple(detached), unreached=unreached

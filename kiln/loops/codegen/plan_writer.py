@@ -208,11 +208,11 @@ class _PlanWriter:
             else:
                 tensors.append((slot, given.spec))
         for slot, spec in tensors:
-            yield from (SymbolBinding(one.name, "size", slot, dim) for dim, one in _bare(spec.sizes))
+            yield from (SymbolBinding(size.name, "size", slot, dim) for dim, size in _bare(spec.sizes))
         for slot, spec in tensors:
-            yield from (SymbolBinding(one.name, "stride", slot, dim) for dim, one in _bare(spec.strides))
+            yield from (SymbolBinding(stride.name, "stride", slot, dim) for dim, stride in _bare(spec.strides))
         for slot, spec in tensors:
-            yield from (SymbolBinding(one.name, "offset", slot) for _, one in _bare((spec.offset,)))
+            yield from (SymbolBinding(offset.name, "offset", slot) for _, offset in _bare((spec.offset,)))
 
     def _check_bound(self, bindings: Sequence[SymbolBinding]) -> None:
         known = {binding.name for binding in bindings}

@@ -51,7 +51,7 @@ class NotFused:
 
     def __iter__(self) -> Iterator[Refusal]:
         """Each once, without those of loops that came into one kernel by another way."""
-        apart = (one for one in self.refusals if self.kernels[one.first] != self.kernels[one.second])
+        apart = (pair for pair in self.refusals if self.kernels[pair.first] != self.kernels[pair.second])
         return iter(dict.fromkeys(apart))
 
     def __str__(self) -> str:
