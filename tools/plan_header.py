@@ -1,4 +1,4 @@
-"""Writes csrc/executor/program_format.h: the enums and step records of kiln/plan/native.py, as C++.
+"""Writes csrc/executor/program_format.h: the enums and step records of kiln/plan/program_format.py, as C++.
 
 python tools/plan_header.py            rewrite the header
 python tools/plan_header.py --check    fail if the header is not what the declarations say today
@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kiln.plan.encode import FORMAT  # noqa: E402
-from kiln.plan.native import ENUMS, MAGIC, NATIVE_STEPS, NativeStep  # noqa: E402
+from kiln.plan.program_format import ENUMS, MAGIC, NATIVE_STEPS, NativeStep  # noqa: E402
 
 HEADER = ROOT / "csrc" / "executor" / "program_format.h"
 
 INTRODUCTION = """\
 // The words of a program: what kiln/plan/encode.py writes and program.cpp reads.
-// Written by tools/plan_header.py from kiln/plan/native.py; a test compares them.
+// Written by tools/plan_header.py from kiln/plan/program_format.py; a test compares them.
 // clang-format off
 #pragma once
 

@@ -1,5 +1,5 @@
 // The words of a program: what kiln/plan/encode.py writes and program.cpp reads.
-// Written by tools/plan_header.py from kiln/plan/native.py; a test compares them.
+// Written by tools/plan_header.py from kiln/plan/program_format.py; a test compares them.
 // clang-format off
 #pragma once
 

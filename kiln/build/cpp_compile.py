@@ -240,9 +240,9 @@ def balanced_groups(kernels: Sequence[Kernel], workers: int) -> list[list[Kernel
     groups: list[list[Kernel]] = [[] for _ in range(count)]
     lengths = [0] * count
     for kernel in sorted(kernels, key=lambda kernel: (-len(kernel.source), kernel.symbol)):
-        place = lengths.index(min(lengths))
-        groups[place].append(kernel)
-        lengths[place] += len(kernel.source)
+        position = lengths.index(min(lengths))
+        groups[position].append(kernel)
+        lengths[position] += len(kernel.source)
     return [group for group in groups if group]
 
 

@@ -55,8 +55,8 @@ def compile_source(source: str, symbol: str, meta: Mapping[str, Any]) -> dict[st
     if len(names) != len(types):
         raise UnsupportedLaunch(f"the kernel has parameters {names} and a signature of {len(types)} types")
     signature = {**dict(zip(names, types, strict=True)), **dict.fromkeys(constants, "constexpr")}
-    places = [function.arg_names.index(names[place]) for place in meta.get("divisible", ())]
-    attributes = {(place,): [["tt.divisibility", 16]] for place in places}
+    positions = [function.arg_names.index(names[position]) for position in meta.get("divisible", ())]
+    attributes = {(position,): [["tt.divisibility", 16]] for position in positions}
     ordered = {name: signature[name] for name in function.arg_names}
     made = run_stages(
         triton.compiler.ASTSource(function, ordered, constants, attributes),

@@ -30,7 +30,7 @@ from kiln.build.triton_compile import PURPOSE, compile_source
 from kiln.build.triton_worker import CONTROL, STARTER
 from kiln.support.optional import MissingPackage
 
-HIDDEN = ("TRITON_INTERPRET", "TRITON_CACHE_DIR")
+NOT_INHERITED = ("TRITON_INTERPRET", "TRITON_CACHE_DIR")
 """Environment variables that workers must not inherit."""
 
 
@@ -92,7 +92,7 @@ class ForkServer:
     def start() -> ForkServer:
         """Raises OSError if no process can be started."""
         path = [str(Path(__file__).parents[2]), *(path for path in sys.path if path)]
-        environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         command = [sys.executable, "-c", STARTER.format(path=path, function="main", at=CONTROL)]
         ours, theirs = socket.socketpair()
         nowhere = subprocess.DEVNULL

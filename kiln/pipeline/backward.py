@@ -20,9 +20,9 @@ from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_tangents
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
+from kiln.pipeline.compile_key import compile_key
 from kiln.pipeline.compiled_plan import CompiledPlan, compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.keys import compile_key
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.plan.arena import with_donations
 from kiln.plan.plan import Plan, PlanOutput

@@ -43,7 +43,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
     with context.events.stage("joint"):
         original = trace
-        trace, hidden = with_alias_bases(recorder, trace)
+        trace, hidden_outputs = with_alias_bases(recorder, trace)
         joint = make_joint(recorder, trace)
         original.add_backward_inputs()
         joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
@@ -54,7 +54,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)
     enables_grad = not recorder.grad_at_start
-    return differentiable_region(partitioned, replay, trace.constants, context, enables_grad, hidden)
+    return differentiable_region(partitioned, replay, trace.constants, context, enables_grad, hidden_outputs)
 
 
 def differentiable_region(
@@ -63,10 +63,10 @@ def differentiable_region(
     constants: Mapping[str, torch.Tensor],
     context: CompileContext,
     enables_grad: bool = False,
-    hidden: int = 0,
+    hidden_outputs: int = 0,
 ) -> CompiledRegion:
     """Compiles the forward; the backward is compiled when it is first needed, or started now beside the forward."""
-    signature = replace(partitioned.signature, hidden=hidden)
+    signature = replace(partitioned.signature, hidden_outputs=hidden_outputs)
     plan = forward_plan(graph_to_plan(partitioned.forward, context, "forward"), signature)
     forward = compile_plan(plan, constants, context)
     backward = BackwardCompiler(
@@ -122,8 +122,8 @@ def join_plans(forward: Executable, backward: BackwardCompiler, spec: RegionSpec
     if spec.enables_grad:
         region = torch.enable_grad()(region)
     signature = backward.signature
-    results = slice(signature.hidden, signature.num_outputs)
-    if signature.carried or signature.hidden:
+    results = slice(signature.hidden_outputs, signature.num_outputs)
+    if signature.carried or signature.hidden_outputs:
         return lambda *inputs: region(*inputs)[results]
     return region
 

@@ -25,6 +25,7 @@ from kiln.capture.interpreter.capture import Capture
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend
 from kiln.pipeline.captured import Arguments, Captured, FrameCapture
+from kiln.pipeline.compile_key import compile_key, compiler_contents
 from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import (
@@ -37,13 +38,12 @@ from kiln.pipeline.dispatchers import (
     side_exits,
 )
 from kiln.pipeline.gc_pause import GC_PAUSE
-from kiln.pipeline.keys import compile_key, compiler_contents
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
-from kiln.runtime.cache.key import KeyBuilder
+from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.tree import build_tree, tree_rows

@@ -21,7 +21,7 @@ from torch import nn
 from kiln.native import _frames
 from kiln.native._frames import Entry
 from kiln.runtime.bytecode_file import PartWriter
-from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
+from kiln.runtime.cache.key_builder import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.guards.reference import CodeDigests, code_key
 from kiln.runtime.guards.tree import TreeRows

@@ -42,7 +42,7 @@ class MemoryPlan:
 
 
 def plan_memory(plan: Plan) -> MemoryPlan:
-    allocated = {step.out: place for place, step in enumerate(plan.steps) if isinstance(step, AllocateStep)}
+    allocated = {step.out: position for position, step in enumerate(plan.steps) if isinstance(step, AllocateStep)}
     cpu = {step.out for step in plan.steps if isinstance(step, AllocateStep) and step.spec.device.type == "cpu"}
     base_of = {step.out: step.base for step in plan.steps if isinstance(step, ViewStep)}
     needs_tensor = _needs_tensor(plan)
@@ -59,7 +59,7 @@ def plan_memory(plan: Plan) -> MemoryPlan:
         if view in views:
             base = base_of[view]
             last[base] = max(last[base], last[view])
-    buffers = tuple(RawBuffer(slot, place, last[slot]) for slot, place in allocated.items() if slot in raw)
+    buffers = tuple(RawBuffer(slot, position, last[slot]) for slot, position in allocated.items() if slot in raw)
     return MemoryPlan(buffers, frozenset(views))
 
 
@@ -76,12 +76,12 @@ def _needs_tensor(plan: Plan) -> set[Slot]:
 def _last_uses(plan: Plan) -> dict[Slot, int]:
     """The last step that reads or defines each slot; `FreeStep` and `reuse` do not use the contents."""
     last: dict[Slot, int] = {}
-    for place, step in enumerate(plan.steps):
+    for position, step in enumerate(plan.steps):
         if isinstance(step, AllocateStep | ViewStep):
-            last[step.out] = place
+            last[step.out] = position
         if not isinstance(step, FreeStep | AllocateStep):
             for slot in step.reads():
-                last[slot] = place
+                last[slot] = position
     return last
 
 
@@ -90,19 +90,19 @@ def with_frees(plan: Plan) -> Plan:
     kept = {output.slot for output in plan.outputs} | {output.alias_input for output in plan.outputs}
     last: dict[Slot, int] = {slot: -1 for slot in range(len(plan.inputs))}
     ended: set[Slot | None] = set()
-    for place, step in enumerate(plan.steps):
-        last.update((slot, place) for slot in (*step.reads(), *step.writes()))
+    for position, step in enumerate(plan.steps):
+        last.update((slot, position) for slot in (*step.reads(), *step.writes()))
         ended.update(step.slots if isinstance(step, FreeStep) else ())
         ended.add(step.reuse if isinstance(step, AllocateStep) else None)
     ending: defaultdict[int, list[Slot]] = defaultdict(list)
-    for slot, place in last.items():
+    for slot, position in last.items():
         if slot not in kept and slot not in ended and (slot >= len(plan.inputs) or plan.inputs[slot].spec is not None):
-            ending[place].append(slot)
+            ending[position].append(slot)
     steps: list[Step] = [FreeStep(tuple(ending[-1]))] if ending[-1] else []
-    for place, step in enumerate(plan.steps):
+    for position, step in enumerate(plan.steps):
         steps.append(step)
-        if ending[place]:
-            steps.append(FreeStep(tuple(ending[place])))
+        if ending[position]:
+            steps.append(FreeStep(tuple(ending[position])))
     return replace(plan, steps=tuple(steps))
 
 
@@ -129,10 +129,10 @@ def with_donations(plan: Plan, owned: Iterable[Slot]) -> Plan:
     freed = {slot for step in plan.steps if isinstance(step, FreeStep) for slot in step.slots}
     steps: list[Step] = []
     donated: list[Slot] = []
-    for place, step in enumerate(plan.steps):
+    for position, step in enumerate(plan.steps):
         if isinstance(step, AllocateStep) and step.reuse is None:
             size = _num_bytes(step.spec)
-            dead = ((slot, *memory) for slot, memory in waiting.items() if last[slot] < place and slot not in freed)
+            dead = ((slot, *memory) for slot, memory in waiting.items() if last[slot] < position and slot not in freed)
             fitting = [slot for slot, most, device in dead if most >= size and device == step.spec.device]
             if fitting and size >= SMALLEST_DONATED:
                 found = min(fitting, key=waiting.__getitem__)
@@ -150,13 +150,13 @@ def _ends(plan: Plan) -> tuple[dict[Slot, int], defaultdict[Slot, list[Slot]]]:
     owner: dict[Slot, Slot] = {slot: slot for slot in range(len(plan.inputs))}
     last: dict[Slot, int] = dict.fromkeys(owner, -1)
     views: defaultdict[Slot, list[Slot]] = defaultdict(list)
-    for place, step in enumerate(plan.steps):
+    for position, step in enumerate(plan.steps):
         if isinstance(step, ViewStep) and step.base in owner:
             owner[step.out] = owner[step.base]
             views[owner[step.base]].append(step.out)
         for slot in (*step.reads(), *step.writes()):
             if slot in owner:
-                last[owner[slot]] = place
+                last[owner[slot]] = position
     return last, views
 
 

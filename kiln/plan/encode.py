@@ -4,8 +4,8 @@
 
 All that does not depend on a call is decided here: registers of size expressions (`registers.py`), which buffers need a
 tensor (`arena.py`), the layout of each slot. The executor needs nothing else of a plan, so packages carry the same
-bytes. Each step fills a record (its method `native` in `kiln/plan/steps`); `native.py` declares the fields of all
-records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any declaration; change WORDS with
+bytes. Each step fills a record (its method `native` in `kiln/plan/steps`); `program_format.py` declares the fields of
+all records, and `tools/plan_header.py` writes their C++ structs. FORMAT changes with any declaration; change WORDS with
 the order of other words.
 """
 
@@ -19,12 +19,22 @@ from typing import Any, final
 
 import torch
 
-from kiln.plan import native
+from kiln.plan import program_format
 from kiln.plan.arena import MemoryPlan, plan_memory, with_frees
 from kiln.plan.device_copies import device_of, with_device_copies
-from kiln.plan.native import ENUMS, MAGIC, NATIVE_STEPS, NONE, BindingKind, FieldKind, OutputKind, Record, ScalarKind
 from kiln.plan.operands import Operands, counted, device_words, float_word, or_none
 from kiln.plan.plan import Kernel, Plan, PlanOutput, Slot
+from kiln.plan.program_format import (
+    ENUMS,
+    MAGIC,
+    NATIVE_STEPS,
+    NONE,
+    BindingKind,
+    FieldKind,
+    OutputKind,
+    Record,
+    ScalarKind,
+)
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Int, symbol
 from kiln.tensor.spec import TensorSpec
@@ -205,23 +215,23 @@ class ProgramEncoder:
 
 # fmt: off
 FIELD_WORDS: Mapping[FieldKind, Callable[[ProgramEncoder, Any], list[int]]] = {
-    native.SLOT:      lambda at, value: [or_none(value)],
-    native.SLOTS:     lambda at, value: counted([*map(or_none, value)]),
-    native.INDEX:     lambda at, value: [value],
-    native.LAYOUT:    lambda at, value: [at.operands.layout(value)],
-    native.LAYOUTS:   lambda at, value: counted([*map(at.operands.layout, value)]),
-    native.KERNEL:    lambda at, value: [at.kernel_numbers[value]],
-    native.REGISTER:  lambda at, value: [value],
-    native.SIZE:      lambda at, value: [at.registers.scalar(value)],
-    native.SIZES:     lambda at, value: [at.registers.vector(value)],
-    native.FLOATS:    lambda at, value: [at.operands.floats(value)],
-    native.DEVICE:    lambda at, value: [NONE if value is None else or_none(value.index)],
-    native.PLACE:     lambda at, value: device_words(value),
-    native.TEXT:      lambda at, value: [at.operands.string(value)],
-    native.RELATION:  lambda at, value: [value],
-    native.SCALAR:    lambda at, value: [value],
-    native.ARGUMENTS: lambda at, value: [len(value), *at.operands.arguments(value)],
-    native.KEYWORDS:  lambda at, value: at.operands.keywords(value),
-    native.PLAN:      lambda at, value: at.nested(value),
+    program_format.SLOT:      lambda at, value: [or_none(value)],
+    program_format.SLOTS:     lambda at, value: counted([*map(or_none, value)]),
+    program_format.INDEX:     lambda at, value: [value],
+    program_format.LAYOUT:    lambda at, value: [at.operands.layout(value)],
+    program_format.LAYOUTS:   lambda at, value: counted([*map(at.operands.layout, value)]),
+    program_format.KERNEL:    lambda at, value: [at.kernel_numbers[value]],
+    program_format.REGISTER:  lambda at, value: [value],
+    program_format.SIZE:      lambda at, value: [at.registers.scalar(value)],
+    program_format.SIZES:     lambda at, value: [at.registers.vector(value)],
+    program_format.FLOATS:    lambda at, value: [at.operands.floats(value)],
+    program_format.DEVICE:    lambda at, value: [NONE if value is None else or_none(value.index)],
+    program_format.PLACE:     lambda at, value: device_words(value),
+    program_format.TEXT:      lambda at, value: [at.operands.string(value)],
+    program_format.RELATION:  lambda at, value: [value],
+    program_format.SCALAR:    lambda at, value: [value],
+    program_format.ARGUMENTS: lambda at, value: [len(value), *at.operands.arguments(value)],
+    program_format.KEYWORDS:  lambda at, value: at.operands.keywords(value),
+    program_format.PLAN:      lambda at, value: at.nested(value),
 }
 # fmt: on

@@ -13,8 +13,8 @@ from typing import Any, final
 
 import torch
 
-from kiln.plan.native import NONE, ArgumentKind, ScalarKind
 from kiln.plan.plan import Ref, Slot
+from kiln.plan.program_format import NONE, ArgumentKind, ScalarKind
 from kiln.plan.registers import RegisterFile
 from kiln.symbolic import Expr, Int
 from kiln.tensor.dtypes import SCALAR_TYPE_NUMBERS

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import torch
 
-from kiln.plan.native import Record, ScalarKind
+from kiln.plan.program_format import Record, ScalarKind
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -140,8 +140,8 @@ def rename_in(value: Any, rename: Rename, *, refs_only: bool = False) -> Any:
 class Step:
     """One step of a plan: frozen data, and what each stage needs to know of its kind.
 
-    A new kind is a subclass listed in `kiln.plan.steps.STEPS`, its records in `kiln/plan/native.py`, and a `Run::run`
-    for each record in csrc/executor/run.cpp. No ABC: that would make `isinstance` four times as slow.
+    A new kind is a subclass listed in `kiln.plan.steps.STEPS`, its records in `kiln/plan/program_format.py`, and a
+    `Run::run` for each record in csrc/executor/run.cpp. No ABC: that would make `isinstance` four times as slow.
     """
 
     __slots__: tuple[str, ...] = ()

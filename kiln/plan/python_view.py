@@ -52,8 +52,8 @@ class PythonPrinter:
         return "\n".join([*self.above, head, *(f"    {line}" for line in self.lines)])
 
     def results(self) -> list[str]:
-        lines = [f"out{place} = {self.result(output)}" for place, output in enumerate(self.plan.outputs)]
-        return [*lines, f"return {tuple_python(f'out{place}' for place in range(len(self.plan.outputs)))}"]
+        lines = [f"out{position} = {self.result(output)}" for position, output in enumerate(self.plan.outputs)]
+        return [*lines, f"return {tuple_python(f'out{position}' for position in range(len(self.plan.outputs)))}"]
 
     def result(self, output: PlanOutput) -> str:
         base = None

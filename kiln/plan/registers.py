@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from kiln.plan.native import OperationKind
+from kiln.plan.program_format import OperationKind
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
 
 OPERATIONS = {FloorDiv: OperationKind.FLOOR_DIV, Mod: OperationKind.MOD, Min: OperationKind.MIN, Max: OperationKind.MAX}
@@ -54,14 +54,14 @@ class RegisterFile:
 
     def scalar(self, value: Int) -> int:
         """The register of `value`."""
-        return self._place(value)[0]
+        return self._register(value)[0]
 
     def vector(self, values: Sequence[Int]) -> int:
         """The first of neighbouring registers with `values`."""
         key = tuple(values)
         if key in self._vectors:
             return self._vectors[key]
-        sources = [None if isinstance(value, int) else self._place(value) for value in key]
+        sources = [None if isinstance(value, int) else self._register(value) for value in key]
         start = len(self.ints)
         for value, source in zip(key, sources, strict=True):
             register = self.new_int(value if isinstance(value, int) else 0)
@@ -84,7 +84,7 @@ class RegisterFile:
         self._float_vectors[key] = start
         return start
 
-    def _place(self, value: Int) -> tuple[int, int]:
+    def _register(self, value: Int) -> tuple[int, int]:
         found = self._scalars.get(value)
         if found is None:
             found = self._scalars[value] = (self.new_int(value), 0) if isinstance(value, int) else self._compute(value)
@@ -100,11 +100,11 @@ class RegisterFile:
         products = []
         for monomial, coefficient in value.terms:
             factors: list[Int] = [*monomial] if coefficient == 1 else [*monomial, coefficient]
-            products.append(self._apply(OperationKind.MUL, factors) if factors else self._place(1))
+            products.append(self._apply(OperationKind.MUL, factors) if factors else self._register(1))
         return self._fold(OperationKind.ADD, products)
 
     def _apply(self, operation: int, operands: Sequence[Int]) -> tuple[int, int]:
-        return self._fold(operation, [self._place(operand) for operand in operands])
+        return self._fold(operation, [self._register(operand) for operand in operands])
 
     def _fold(self, operation: int, operands: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """`operation` over the operands from left to right, each result in a register of its own."""

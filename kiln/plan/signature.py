@@ -53,7 +53,7 @@ class Tangent:
 class Signature:
     """See above. A `SymbolBinding` in `saved` is a number read off an input of the forward.
 
-    `hidden`: the number of leading outputs that are bases of later ones, which are views; the user does not get them.
+    `hidden_outputs`: how many leading outputs are bases of later ones (views); the user does not get them.
     `gradients`: the inputs of the forward that have a gradient, in the order of the outputs of a backward for all.
     """
 
@@ -63,4 +63,4 @@ class Signature:
     saved: tuple[SavedTensor | SymbolBinding, ...]
     tangents: tuple[Tangent, ...]
     gradients: tuple[int, ...]
-    hidden: int = 0
+    hidden_outputs: int = 0

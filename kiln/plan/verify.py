@@ -170,10 +170,10 @@ class _Verifier:
         self.live.add(slot)
 
     def check_outputs(self) -> None:
-        for place, output in enumerate(self.plan.outputs):
+        for position, output in enumerate(self.plan.outputs):
             if output.slot is not None and output.alias_input is None and output.slot not in self.live:
-                self.fail(f"P6: output {place} is %{output.slot}, which is not live")
+                self.fail(f"P6: output {position} is %{output.slot}, which is not live")
             if output.alias_input is not None and not 0 <= output.alias_input < len(self.plan.inputs):
-                self.fail(f"P6: output {place} aliases input {output.alias_input}, which does not exist")
-            if output.alias_output is not None and not 0 <= output.alias_output < place:
-                self.fail(f"P6: output {place} aliases output {output.alias_output}, which does not come before it")
+                self.fail(f"P6: output {position} aliases input {output.alias_input}, which does not exist")
+            if output.alias_output is not None and not 0 <= output.alias_output < position:
+                self.fail(f"P6: output {position} aliases output {output.alias_output}, which does not come before it")

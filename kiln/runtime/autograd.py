@@ -89,8 +89,8 @@ def make_region(
     )
 
 
-def saved_extra(plan: Plan, place: int) -> Saved:
-    """The entry for output `place` of the forward plan; names the input or earlier output of which it is a view."""
+def saved_extra(plan: Plan, position: int) -> Saved:
+    """The entry for output `position` of the forward plan; names the input or earlier output of which it is a view."""
     base_of = {step.out: step.base for step in plan.steps if isinstance(step, ViewStep)}
 
     def owner(slot: Slot | None) -> Slot | None:
@@ -98,15 +98,15 @@ def saved_extra(plan: Plan, place: int) -> Saved:
             slot = base_of[slot]
         return slot
 
-    memory = owner(plan.outputs[place].slot)
+    memory = owner(plan.outputs[position].slot)
     if memory is None:
-        return Saved("extra", place)
+        return Saved("extra", position)
     if memory < len(plan.inputs):
-        return Saved("extra", place, view_of_input=memory)
-    for number, output in enumerate(plan.outputs[:place]):
+        return Saved("extra", position, view_of_input=memory)
+    for number, output in enumerate(plan.outputs[:position]):
         if owner(output.slot) == memory:
-            return Saved("extra", place, view_of_output=number)
-    return Saved("extra", place)
+            return Saved("extra", position, view_of_output=number)
+    return Saved("extra", position)
 
 
 @final

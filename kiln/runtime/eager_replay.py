@@ -91,12 +91,12 @@ class _Run:
         reader = READERS.get(kind)
         return constant_from_json(row) if reader is None else reader(self, content)
 
-    def bind(self, places: Any, value: Any) -> None:
-        if isinstance(places, list):
-            for place, part in zip(places, value, strict=True):
-                self.bind(place, part)
-        elif places is not None:
-            self.values[places] = value
+    def bind(self, positions: Any, value: Any) -> None:
+        if isinstance(positions, list):
+            for position, part in zip(positions, value, strict=True):
+                self.bind(position, part)
+        elif positions is not None:
+            self.values[positions] = value
 
 
 SET_STATE = "set"
@@ -117,8 +117,8 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
 def symbol_values(bindings: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     """Each symbol with its number in these inputs. `["s0", 1, "stride", 0]`: the first stride of the second."""
     found: dict[str, int] = {}
-    for name, place, what, axis in bindings:
-        found[name] = int(inputs[place] if what == "value" else getattr(inputs[place], what)(axis))
+    for name, position, what, axis in bindings:
+        found[name] = int(inputs[position] if what == "value" else getattr(inputs[position], what)(axis))
     return found
 
 

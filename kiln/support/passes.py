@@ -78,6 +78,6 @@ def check_order(passes: Sequence[Named], *constraints: Before) -> None:
         for name in (rule.first, rule.second):
             if name not in names:
                 raise ValueError(f"no pass is called {name!r}")
-        last = max(place for place, name in enumerate(names) if name == rule.first)
+        last = max(position for position, name in enumerate(names) if name == rule.first)
         if last > names.index(rule.second):
             raise ValueError(f"{rule.first!r} must stand before {rule.second!r}: {rule.because}")

@@ -12,7 +12,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.order import GroupOrder
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.fusion.vetoes import CONFLICT, EARLY_VETOES, VETOES, two_blockings
+from kiln.loops.fusion.vetoes import CONFLICT, PAIR_VETOES, VETOES, two_blockings
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import LoopProgram
 from kiln.loops.program.text import program_text
@@ -127,7 +127,7 @@ def test_text(veto: str, golden: Callable[..., None]) -> None:
 
 
 def test_every_veto_has_a_program() -> None:
-    assert {veto.name for veto in (*EARLY_VETOES, *VETOES)} == {*CASES, "two-blockings"}
+    assert {veto.name for veto in (*PAIR_VETOES, *VETOES)} == {*CASES, "two-blockings"}
 
 
 def test_two_blockings() -> None:

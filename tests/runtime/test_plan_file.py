@@ -15,7 +15,7 @@ from kiln.plan.serialize import UnreadablePlan, decode_plan, encode_plan
 from kiln.plan.text import plan_text
 from kiln.runtime import loader as plan_file
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
-from kiln.runtime.cache.key import KeyBuilder, explain_miss, remember
+from kiln.runtime.cache.key_builder import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle

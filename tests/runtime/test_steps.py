@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from kiln.plan.encode import FIELD_WORDS
-from kiln.plan.native import NATIVE_STEPS
 from kiln.plan.plan import Step
+from kiln.plan.program_format import NATIVE_STEPS
 from kiln.plan.steps import STEPS
 from tests.runtime.samples import add_norm
 from tests.runtime.test_plan_text import everything

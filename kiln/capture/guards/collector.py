@@ -76,11 +76,11 @@ class GuardCollector:
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, expected, at, why)
 
-    def asked(self, source: Source, kind: str) -> bool:
+    def has(self, source: Source, kind: str) -> bool:
         """Whether this source object has a guard of `kind`, the value of a kind that occurs once per source."""
         return (id(source), kind, None) in self._guards
 
-    def asked_any(self, source: Source) -> bool:
+    def has_identifying(self, source: Source) -> bool:
         """Whether a guard identifies the value at this source object."""
         return any((id(source), kind, None) in self._guards for kind in IDENTIFYING)
 

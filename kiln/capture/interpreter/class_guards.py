@@ -63,7 +63,7 @@ def guard_lookup(s: CaptureState, source: Source, cls: type, name: str, entry: F
         return
     raw = entry[1]
     used = s.classes.attributes.get((cls, name))
-    if used is not None and used.source is not None and s.guards.asked_any(used.source):
+    if used is not None and used.source is not None and s.guards.has_identifying(used.source):
         return
     if type(raw) is types.FunctionType:
         s.guard(source, GuardKind.FUNCTION_CODE, expectation(s, raw))

@@ -378,7 +378,7 @@ class CaptureState:
     def guard_type(self, value: Value) -> type:
         kind = value.python_type()
         source = value.source
-        if source is not None and not self.guards.asked(source, TYPE_IS):
+        if source is not None and not self.guards.has(source, TYPE_IS):
             self.guards.add(source, GuardKind.TYPE_IS, self.reference(kind), self.location())
             self.classes.instances.setdefault(kind, source)
         return kind

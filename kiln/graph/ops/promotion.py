@@ -108,13 +108,13 @@ def widened(rule: R) -> R:
 
     @wraps(rule)
     def run(e: Emit, *args: object, **kwargs: object) -> object:
-        narrow = next(arg.tensor.dtype for arg in args if type(arg) is Node)
-        if narrow not in OPMATH:
+        reduced = next(arg.tensor.dtype for arg in args if type(arg) is Node)
+        if reduced not in OPMATH:
             return rule(e, *args, **kwargs)
-        result = rule(e, *[_widen(e, arg, narrow) for arg in args], **kwargs)
+        result = rule(e, *[_to_opmath(e, arg, reduced) for arg in args], **kwargs)
         if isinstance(result, tuple):
-            return tuple([_narrow(e, part, narrow) for part in result])
-        return _narrow(e, result, narrow)
+            return tuple([_round_to(e, part, reduced) for part in result])
+        return _round_to(e, result, reduced)
 
     return cast(R, run)
 
@@ -142,9 +142,9 @@ def _as_iterated(e: Emit, x: object, specs: list[TensorSpec]) -> Node:
     return x if x.tensor.strides == strides else e.node("clone", x, strides=strides)
 
 
-def _widen(e: Emit, value: object, narrow: torch.dtype) -> object:
-    return e.convert(value, OPMATH[narrow]) if isinstance(value, Node) and value.tensor.dtype is narrow else value
+def _to_opmath(e: Emit, value: object, reduced: torch.dtype) -> object:
+    return e.convert(value, OPMATH[reduced]) if isinstance(value, Node) and value.tensor.dtype is reduced else value
 
 
-def _narrow(e: Emit, value: object, narrow: torch.dtype) -> object:
-    return e.convert(value, narrow) if isinstance(value, Node) and value.tensor.dtype is OPMATH[narrow] else value
+def _round_to(e: Emit, value: object, reduced: torch.dtype) -> object:
+    return e.convert(value, reduced) if isinstance(value, Node) and value.tensor.dtype is OPMATH[reduced] else value

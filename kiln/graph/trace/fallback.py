@@ -94,7 +94,7 @@ def _fake_handler(kernel: Callable[..., object]) -> Handler:
 
 
 def _probing_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-    given = cast(Args, _frozen(mode, args)), cast(Named, _frozen(mode, tuple(sorted(kwargs.items()))))
+    given = cast(Args, _hashable(mode, args)), cast(Named, _hashable(mode, tuple(sorted(kwargs.items()))))
     made = probed(op, *given)
     if mode.autocast and _calls_others(op.name()):
         with _exclude(AutocastCPU, False), _exclude(AutocastCUDA, False):
@@ -121,13 +121,13 @@ def _record(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs, spe
 # The arguments of a probe, hashable: specs stand for tensors.
 
 
-def _frozen(mode: RecordingMode, value: object) -> object:
+def _hashable(mode: RecordingMode, value: object) -> object:
     if isinstance(value, torch.Tensor):
         spec = mode.view_of(value).spec
         sizes, strides = (tuple(map(mode.symbols.specialise, part)) for part in (spec.sizes, spec.strides))
         return TensorSpec(spec.dtype, sizes, strides, 0, spec.device)
     if isinstance(value, list | tuple):
-        return tuple([_frozen(mode, part) for part in value])
+        return tuple([_hashable(mode, part) for part in value])
     return mode.symbols.specialise(value) if isinstance(value, Expr | torch.SymInt) else value
 
 
@@ -136,7 +136,7 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     """Specs of the results of the real op on tensors of these specs."""
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     devices = {spec.device for spec in given}
-    trusts = op.name().startswith(TRUSTING) and any(_is_whole(spec.dtype) for spec in given)
+    trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None
     if found is None:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
@@ -192,7 +192,7 @@ def integers_to_try(op: OpOverload, args: Args, kwargs: Named) -> tuple[int, ...
     specs = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     if all(spec.device.type == "cpu" for spec in specs):
         return INTEGERS
-    if not any(_is_whole(spec.dtype) for spec in specs):
+    if not any(_is_integral(spec.dtype) for spec in specs):
         return INTEGERS[:1]
     for integer in INTEGERS:
         try:
@@ -223,13 +223,13 @@ def _moved(device: torch.device, value: object) -> object:
     return device if isinstance(value, torch.device) else value
 
 
-def _is_whole(dtype: torch.dtype) -> bool:
+def _is_integral(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _trial(op: OpOverload, args: Args, kwargs: Named, integer: int) -> object:
-    given = [_thawed(str(op), value, integer) for value in args]
-    named = {key: _thawed(str(op), value, integer) for key, value in kwargs}
+    given = [_materialised(str(op), value, integer) for value in args]
+    named = {key: _materialised(str(op), value, integer) for key, value in kwargs}
     made: object = op(*given, **named)
     if not _tensors(made).isdisjoint(_tensors((*given, *named.values()))):
         raise UnsupportedOp(op=str(op), reason="it has no rule and returns an argument")
@@ -252,16 +252,16 @@ def _spec_of_real(op: str, device: torch.device, x: torch.Tensor) -> TensorSpec:
     return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, device if x.is_meta else x.device)
 
 
-def _thawed(op: str, value: object, integer: int) -> object:
+def _materialised(op: str, value: object, integer: int) -> object:
     """Tensors for specs, with values that most ops accept: identity matrices in floating point, else `integer`."""
     if isinstance(value, tuple):
-        return [_thawed(op, part, integer) for part in value]
+        return [_materialised(op, part, integer) for part in value]
     if not isinstance(value, TensorSpec):
         return value
     if not _is_small(value):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and {value} is too large for a probe")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
-    made.fill_(integer if _is_whole(value.dtype) else 0)
+    made.fill_(integer if _is_integral(value.dtype) else 0)
     if value.dtype.is_floating_point and value.rank >= 2:
         made.diagonal(dim1=-2, dim2=-1).fill_(1)
     elif value.dtype.is_floating_point:

@@ -34,7 +34,7 @@ def accesses(body: LoopBody) -> tuple[BufferAccess, ...]:
 
 
 def result_dtypes(body: LoopBody) -> tuple[torch.dtype, ...]:
-    return tuple(body.ops[place].dtype for place in body.results)
+    return tuple(body.ops[position].dtype for position in body.results)
 
 
 def flops(body: LoopBody) -> int:
@@ -81,32 +81,32 @@ def symbols_used(op: BodyOp) -> frozenset[Symbol]:
     return frozenset()
 
 
-def moved(op: BodyOp, places: Mapping[int, int]) -> BodyOp:
-    """`op` with its operands at their new places."""
+def moved(op: BodyOp, positions: Mapping[int, int]) -> BodyOp:
+    """`op` with its operands at their new positions."""
     match op:
         case Compute(prim, operands, dtype):
-            return Compute(prim, tuple(places[operand] for operand in operands), dtype)
+            return Compute(prim, tuple(positions[operand] for operand in operands), dtype)
         case Load(mask=int() as mask):
-            return replace(op, mask=places[mask])
+            return replace(op, mask=positions[mask])
         case Indirect(operand=operand):
-            return replace(op, operand=places[operand])
+            return replace(op, operand=positions[operand])
         case Random(seed=seed):
-            return replace(op, seed=places[seed])
+            return replace(op, seed=positions[seed])
     return op
 
 
 def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
     """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
     needed, symbols = set(body.results), set(used)
-    for place in range(len(body.ops) - 1, -1, -1):
-        op = body.ops[place]
+    for position in range(len(body.ops) - 1, -1, -1):
+        op = body.ops[position]
         if isinstance(op, Indirect) and op.symbol in symbols:
-            needed.add(place)
-        if place in needed:
+            needed.add(position)
+        if position in needed:
             needed.update(operands_of(op))
             symbols |= symbols_used(op)
     if len(needed) == len(body.ops):
         return body
-    places = {old: new for new, old in enumerate(sorted(needed))}
-    ops = tuple(moved(body.ops[old], places) for old in sorted(needed))
-    return LoopBody(ops, tuple(places[place] for place in body.results))
+    positions = {old: new for new, old in enumerate(sorted(needed))}
+    ops = tuple(moved(body.ops[old], positions) for old in sorted(needed))
+    return LoopBody(ops, tuple(positions[position] for position in body.results))

@@ -8,7 +8,7 @@
 
 A body is data: it is hashed, compared (equal kernels are compiled once), printed and rewritten. Every analysis and
 every printer is a `LoopHandler`, passed in and never ambient: `body.run(handler)` folds the handler over the ops.
-`BodyBuilder` is the handler whose abstract value is a place in a new body, so that inlining a producer and
+`BodyBuilder` is the handler whose abstract value is a position in a new body, so that inlining a producer and
 substituting indices is running its body into the consumer's builder.
 
 Indices are symbolic expressions over loop symbols and size symbols, one per dimension of the buffer, whatever its
@@ -33,7 +33,7 @@ V = TypeVar("V")
 @final
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The element of `buffer` at `index`; 0, without a read, where `mask` (the place of a bool) is false."""
+    """The element of `buffer` at `index`; 0, without a read, where `mask` (the position of a bool) is false."""
 
     buffer: str
     index: Index
@@ -77,7 +77,7 @@ class Test:
 @final
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A POINTWISE primitive on earlier places; `dtype` is that of the result."""
+    """A POINTWISE primitive on earlier positions; `dtype` is that of the result."""
 
     op: Prim
     operands: tuple[int, ...]
@@ -128,7 +128,7 @@ class LoopHandler(Protocol[V]):
 @final
 @dataclass(frozen=True, slots=True)
 class LoopBody:
-    """`ops` in order; operands and `results` are places of ops."""
+    """`ops` in order; operands and `results` are positions of ops."""
 
     ops: tuple[BodyOp, ...]
     results: tuple[int, ...]
@@ -138,10 +138,10 @@ class LoopBody:
         values: list[V] = []
         for op in self.ops:
             values.append(_step(op, handler, values))
-        return tuple(values[place] for place in self.results)
+        return tuple(values[position] for position in self.results)
 
     def mapped(self, change: Callable[[BodyOp], BodyOp]) -> LoopBody:
-        """The body with `change` applied to its ops, whose places stay; itself if nothing changes."""
+        """The body with `change` applied to its ops, whose positions stay; itself if nothing changes."""
         ops = tuple([change(op) for op in self.ops])
         return self if ops == self.ops else LoopBody(ops, self.results)
 
@@ -149,7 +149,7 @@ class LoopBody:
 def _step(op: BodyOp, handler: LoopHandler[V], values: list[V]) -> V:
     match op:
         case Compute(prim, operands, dtype):
-            return handler.pointwise(prim, dtype, *(values[place] for place in operands))
+            return handler.pointwise(prim, dtype, *(values[position] for position in operands))
         case Load(buffer, index, dtype, mask):
             return handler.load(buffer, index, dtype, None if mask is None else values[mask])
         case Const(value, dtype):

@@ -1,11 +1,11 @@
-"""Building loop bodies: the handler whose abstract value is a place in a new body.
+"""Building loop bodies: the handler whose abstract value is a position in a new body.
 
     builder = BodyBuilder()
     x = builder.load("x", (i0, i1), torch.float32)
-    y = builder.load("x", (i0, i1), torch.float32)       # the same place as x
+    y = builder.load("x", (i0, i1), torch.float32)       # the same position as x
     body = builder.finish(builder.pointwise(PRIMS["mul"], torch.float32, x, y))
 
-Equal ops share a place (all ops of a body are pure), ops on constants are folded by running them in eager, and
+Equal ops share a position (all ops of a body are pure), ops on constants are folded by running them in eager, and
 `finish` drops dead ops. `body.run(Inline(builder, {i0: j}))` copies a body with its loop symbols
 replaced; a producer is inlined by giving `Inline` a function for the loads of its buffer.
 """
@@ -38,7 +38,7 @@ from kiln.loops.body.reference import apply
 from kiln.symbolic import Int, Relation, Symbol, is_static, symbol
 
 LoadHook = Callable[[str, Index, torch.dtype, int | None], int | None]
-"""The place of a value that replaces a load, or None to keep the load."""
+"""The position of a value that replaces a load, or None to keep the load."""
 
 
 @final
@@ -48,7 +48,7 @@ class BodyBuilder(LoopHandler[int]):
     def __init__(self, indirect_prefix: str = "j") -> None:
         self.ops: list[BodyOp] = []
         self.indirect_prefix = indirect_prefix
-        self._places: dict[object, int] = {}
+        self._positions: dict[object, int] = {}
         self._renamed: dict[Symbol, Int] = {}
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
@@ -76,10 +76,10 @@ class BodyBuilder(LoopHandler[int]):
 
     def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
         """Binds `symbol` for later indices; `bind` binds a fresh symbol instead."""
-        found, place = self.bind_at(operand, substituted(size, self._renamed), check, prefer=symbol)
+        found, position = self.bind_at(operand, substituted(size, self._renamed), check, prefer=symbol)
         if found != symbol:
             self._renamed[symbol] = found
-        return place
+        return position
 
     def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
         return self.append(Random(distribution, seed, substituted(counter, self._renamed), dtype))
@@ -89,50 +89,50 @@ class BodyBuilder(LoopHandler[int]):
         return self.bind_at(operand, size, check)[0]
 
     def bind_at(self, operand: int, size: Int, check: bool = True, prefer: Symbol | None = None) -> tuple[Int, int]:
-        """What `bind` gives, and the place of its value; the symbol is `prefer` if that name is free."""
+        """What `bind` gives, and the position of its value; the symbol is `prefer` if that name is free."""
         value = self.ops[operand]
         if isinstance(value, Const) and is_static(size) and -size <= value.value < size:
             return int(value.value) % size, operand
         bound = {op.symbol for op in self.ops if isinstance(op, Indirect)}
         made = prefer if prefer and prefer not in bound else symbol(f"{self.indirect_prefix}{len(bound)}")
-        place = self._places.setdefault(("indirect", operand, size, check), len(self.ops))
-        if place == len(self.ops):
+        position = self._positions.setdefault(("indirect", operand, size, check), len(self.ops))
+        if position == len(self.ops):
             self.ops.append(Indirect(made, operand, size, check))
-        op = self.ops[place]
+        op = self.ops[position]
         assert isinstance(op, Indirect)
-        return op.symbol, place
+        return op.symbol, position
 
-    def dtype_of(self, place: int) -> torch.dtype:
-        return self.ops[place].dtype
+    def dtype_of(self, position: int) -> torch.dtype:
+        return self.ops[position].dtype
 
-    def convert(self, place: int, dtype: torch.dtype) -> int:
-        """The value at `place` as a `dtype`."""
-        return place if self.dtype_of(place) == dtype else self.pointwise(PRIMS["convert"], dtype, place)
+    def convert(self, position: int, dtype: torch.dtype) -> int:
+        """The value at `position` as a `dtype`."""
+        return position if self.dtype_of(position) == dtype else self.pointwise(PRIMS["convert"], dtype, position)
 
     def finish(self, *results: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
         """The body that gives `results`, without dead ops; `used`: bound symbols that indices of effects use."""
         return without_dead(LoopBody(tuple(self.ops), results), used)
 
     def append(self, op: BodyOp) -> int:
-        """The place of `op`, added unless an equal op is there."""
-        place = self._places.setdefault(op, len(self.ops))
-        if place == len(self.ops):
+        """The position of `op`, added unless an equal op is there."""
+        position = self._positions.setdefault(op, len(self.ops))
+        if position == len(self.ops):
             self.ops.append(op)
-        return place
+        return position
 
     def _folded(self, op: Prim, dtype: torch.dtype, operands: tuple[int, ...]) -> int | None:
-        """The place of a result that needs no new op."""
+        """The position of a result that needs no new op."""
         if op.name == "convert" and self.dtype_of(operands[0]) == dtype:
             return operands[0]
-        ops = [self.ops[place] for place in operands]
+        ops = [self.ops[position] for position in operands]
         if all(isinstance(op, Const) for op in ops):
             return self._folded_constants(op, dtype, [op for op in ops if isinstance(op, Const)])
         if op.name == "where":
             return self._chosen(ops[0], *operands[1:])
         if op.name in ("bitwise_and", "bitwise_or") and dtype == torch.bool:
-            for place, other in ((0, 1), (1, 0)):
-                if isinstance(known := ops[place], Const):
-                    return operands[other if bool(known.value) == (op.name == "bitwise_and") else place]
+            for position, other in ((0, 1), (1, 0)):
+                if isinstance(known := ops[position], Const):
+                    return operands[other if bool(known.value) == (op.name == "bitwise_and") else position]
             return operands[0] if operands[0] == operands[1] else None
         return None
 
@@ -165,8 +165,8 @@ class Inline(LoopHandler[int]):
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: int | None = None) -> int:
         at = tuple(substituted(at, self.values) for at in index)
-        place = self.on_load(buffer, at, dtype, mask) if self.on_load else None
-        return self.builder.load(buffer, at, dtype, mask) if place is None else place
+        position = self.on_load(buffer, at, dtype, mask) if self.on_load else None
+        return self.builder.load(buffer, at, dtype, mask) if position is None else position
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
         return self.builder.constant(value, dtype)
@@ -182,8 +182,8 @@ class Inline(LoopHandler[int]):
 
     def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
         size = substituted(size, self.values)
-        self.values[symbol], place = self.builder.bind_at(operand, size, check)
-        return place
+        self.values[symbol], position = self.builder.bind_at(operand, size, check)
+        return position
 
     def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
         return self.builder.random(distribution, seed, substituted(counter, self.values), dtype)

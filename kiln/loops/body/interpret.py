@@ -83,7 +83,7 @@ class TorchHandler(LoopHandler[Tensor]):
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Tensor | None = None) -> Tensor:
         tensor, before = self.read(buffer)
-        at = self.places((*before, *index))
+        at = self.coordinates((*before, *index))
         if mask is None:
             return tensor[at] if at else tensor.clone()
         if tensor.numel() == 0:
@@ -92,7 +92,7 @@ class TorchHandler(LoopHandler[Tensor]):
         loaded = tensor[tuple(inside)] if inside else tensor
         return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype))
 
-    def places(self, index: Index) -> tuple[Tensor, ...]:
+    def coordinates(self, index: Index) -> tuple[Tensor, ...]:
         return tuple(torch.as_tensor(evaluate_int(at, self.values)) for at in index)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Tensor:
@@ -134,8 +134,8 @@ def axis_values(
     """Each loop symbol as a tensor along a dimension of its own, and the extents of the iteration space."""
     extents = tuple(number(axis.size, sizes) for axis in axes)
     values: dict[Symbol, IntValue] = {}
-    for place, axis in enumerate(axes):
+    for position, axis in enumerate(axes):
         shape = [1] * len(axes)
-        shape[place] = extents[place]
-        values[axis.symbol] = torch.arange(extents[place]).view(shape)
+        shape[position] = extents[position]
+        values[axis.symbol] = torch.arange(extents[position]).view(shape)
     return values, extents

@@ -29,11 +29,11 @@ class BodyText:
         """`results`: the number of each result as often as it is used; None: each once."""
         self.lines: list[str] = []
         self._exprs: list[str] = []
-        uses = Counter(place for op in body.ops for place in operands_of(op))
-        uses.update(body.results if results is None else (body.results[place] for place in results))
-        for place, op in enumerate(body.ops):
-            self._exprs.append(self._write(op, uses[place], MAX_RESULT if place in body.results else MAX_NESTED))
-        self.results = tuple(self._exprs[place] for place in body.results)
+        uses = Counter(position for op in body.ops for position in operands_of(op))
+        uses.update(body.results if results is None else (body.results[position] for position in results))
+        for position, op in enumerate(body.ops):
+            self._exprs.append(self._write(op, uses[position], MAX_RESULT if position in body.results else MAX_NESTED))
+        self.results = tuple(self._exprs[position] for position in body.results)
 
     def _write(self, op: BodyOp, uses: int, limit: int) -> str:
         """How later ops refer to the value; adds a line unless it is written in place."""
@@ -76,7 +76,7 @@ def access_text(buffer: str, index: Index) -> str:
 
 
 def axes_text(axes: Sequence[Axis], vector: int | None = None) -> str:
-    marks = ["" if place != vector else " vector" for place in range(len(axes))]
+    marks = ["" if position != vector else " vector" for position in range(len(axes))]
     return f"({', '.join(f'{axis.symbol}: {axis.size}{mark}' for axis, mark in zip(axes, marks, strict=True))})"
 
 

@@ -26,61 +26,61 @@ Problems = Iterator[tuple[str, str]]
 
 
 def _earlier(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         for operand in operands_of(op):
-            if not 0 <= operand < place:
-                yield f"op {place} uses place {operand}"
+            if not 0 <= operand < position:
+                yield f"op {position} uses op {operand}"
     for result in body.results:
         if not 0 <= result < len(body.ops):
-            yield f"result {result} is not a place"
+            yield f"result {result} is not an op"
 
 
 def _fits_row(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         if isinstance(op, Compute):
             if op.op.kind is not Kind.POINTWISE:
-                yield f"op {place}: {op.op.name} is not pointwise"
+                yield f"op {position}: {op.op.name} is not pointwise"
             elif op.op.inputs is not None and op.op.inputs != len(op.operands):
-                yield f"op {place}: {op.op.name} takes {op.op.inputs} operands, not {len(op.operands)}"
+                yield f"op {position}: {op.op.name} takes {op.op.inputs} operands, not {len(op.operands)}"
 
 
 def _dtypes_agree(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         if isinstance(op, Load) and op.mask is not None and body.ops[op.mask].dtype != torch.bool:
-            yield f"op {place}: the mask is not a bool"
+            yield f"op {position}: the mask is not a bool"
         if not isinstance(op, Compute):
             continue
         given = [body.ops[operand].dtype for operand in op.operands]
         same = given[1:] if op.op.name == "where" else given
         if len(set(same)) > 1:
-            yield f"op {place}: {op.op.name} of {given}"
+            yield f"op {position}: {op.op.name} of {given}"
         expected = {"bool": torch.bool, "same": same[-1]}.get(op.op.result, op.dtype)
         if expected != op.dtype:
-            yield f"op {place}: {op.op.name} gives {expected}, not {op.dtype}"
+            yield f"op {position}: {op.op.name} gives {expected}, not {op.dtype}"
 
 
 def _symbols_bound(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
     bound = set(scope)
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         if unknown := symbols_used(op) - bound:
-            yield f"op {place} uses {', '.join(sorted(map(str, unknown)))}, which nothing binds"
+            yield f"op {position} uses {', '.join(sorted(map(str, unknown)))}, which nothing binds"
         if isinstance(op, Indirect):
             bound.add(op.symbol)
 
 
 def _ranks_fit(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         if isinstance(op, Load):
             if op.buffer not in ranks:
-                yield f"op {place} loads {op.buffer}, which does not exist"
+                yield f"op {position} loads {op.buffer}, which does not exist"
             elif ranks[op.buffer] != len(op.index):
-                yield f"op {place} loads {op.buffer} of rank {ranks[op.buffer]} at {len(op.index)} indices"
+                yield f"op {position} loads {op.buffer} of rank {ranks[op.buffer]} at {len(op.index)} indices"
 
 
 def _tests_open(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks) -> Problem:
-    for place, op in enumerate(body.ops):
+    for position, op in enumerate(body.ops):
         if isinstance(op, Test) and isinstance(op.relation, bool):
-            yield f"op {place} tests a constant"
+            yield f"op {position} tests a constant"
 
 
 _BODY_RULES: tuple[tuple[str, Callable[[LoopBody, frozenset[Symbol], Ranks], Problem]], ...] = (
@@ -96,7 +96,7 @@ _BODY_RULES: tuple[tuple[str, Callable[[LoopBody, frozenset[Symbol], Ranks], Pro
 def verify_body(body: LoopBody, scope: frozenset[Symbol], ranks: Ranks, excerpt: Callable[[], str]) -> None:
     """Raise InvalidLoops unless
 
-    B1  every operand is an earlier place, every result a place;
+    B1  operands are earlier ops, results are ops;
     B2  each Compute has a POINTWISE primitive and its number of operands;
     B3  operands have one dtype (but the condition of `where`), the result's is that of the row, masks are bools;
     B4  every symbol is in scope: a loop, a size, or bound by an earlier Indirect;

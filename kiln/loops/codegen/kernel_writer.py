@@ -84,7 +84,7 @@ class Storage:
 class Nest:
     """The loops around a body, outermost first, and the symbols that vary along each dimension of a block.
 
-    `vector`: place of the vectorised loop, or None. `values`: parts of a flattened axis, as expressions over the
+    `vector`: position of the vectorised loop, or None. `values`: parts of a flattened axis, as expressions over the
     symbols that the target runs over.
     """
 
@@ -111,14 +111,14 @@ class Nest:
     def depth_of(self, symbols: frozenset[Symbol]) -> int:
         """How many loops these symbols depend on."""
         depth = 0
-        for place, axis in enumerate(self.axes):
+        for position, axis in enumerate(self.axes):
             if axis.symbol in symbols:
-                depth = place + 1
+                depth = position + 1
         return max([depth, *(self.data[symbol].depth for symbol in symbols if symbol in self.data)])
 
     def dims_of(self, symbols: frozenset[Symbol]) -> Dims:
         """Dimensions of the block along which these symbols vary."""
-        own = {place for place, block in enumerate(self.blocks) if not block.isdisjoint(symbols)}
+        own = {position for position, block in enumerate(self.blocks) if not block.isdisjoint(symbols)}
         return NUMBER.union(own, *(self.data[symbol].dims for symbol in symbols if symbol in self.data))
 
     def varies(self, symbols: frozenset[Symbol]) -> bool:

@@ -71,14 +71,14 @@ class _PlanWriter:
         allocations = defaultdict(list)
         for allocation in program.allocations:
             allocations[allocation.before].append(allocation)
-        for place, step in enumerate(program.steps):
-            for allocation in allocations[place]:
+        for position, step in enumerate(program.steps):
+            for allocation in allocations[position]:
                 self._allocate(allocation)
             if isinstance(step, KernelLaunch):
                 self._launch(step)
             else:
                 self._extern(step)
-            self._free(program.frees[place])
+            self._free(program.frees[position])
         for target, source in program.writes:
             self.steps.append(steps.CopyStep(self.slots[target], self.slots[source]))
         mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
@@ -223,8 +223,8 @@ class _PlanWriter:
 
 
 def _bare(values: Sequence[Int]) -> Iterator[tuple[int, Symbol]]:
-    """The values that are a symbol alone, with their places."""
-    return ((place, value) for place, value in enumerate(values) if isinstance(value, Symbol))
+    """The values that are a symbol alone, with their positions."""
+    return ((position, value) for position, value in enumerate(values) if isinstance(value, Symbol))
 
 
 def _values(kernel: KernelIR, ints: Sequence[Int]) -> dict[Symbol, Int]:

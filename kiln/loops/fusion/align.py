@@ -115,15 +115,15 @@ def pair_by_size(first: Group, second: Group, names: Names) -> None:
 def _match(group: Group, form: Affine, other: Group, other_form: Affine, symbols: GroupSymbols) -> Names | None:
     """Equal symbols of two forms of one buffer; None after splitting one of them so that more fit."""
     names: Names = {}
-    digits = _symbols_by_stride(form)
+    by_stride = _symbols_by_stride(form)
     for mine, stride in other_form.strides.items():
-        theirs = digits.get(stride)
+        theirs = by_stride.get(stride)
         if theirs is None or 1 in (group.sizes[theirs], other.sizes[mine]):
             continue
         small, large = group.sizes[theirs], other.sizes[mine]
         if small == large:
             names[mine] = theirs
-            del digits[stride]
+            del by_stride[stride]
         elif divides(large, small) and group.can_split(theirs):
             _split(group, theirs, large, symbols)
             return None
@@ -151,13 +151,13 @@ def is_local(link: Dependency, first: Group, space: CommonSpace) -> bool:
     assert written is not None and read is not None
     if written.offset != read.offset:
         return False
-    written_outer, written_inner = _digits(link.writing, written, first, space)
-    read_outer, read_inner = _digits(link.reading, read, first, space)
+    written_outer, written_inner = _unit_strides(link.writing, written, first, space)
+    read_outer, read_inner = _unit_strides(link.reading, read, first, space)
     distinct = len({stride for stride, _ in written_inner}) == len(written_inner)
     return distinct and written_outer == read_outer and set(read_inner) <= set(written_inner)
 
 
-def _digits(
+def _unit_strides(
     group: Group, form: Affine, first: Group, space: CommonSpace
 ) -> tuple[dict[Symbol, Int], list[tuple[Int, Int]]]:
     """Strides of the units of `space`; (stride, size) of the other symbols."""

@@ -22,7 +22,7 @@ from kiln.loops.fusion.order import GroupOrder, current
 from kiln.loops.fusion.rules import FUSION_RULES, is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
-from kiln.loops.fusion.vetoes import EARLY_VETOES, VETOES_BY_RULE, Veto
+from kiln.loops.fusion.vetoes import PAIR_VETOES, VETOES_BY_RULE, Veto
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
 from kiln.support.target import Target
@@ -47,7 +47,7 @@ class Proposal:
 def propose(first: Group, second: Group, context: FusionContext, refusals: list[Refusal]) -> Proposal | None:
     """How to fuse two groups; where that is not done, the vetoes are added to `refusals`."""
     pair = Pair(first, second, context)
-    refusal = _refusal(EARLY_VETOES, pair, "")
+    refusal = _refusal(PAIR_VETOES, pair, "")
     if refusal is not None:
         refusals.append(refusal)
         return None

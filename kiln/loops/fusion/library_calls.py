@@ -72,8 +72,8 @@ def _full_arguments(node: Pointwise, buffers: Mapping[str, Buffer]) -> tuple[Buf
         return None
     index = tuple(axis.symbol for axis in node.axes)
     args = []
-    for place in op.operands:
-        load = ops[place]
+    for position in op.operands:
+        load = ops[position]
         if not isinstance(load, Load) or load.mask is not None or load.index != index:
             return None
         given = buffers[load.buffer].spec

@@ -118,7 +118,7 @@ class _PhaseBody:
         return Phase(self.bodies.axes(self.plan.axes), body, tuple(self.effects))
 
     def value(self, member: Member) -> int:
-        """The place of a member's value at this point."""
+        """The position of a member's value at this point."""
         found = self.values.get(member.out)
         if found is None:
             values = {axis: member.value(axis) for axis in member.axis_terms}
@@ -136,7 +136,7 @@ class _PhaseBody:
         return found
 
     def _from_member(self, writer: Member, reader: Member, access: MemberAccess, mask: int | None) -> int | None:
-        """The place of what `reader` reads of `writer`; None: from memory."""
+        """The position of what `reader` reads of `writer`; None: from memory."""
         bodies, plans = self.bodies, self.bodies.plans
         if isinstance(writer.node, Pointwise):
             here, stored = plans.phase_of[writer.out] == self.number, writer.out in bodies.stored
@@ -148,8 +148,8 @@ class _PhaseBody:
             local = bodies.row(writer)
         else:
             return None
-        place = self.builder.load(local.name, bodies.row_index(writer, local, access), local.dtype, mask)
-        return self.builder.convert(place, writer.node.out.spec.dtype)
+        position = self.builder.load(local.name, bodies.row_index(writer, local, access), local.dtype, mask)
+        return self.builder.convert(position, writer.node.out.spec.dtype)
 
     def _masked(self, value: int, mask: int | None) -> int:
         if mask is None:
@@ -157,10 +157,10 @@ class _PhaseBody:
         dtype = self.builder.dtype_of(value)
         return self.builder.pointwise(PRIMS["where"], dtype, mask, value, self.builder.constant(0, dtype))
 
-    def _result(self, place: int) -> int:
-        if place not in self.results:
-            self.results.append(place)
-        return self.results.index(place)
+    def _result(self, position: int) -> int:
+        if position not in self.results:
+            self.results.append(position)
+        return self.results.index(position)
 
     def _add(self, member: Member) -> None:
         node, bodies = member.node, self.bodies
@@ -184,13 +184,13 @@ class _PhaseBody:
     def _store_total(self, member: Member) -> None:
         """The finished value of a reduction, or of a block of it, to memory."""
         local = self.bodies.accumulator(member)
-        place = self.builder.load(local.name, _own_index(local), local.dtype)
+        position = self.builder.load(local.name, _own_index(local), local.dtype)
         name, index = member.out, _written_at(member)
         if member.partial is None:
-            place = self.builder.convert(place, member.node.out.spec.dtype)
+            position = self.builder.convert(position, member.node.out.spec.dtype)
         else:
             name, index = member.partial.buffer.name, (*member.partial.dims, *index)
-        self.effects.append(Store(name, index, self._result(place)))
+        self.effects.append(Store(name, index, self._result(position)))
 
 
 def _own_index(local: Local) -> Index:

@@ -133,7 +133,7 @@ def is_cheap(member: Member, inner: dict[Symbol, None]) -> bool:
     flops = loads = 0
     for op in member.node.body.ops:
         own = isinstance(op, Indirect | Random) or not moving.isdisjoint(symbols_used(op))
-        varies.append(own or any(varies[place] for place in operands_of(op)))
+        varies.append(own or any(varies[position] for position in operands_of(op)))
         if varies[-1]:
             loads += isinstance(op, Load)
             flops += op.op.flops if isinstance(op, Compute) else CHEAP_FLOPS if isinstance(op, Indirect | Random) else 0

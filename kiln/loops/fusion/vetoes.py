@@ -3,7 +3,7 @@
     b3, b7: vertical: too-many-buffers: 140 > 128 buffers (slow to compile, short of registers)
 
 Each row measures a cost of a pair of groups, and stops the fusion where it is beyond a limit. A row without a unit has
-no numbers: without it the result would be wrong, or the two have nothing to share. `EARLY_VETOES` stop all rules, and
+no numbers: without it the result would be wrong, or the two have nothing to share. `PAIR_VETOES` stop all rules, and
 are asked before a common space is sought, which may split axes; `VETOES` look at the space that a rule has found.
 """
 
@@ -263,7 +263,7 @@ def _beyond(cost: int, limit: int) -> Excess | None:
 
 # fmt: off
 ROWS, MIXED, SIBLINGS, SMALL = ("vertical", "siblings"), ("mixed-order",), ("siblings",), ("small-sums",)
-EARLY_VETOES = (
+PAIR_VETOES = (
     #    measure              unit        reason
     Veto(memory_order,        "",         "one overwrites memory that the other uses"),
     Veto(too_far_apart,       "kernels",  "only neighbours are tried"),

@@ -77,14 +77,14 @@ def canonical(kernel: KernelIR) -> tuple[KernelIR, str]:
 def _canonical_names(kernel: KernelIR) -> dict[str, str]:
     """Parameters in0, out1, io2 by use; locals sum0, amax1, row2 by contents."""
     reads, names = kernel_reads(kernel), {}
-    for place, param in enumerate(kernel.params):
+    for position, param in enumerate(kernel.params):
         kind = "in" if param.name not in kernel.writes else "io" if param.name in reads else "out"
-        names[param.name] = f"{kind}{place}"
+        names[param.name] = f"{kind}{position}"
     effects = [effect for phase in kernel.phases for effect in phase.effects]
     combined = {effect.target: effect.op.value for effect in effects if isinstance(effect, Accumulate)}
     combined |= {effect.exp_sum: "sum" for effect in effects if isinstance(effect, Accumulate) and effect.exp_sum}
-    for place, local in enumerate(kernel.locals):
-        names[local.name] = f"{combined.get(local.name, 'row' if local.axes else 'number')}{place}"
+    for position, local in enumerate(kernel.locals):
+        names[local.name] = f"{combined.get(local.name, 'row' if local.axes else 'number')}{position}"
     return names
 
 
@@ -96,42 +96,42 @@ def _canonical_symbols(kernel: KernelIR) -> dict[Symbol, Int]:
     data = dict.fromkeys(op.symbol for op in ops if isinstance(op, Indirect))
     renamed: dict[Symbol, Int] = {}
     for prefix, group in (("i", loops), ("j", data)):
-        renamed |= {old: symbol(f"{prefix}{place}") for place, old in enumerate(group)}
-    for place, given in enumerate(kernel.ints):
+        renamed |= {old: symbol(f"{prefix}{position}") for position, old in enumerate(group)}
+    for position, given in enumerate(kernel.ints):
         if isinstance(given, Symbol):
-            renamed[given] = symbol(f"n{place}")
+            renamed[given] = symbol(f"n{position}")
     return renamed
 
 
 def _ordered_phase(phase: Phase) -> Phase:
     """The ops in the order in which the effects need them, results numbered by the effects."""
     builder = BodyBuilder()
-    places: dict[int, int] = {}
-    binders = {op.symbol: place for place, op in enumerate(phase.body.ops) if isinstance(op, Indirect)}
+    positions: dict[int, int] = {}
+    binders = {op.symbol: position for position, op in enumerate(phase.body.ops) if isinstance(op, Indirect)}
 
     def need_symbols(symbols: frozenset[Symbol]) -> None:
         for bound in sorted(symbols & binders.keys(), key=lambda bound: binders[bound]):
             need(binders[bound])
 
-    def need(place: int) -> None:
-        if place in places:
+    def need(position: int) -> None:
+        if position in positions:
             return
-        op = phase.body.ops[place]
+        op = phase.body.ops[position]
         for operand in operands_of(op):
             need(operand)
         need_symbols(symbols_used(op))
-        places[place] = builder.append(moved(op, places))
+        positions[position] = builder.append(moved(op, positions))
 
     results: list[int] = []
     effects: list[Effect] = []
     for effect in phase.effects:
-        place = phase.body.results[effect.result]
-        need(place)
+        position = phase.body.results[effect.result]
+        need(position)
         for at in effect.index:
             need_symbols(at.free_symbols() if not isinstance(at, int) else frozenset())
-        if places[place] not in results:
-            results.append(places[place])
-        number = results.index(places[place])
+        if positions[position] not in results:
+            results.append(positions[position])
+        number = results.index(positions[position])
         changed = replace(effect, result=number)
         if isinstance(changed, Accumulate) and changed.running is not None:
             changed = replace(changed, running=replace(changed.running, result=number))

@@ -63,11 +63,11 @@ class KernelFacts:
         return tuple(tuple(group) for group in groups.values())
 
     def _company(self, axis: Axis) -> tuple[object, ...]:
-        phases = tuple(place for place, phase in enumerate(self.kernel.phases) if axis in phase.axes)
+        phases = tuple(position for position, phase in enumerate(self.kernel.phases) if axis in phase.axes)
         locals_ = tuple(local.name for local in self.kernel.locals if any(axis.symbol is a.symbol for a in local.axes))
         over = tuple(
-            (place, number)
-            for place, phase in enumerate(self.kernel.phases)
+            (position, number)
+            for position, phase in enumerate(self.kernel.phases)
             for number, effect in enumerate(phase.effects)
             if isinstance(effect, Accumulate) and axis in effect.over
         )
@@ -95,21 +95,21 @@ class KernelFacts:
     def shared_phases(self, axes: tuple[Axis, ...]) -> range | None:
         """The phases over `axes` if one loop can hold them: nothing pointwise in it is used outside, nothing reduced
         inside."""
-        places = [place for place, phase in enumerate(self.kernel.phases) if set(axes) <= set(phase.axes)]
-        if not places or places != list(range(places[0], places[-1] + 1)):
+        positions = [position for position, phase in enumerate(self.kernel.phases) if set(axes) <= set(phase.axes)]
+        if not positions or positions != list(range(positions[0], positions[-1] + 1)):
             return None
-        inside = range(places[0], places[-1] + 1)
+        inside = range(positions[0], positions[-1] + 1)
         symbols = {axis.symbol for axis in axes}
         pointwise = {local.name for local in self.kernel.locals if any(axis.symbol in symbols for axis in local.axes)}
         combined = {
             effect.target
-            for place in inside
-            for effect in self.kernel.phases[place].effects
+            for position in inside
+            for effect in self.kernel.phases[position].effects
             if isinstance(effect, Accumulate) and set(axes) & set(effect.over)
         }
-        for place, phase in enumerate(self.kernel.phases):
+        for position, phase in enumerate(self.kernel.phases):
             loaded = {op.buffer for op in phase.body.ops if isinstance(op, Load)}
-            if loaded & (combined if place in inside else pointwise):
+            if loaded & (combined if position in inside else pointwise):
                 return None
         return inside
 

@@ -28,8 +28,8 @@ def run_kernel(kernel: KernelIR, memory: Memory) -> None:
     for axis in kernel.units:
         if axis.symbol in sizes:
             rest = replace(kernel, units=tuple(unit for unit in kernel.units if unit is not axis))
-            for place in range(number(axis.size, memory.sizes)):
-                run_kernel(rest, replace(memory, sizes={**memory.sizes, axis.symbol: place}))
+            for position in range(number(axis.size, memory.sizes)):
+                run_kernel(rest, replace(memory, sizes={**memory.sizes, axis.symbol: position}))
             return
     _run_units(kernel, memory)
 
@@ -88,20 +88,20 @@ def _run_phase(kernel: KernelIR, phase: Phase, find: Read, memory: Memory, start
         _accumulate(effect, value, dims, handler, started)
         if effect.exp_sum is not None:
             top, before = handler.read(effect.target)
-            at = handler.places((*before, *effect.index))
+            at = handler.coordinates((*before, *effect.index))
             beside = replace(effect, target=effect.exp_sum, op=ReduceOp.SUM, exp_sum=None)
             _accumulate(beside, (value - (top[at] if at else top)).exp(), dims, handler, started)
 
 
 def _store(effect: Store, value: Tensor, handler: TorchHandler) -> None:
     target, before = handler.read(effect.target)
-    put(target, handler.places((*before, *effect.index)), value, effect.combine)
+    put(target, handler.coordinates((*before, *effect.index)), value, effect.combine)
 
 
 def _accumulate(effect: Accumulate, value: Tensor, dims: list[int], handler: TorchHandler, started: set[str]) -> None:
     target, before = handler.read(effect.target)
     part = reduced(value, effect.op, dims, target.dtype)
-    at = handler.places((*before, *effect.index))
+    at = handler.coordinates((*before, *effect.index))
     if effect.target in started:
         old = target[at] if at else target
         part = COMBINE[effect.op](old, part.expand(torch.broadcast_shapes(old.shape, part.shape)))

@@ -33,15 +33,15 @@ def _may_overtake(kernel: KernelIR) -> bool:
     Then no turn reads what another one writes: `io[i0, i1] = add(load io[i0, i1], ...)`.
     """
     stored: dict[str, tuple[set[Index], int]] = {}
-    for place, phase in enumerate(kernel.phases):
+    for position, phase in enumerate(kernel.phases):
         for store in phase_stores(phase):
             if store.combine is not None:
                 return False
-            stored.setdefault(store.target, (set(), place))[0].add(store.index)
-    for place, phase in enumerate(kernel.phases):
+            stored.setdefault(store.target, (set(), position))[0].add(store.index)
+    for position, phase in enumerate(kernel.phases):
         for access in accesses(phase.body):
-            where, first = stored.get(access.buffer, ({access.index}, place))
-            if where != {access.index} or place > first:
+            where, first = stored.get(access.buffer, ({access.index}, position))
+            if where != {access.index} or position > first:
                 return False
     return True
 

@@ -25,10 +25,10 @@ class RowMaximum:
     value: LoopBody
 
 
-def exp_below_maximum(kernel: KernelIR, phase: Phase, place: int) -> RowMaximum | None:
-    """The maximum m if the value at `place` of `phase` is exp(x - m), with m taken over the same axes; else None."""
+def exp_below_maximum(kernel: KernelIR, phase: Phase, position: int) -> RowMaximum | None:
+    """The maximum m if the value at `position` of `phase` is exp(x - m), with m taken over the same axes; else None."""
     ops = phase.body.ops
-    exp = ops[place]
+    exp = ops[position]
     difference = ops[exp.operands[0]] if isinstance(exp, Compute) and exp.op.name == "exp" else None
     if not isinstance(difference, Compute) or difference.op.name != "sub":
         return None
@@ -50,6 +50,6 @@ def exp_below_maximum(kernel: KernelIR, phase: Phase, place: int) -> RowMaximum 
     return None
 
 
-def body_of(body: LoopBody, place: int) -> LoopBody:
-    """The computation of the value at `place`, as a body of its own."""
-    return without_dead(LoopBody(body.ops, (place,)))
+def body_of(body: LoopBody, position: int) -> LoopBody:
+    """The computation of the value at `position`, as a body of its own."""
+    return without_dead(LoopBody(body.ops, (position,)))

@@ -66,7 +66,7 @@ class Tiling:
     layers: int = 1
 
     def dim_of(self, axis: Axis) -> int | None:
-        return next((place for place, dim in enumerate(self.dims) if axis in dim.axes), None)
+        return next((position for position, dim in enumerate(self.dims) if axis in dim.axes), None)
 
     def in_shared_loop(self, phase: Phase) -> bool:
         """Is the phase inside the loop that holds several?"""

@@ -22,7 +22,7 @@ def verify_kernel(kernel: KernelIR, bound: frozenset[Symbol] = frozenset()) -> N
     K4  a phase loads no local before something wrote it, and nothing that its own effects store
         (an accumulator is complete only in later phases);
     K5  every size symbol that is used (in a size, a stride, an effect) is an argument;
-    K6  axes of units and of one phase have different symbols, `vector` is a place in them;
+    K6  axes of units and of one phase have different symbols, `vector` is a position in them;
     K7  a sum of exp stands beside a maximum, in accumulators that nothing else feeds;
     and every body is right (B1 to B6).
     """

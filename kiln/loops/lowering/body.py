@@ -1,11 +1,11 @@
 """A loop body while its ops are collected from the graph: elements of nodes, computed or loaded.
 
     body = Body(lowering, axes)
-    place = body.element(node, (i0, i1))       inlines `node`, or loads it where it has a buffer
-    body.finish(place)
+    position = body.element(node, (i0, i1))       inlines `node`, or loads it where it has a buffer
+    body.finish(position)
 
-A place is the number of an op in the body. Each (node, index, mask) is computed once, so a value that is used twice at
-one point is one op. A mask or condition of None always holds.
+A position is the number of an op in the body. Each (node, index, mask) is computed once, so a value that is used twice
+at one point is one op. A mask or condition of None always holds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Body:
         self._done: dict[tuple[Node, Index, int | None], int] = {}
 
     def element(self, node: Node, index: Index, mask: int | None = None) -> int:
-        """The place of `node`'s element at `index`."""
+        """The position of `node`'s element at `index`."""
         key = (node, index, mask)
         found = self._done.get(key)
         if found is None:
@@ -98,8 +98,8 @@ class Body:
         """The element of `node` that is at `index` of the `sizes` it is broadcast to."""
         return self.element(node, broadcast_index(node.tensor, index, sizes, self.elements.env), mask)
 
-    def finish(self, place: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
-        return self.builder.finish(place, used=used)
+    def finish(self, position: int, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+        return self.builder.finish(position, used=used)
 
 
 def broadcast_index(spec: TensorSpec, index: Index, sizes: Sequence[Int], env: ShapeEnv | None = None) -> Index:

@@ -1,7 +1,7 @@
 """The two columns of lowering: how each primitive op becomes loops.
 
-    ELEMENT["add"](body, node, index, mask)     the place of one element of the result, in a loop body;
-                                                loads are guarded by `mask`: the place of a bool, or None
+    ELEMENT["add"](body, node, index, mask)     the position of one element of the result, in a loop body;
+                                                loads are guarded by `mask`: the position of a bool, or None
     STATEMENT["sum"](lowering, node)            the loop node (or call) that writes the whole result
 
 An op with an element rule can be inlined into its readers, or realised: written to a buffer by a `Pointwise` node.

@@ -80,7 +80,7 @@ class Lowering:
     # For the rules of both columns.
 
     def element(self, body: Body, node: Node, index: Index, mask: int | None) -> int:
-        """The place of one element: loaded where `node` has a buffer, else computed."""
+        """The position of one element: loaded where `node` has a buffer, else computed."""
         buffer = self.buffers.get(node)
         if buffer is not None and 0 not in buffer.spec.sizes:
             return body.load(buffer, index, mask)
@@ -90,8 +90,8 @@ class Lowering:
         rule = ELEMENT.get(node.op.name)
         if rule is None:
             raise NoMemory(op=node.op.name, spec=node.spec)
-        place: int = rule(body, node, index, mask)
-        return place
+        position: int = rule(body, node, index, mask)
+        return position
 
     def body(self, axes: tuple[Axis, ...]) -> Body:
         return Body(self, axes)

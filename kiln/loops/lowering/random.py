@@ -76,7 +76,7 @@ def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
 def key(body: Body, seed: str) -> int:
     """Place of seed + offset * GOLDEN."""
     builder = body.builder
-    first, offset = (builder.load(seed, (place,), _WIDE, None) for place in (0, 1))
+    first, offset = (builder.load(seed, (position,), _WIDE, None) for position in (0, 1))
     scattered = builder.pointwise(PRIMS["mul"], _WIDE, offset, builder.constant(GOLDEN, _WIDE))
     return builder.pointwise(PRIMS["add"], _WIDE, first, scattered)
 

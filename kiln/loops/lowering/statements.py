@@ -57,11 +57,11 @@ def _unreduced(lowering: Lowering, node: Node) -> Buffer:
     body = lowering.body(axes)
     if node.op.result == "same":
         rest = iter(own_index(axes))
-        place = body.element(x, tuple([0 if axis in reduced else next(rest) for axis in range(x.tensor.rank)]))
+        position = body.element(x, tuple([0 if axis in reduced else next(rest) for axis in range(x.tensor.rank)]))
     else:
-        place = body.builder.constant(0, node.tensor.dtype)
+        position = body.builder.constant(0, node.tensor.dtype)
     out = lowering.new_buffer(node.tensor)
-    lowering.emit(Pointwise(out, axes, body.finish(place), origin_text(node)))
+    lowering.emit(Pointwise(out, axes, body.finish(position), origin_text(node)))
     return out
 
 

@@ -106,7 +106,7 @@ def _run_scatter(node: nodes.Scatter, out: Tensor, memory: Memory) -> None:
     if node.init in memory.tensors and memory.tensors[node.init] is not out and node.out.base is None:
         out.copy_(memory.tensors[node.init])
     value, handler = _run_body(node.body, node.axes, memory)
-    put(out, handler.places(node.index), value, node.combine)
+    put(out, handler.coordinates(node.index), value, node.combine)
 
 
 def run_extern(node: nodes.Extern, memory: Memory) -> None:

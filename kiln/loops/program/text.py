@@ -78,9 +78,9 @@ def program_text(program: nodes.LoopProgram) -> str:
 
 def arguments_text(inputs: Sequence[nodes.Buffer | Symbol], constants: Sequence[tuple[nodes.Buffer, str]]) -> list[str]:
     lines = []
-    for place, given in enumerate(inputs):
+    for position, given in enumerate(inputs):
         name = f"{given}: size" if isinstance(given, Symbol) else buffer_text(given)
-        lines.append(f"{name} = input {place}")
+        lines.append(f"{name} = input {position}")
     return lines + [f"{buffer_text(buffer)} = constant {key}" for buffer, key in constants]
 
 

@@ -1,4 +1,4 @@
-"""The kinds of steps. To add one: a subclass of `Step`, listed in STEPS; its records in `native.py` and their C++."""
+"""The kinds of steps. To add one: a subclass of `Step` in STEPS, its record in `program_format.py`, and its C++."""
 
 from kiln.plan.plan import Step
 from kiln.plan.steps.compute import AtenStep, LaunchStep, RandomSeedStep

@@ -13,9 +13,9 @@ from typing import Any, final
 import torch
 
 from kiln.plan.errors import status_error
-from kiln.plan.native import ATEN, LAUNCH, RANDOM_SEED, Record
 from kiln.plan.overloads import find_overload
 from kiln.plan.plan import KernelArguments, PlanEncoder, PlanPrinter, PlanRun, Ref, Slot, Step
+from kiln.plan.program_format import ATEN, LAUNCH, RANDOM_SEED, Record
 from kiln.plan.python_view import layout_python, tuple_python
 from kiln.plan.random import draw_seed
 from kiln.plan.text import argument_text, slots_text, step_text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from kiln.plan.errors import CheckFailed
-from kiln.plan.native import BRANCH, CHECK_RELATION, CHECK_TENSOR, HOST_READ, Record, RelationKind, ScalarKind
 from kiln.plan.plan import Plan, PlanEncoder, PlanPrinter, PlanRun, Slot, Step
+from kiln.plan.program_format import BRANCH, CHECK_RELATION, CHECK_TENSOR, HOST_READ, Record, RelationKind, ScalarKind
 from kiln.plan.text import plan_text, slots_text
 from kiln.symbolic import Relation
 

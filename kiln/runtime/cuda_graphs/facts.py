@@ -104,14 +104,14 @@ def seeded_plan(plan: Plan) -> Plan:
         if not isinstance(step, RandomSeedStep):
             steps.append(step)
             continue
-        place = len(plan.constants) + len(increments)
+        position = len(plan.constants) + len(increments)
         increments.append(PlanOutput(value=step.increment))
         if step.out not in returned:
-            steps.append(ConstantStep(step.out, place))
+            steps.append(ConstantStep(step.out, position))
             continue
         # A seed that is returned (for the backward) is copied: the next call changes the constant.
         own = TensorSpec(torch.int64, (2,), (1,), 0, step.device)
-        steps.append(ConstantStep(slots, place))
+        steps.append(ConstantStep(slots, position))
         steps.append(AtenStep("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
         slots += 1
     keys = tuple(f"seed/{number}" for number in range(len(increments)))

@@ -53,7 +53,7 @@ TWIN_SHARE = 4
 COPY_BYTES = 256 << 20
 """Arguments whose addresses change are copied, up to this size in all; beyond, calls run without a graph."""
 
-MOVES = 2
+MOST_MOVES = 2
 """Recordings made because a parameter, or a result of another graph, has moved; then it is copied."""
 
 STRIKES = 16
@@ -160,11 +160,11 @@ class GraphedPlan:
     def _with_moved(self, moved: list[Recording], args: tuple[object, ...]) -> object:
         """The layout is known, but arguments have moved since all its recordings."""
         nearest = min(moved, key=lambda recording: len(recording.state.moved(args)))
-        places = nearest.state.moved(args)
-        steady = [place for place in places if self._moves[place] < MOVES]
-        stale = {place for place in steady if isinstance(args[place], nn.Parameter)}
-        lent = {place for place in steady if is_lent(args[place])}
-        elsewhere = set(places) - stale - lent
+        positions = nearest.state.moved(args)
+        steady = [position for position in positions if self._moves[position] < MOST_MOVES]
+        stale = {position for position in steady if isinstance(args[position], nn.Parameter)}
+        lent = {position for position in steady if is_lent(args[position])}
+        elsewhere = set(positions) - stale - lent
         copied = nearest.copied | elsewhere
         if not self._may_copy(args, copied):
             return self.plain(*args)
@@ -188,8 +188,8 @@ class GraphedPlan:
             return self.plain(*args)
         same = (first == now for first, now in zip(sighting.addresses, addresses_of(args), strict=True))
         copied = {
-            place
-            for place, (arg, unmoved) in enumerate(zip(args, same, strict=True))
+            position
+            for position, (arg, unmoved) in enumerate(zip(args, same, strict=True))
             if isinstance(arg, torch.Tensor) and not (unmoved or isinstance(arg, nn.Parameter) or is_lent(arg))
         }
         if not self._may_copy(args, copied):
@@ -205,8 +205,8 @@ class GraphedPlan:
 
     # ----------------------------------------------------------------------------------------------------- recording
 
-    def _may_copy(self, args: tuple[Any, ...], places: Iterable[int]) -> bool:
-        return sum(span_bytes(args[place]) for place in places) <= COPY_BYTES
+    def _may_copy(self, args: tuple[Any, ...], positions: Iterable[int]) -> bool:
+        return sum(span_bytes(args[position]) for position in positions) <= COPY_BYTES
 
     def _record(self, args: tuple[object, ...], copied: Collection[int]) -> Recording | None:
         """A new recording, which is kept; None if it is refused or fails."""

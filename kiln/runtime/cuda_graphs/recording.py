@@ -81,17 +81,17 @@ class Recording:
     @plainly()
     def make(what: Recordable, device: GraphDevice, args: tuple[Any, ...], copied: Collection[int]) -> Recording:
         """Record the plan for `args`, without computing. Raises what `GraphDevice.record` raises."""
-        flats = {place: flat_buffer(args[place]) for place in sorted(copied)}
+        flats = {position: flat_buffer(args[position]) for position in sorted(copied)}
         used = tuple(over(flats[n], arg) if n in flats else arg for n, arg in enumerate(args))
-        for place, flat in flats.items():
-            flat.copy_(flat_view(args[place]))
+        for position, flat in flats.items():
+            flat.copy_(flat_view(args[position]))
         graph, results = device.record(what.run, used, what.facts.name)
         results = tuple(results)
         count = len(results) - what.facts.seeds
         constants = (*what.constants, *(what.seeds.tensors if what.seeds else ()))
         state = GraphReplay(args, used, results[:count], constants, what.facts.mutated, what.standalone)
-        places = list(flats)
-        written_back = [places.index(place) for place in what.facts.mutated if place in flats]
+        positions = list(flats)
+        written_back = [positions.index(position) for position in what.facts.mutated if position in flats]
         made = Recording(graph, device, state, list(flats.values()), frozenset(flats), written_back)
         made.seeds, made.increments = what.seeds, results[count:]
         return made

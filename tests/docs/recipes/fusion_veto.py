@@ -16,8 +16,8 @@ EDITS = [
     ),
     (
         "kiln/loops/fusion/vetoes.py",
-        "EARLY_VETOES = (\n",
-        'EARLY_VETOES = (\n    Veto(too_many_exponentials, "exponentials", "a toy"),\n',
+        "PAIR_VETOES = (\n",
+        'PAIR_VETOES = (\n    Veto(too_many_exponentials, "exponentials", "a toy"),\n',
     ),
     (
         "kiln/loops/fusion/vetoes.py",

@@ -3,14 +3,14 @@
 RECIPE = "A plan step"
 EDITS = [
     (
-        "kiln/plan/native.py",
+        "kiln/plan/program_format.py",
         "NATIVE_STEPS = (\n",
         'NATIVE_STEPS = (\n    SWAP           := NativeStep("Swap", first=SLOT, second=SLOT),\n',
     ),
     (
         "kiln/plan/steps/memory.py",
-        "from kiln.plan.native import ALLOCATE,",
-        "from kiln.plan.native import SWAP, ALLOCATE,",
+        "from kiln.plan.program_format import ALLOCATE,",
+        "from kiln.plan.program_format import SWAP, ALLOCATE,",
     ),
     (
         "kiln/plan/steps/memory.py",

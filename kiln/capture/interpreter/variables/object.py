@@ -168,20 +168,20 @@ class Object(Value):
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""
-        again = value is not None and self.attrs.get(name, MISSING) is None
-        if again and not isinstance(self.attrs, OwnItems):
+        recreated = value is not None and self.attrs.get(name, MISSING) is None
+        if recreated and not isinstance(self.attrs, OwnItems):
             del self.attrs[name]
         self.attrs[name] = value
         if not isinstance(self.attrs, OwnItems):
-            self._note_write(s, name, again)
+            self._note_write(s, name, recreated)
 
-    def _note_write(self, s: CaptureState, name: str, again: bool) -> None:
+    def _note_write(self, s: CaptureState, name: str, recreated: bool) -> None:
         if self.source is None and self.original is not MISSING:
             raise self.unsupported("change", "it has no path from the arguments of the frame")
-        if self.source is not None and again:
-            s.effects.move_to_end(AttributeEffect(self, name, again))
+        if self.source is not None and recreated:
+            s.effects.move_to_end(AttributeEffect(self, name, recreated))
         elif self.source is not None:
-            s.effects.note(AttributeEffect(self, name, again))
+            s.effects.note(AttributeEffect(self, name, recreated))
 
     def key(self, s: CaptureState) -> Token:
         """Itself, if it is hashed by identity; guarded to be the same object."""
@@ -238,7 +238,7 @@ class AttributeEffect(SideEffect):
 
     value: Object
     name: str
-    again: bool
+    recreated: bool
     """It was deleted before it was set, so it comes last in the instance's dict."""
     writes = True
 
@@ -248,7 +248,7 @@ class AttributeEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         new = self.value.attrs.get(self.name)
-        if new is None or self.again:
+        if new is None or self.recreated:
             emit_deletion(g, self.value, self.name)
         if new is not None:
             g.emit(self.value)

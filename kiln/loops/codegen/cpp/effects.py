@@ -17,7 +17,7 @@ from typing import final
 import torch
 
 from kiln.loops.body.indexing import Axis
-from kiln.loops.codegen.cpp.blocked_sums import chained_loop, is_chained, is_short, takes_chains
+from kiln.loops.codegen.cpp.blocked_sums import is_short, loop_of_blocks, sums_in_blocks, worth_blocks
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.loops.codegen.cpp.reductions import FIRST_INDEX, Register, accumulated_in, start_text
 from kiln.loops.codegen.cpp.statements import LANES, CppStatements
@@ -51,8 +51,8 @@ class CppEffects(EffectWriter):
         started: set[str],
         copies: int,
     ) -> None:
-        """`rows`: memory of "best" values and "chain"s, by local and use; `started`: accumulators that earlier phases
-        began; `copies`: registers that take turns in one reduction."""
+        """`rows`: memory of "best" values and "block" sums, by local and use; `started`: accumulators that earlier
+        phases began; `copies`: registers that take turns in one reduction."""
         self.copies = copies
         self.body, self.nest = body, body.nest
         self.storages, self.rows, self.started = storages, rows, started
@@ -61,8 +61,8 @@ class CppEffects(EffectWriter):
         self.before: list[str] = []
         self.lines: list[str] = []
         self.after: dict[int, list[str]] = {}
-        self.chains: dict[int, list[tuple[Storage, Storage, str]]] = {}
-        """By loop: rows, the rows that hold their chains, and how many elements they have."""
+        self.block_rows: dict[int, list[tuple[Storage, Storage, str]]] = {}
+        """By loop: rows, the rows that hold the sum of a block, and how many elements they have."""
 
     def _access(self, target: str, effect: Store | Accumulate) -> tuple[Storage, Access]:
         storage = self.storages[target]
@@ -117,12 +117,12 @@ class CppEffects(EffectWriter):
         """Lane by lane, because two lanes may address the same element."""
         same = access.pattern is AccessPattern.UNIFORM
         offset = self.body.ints().operand(access.offset) if same else "at[k]"
-        places = [f"  alignas(64) i64 at[W];  spill(at, {self.body.lane_ints().text(access.offset)});"]
+        spilled = [f"  alignas(64) i64 at[W];  spill(at, {self.body.lane_ints().text(access.offset)});"]
         held, one = ("i32", "each[k] != 0") if dtype == torch.bool else (CPP.dtype_name(dtype), "each[k]")
         name = CPP.dtype_name(dtype)
         return [
             "{",
-            *([] if same else places),
+            *([] if same else spilled),
             f"  alignas(64) {held} each[W];  spill(each, {vector});",
             "  for (i64 k = 0; k < lanes.n; ++k) {",
             f"    auto* p = {storage.name} + {offset};",
@@ -133,10 +133,10 @@ class CppEffects(EffectWriter):
 
     def _outer_depth(self, effect: Accumulate) -> int | None:
         """Depth outside of all reduced loops if no kept loop is inside of them, else None."""
-        reduced = [place for place, axis in enumerate(self.nest.axes) if axis in effect.over]
-        kept = [place for place, axis in enumerate(self.nest.axes) if axis not in effect.over]
+        reduced = [position for position, axis in enumerate(self.nest.axes) if axis in effect.over]
+        kept = [position for position, axis in enumerate(self.nest.axes) if axis not in effect.over]
         first = min(reduced, default=self.depth)
-        return first if all(place < first for place in kept) else None
+        return first if all(position < first for position in kept) else None
 
     def accumulate(self, effect: Accumulate, value: TextValue) -> None:
         dtype = accumulated_in(effect.op, value.dtype)
@@ -150,9 +150,9 @@ class CppEffects(EffectWriter):
         given = CPP.computed(value.dtype)
         if across and dtype == torch.float64 and is_short(effect, self.body.width * self.copies):
             dtype = given
-        chained = vector is not None and across and takes_chains(effect.op, given, dtype)
-        chained = chained and is_chained(self.nest.axes, vector or 0, self.body.width * self.copies)
-        register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across, chained)
+        blocked = vector is not None and across and sums_in_blocks(effect.op, given, dtype)
+        blocked = blocked and worth_blocks(self.nest.axes, vector or 0, self.body.width * self.copies)
+        register = Register(effect, f"{effect.target}_p", dtype, depth, lanes, across, blocked)
         self.registers.append(register)
         dtype = register.step_dtype
         text = self._wide(value, dtype, lanes)
@@ -161,7 +161,7 @@ class CppEffects(EffectWriter):
             index = at.text(effect.over[0].symbol)
             index = index if across or not lanes else f"all({index})"
             real = "active(lanes)" if lanes else "true"
-            self.lines.append(f"take<{register.largest}>({register.name}, {text}, {index}, {real});")
+            self.lines.append(f"take<{register.takes_largest}>({register.name}, {text}, {index}, {real});")
             return
         if across:
             text = f"keep({text}, all({start_text(effect.op, dtype)}), lanes)"
@@ -210,13 +210,13 @@ class CppEffects(EffectWriter):
         held = CPP.computed(row.spec.dtype)
         vector = self.nest.vector
         lanes = vector is not None
-        loop = chained_loop(effect, self.nest.axes, vector)
-        chain = self.rows.get((effect.target, "chain"))
-        if chain is not None and loop is not None and access.pattern is AccessPattern.CONTIGUOUS:
+        loop = loop_of_blocks(effect, self.nest.axes, vector)
+        block = self.rows.get((effect.target, "block"))
+        if block is not None and loop is not None and access.pattern is AccessPattern.CONTIGUOUS:
             count = self.body.ints().text(touched(row, access, self.nest.axes[-1]))
-            self.chains.setdefault(loop, []).append((row, chain, count))
-            here, real = self.body.pointer(chain, access.offset), "full" if len(chain.spec.sizes) == 1 else "lanes"
-            text = self._wide(value, chain.spec.dtype, lanes)
+            self.block_rows.setdefault(loop, []).append((row, block, count))
+            here, real = self.body.pointer(block, access.offset), "full" if len(block.spec.sizes) == 1 else "lanes"
+            text = self._wide(value, block.spec.dtype, lanes)
             self.lines.append(f"store({here}, load({here}, {real}) + {text}, {real});")
             if effect.target not in self.started:
                 self._fill(row, start_text(effect.op, held), count)
@@ -274,7 +274,7 @@ class CppEffects(EffectWriter):
             one = combined(effect.op, "a", "b", dtype)
             text = self._wide(value, given, True)
             after = f"scan_lanes({text}, {name}, lanes, [](auto a, auto b) {{ return {one}; }})"
-            if takes_chains(effect.op, given, dtype) or (effect.op is ReduceOp.SUM and given == dtype == torch.int64):
+            if sums_in_blocks(effect.op, given, dtype) or (effect.op is ReduceOp.SUM and given == dtype == torch.int64):
                 after = f"scan_sum({text}, {name}, lanes)"
             result = TextValue(after, value.dtype, LANES)
         else:

@@ -26,7 +26,7 @@ TURNED: Mapping[str, str] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": 
 """The operator with its sides exchanged."""
 
 
-class CountingStatements(StatementWriter, ABC):
+class IndexCompareStatements(StatementWriter, ABC):
     """Tracks vectors that count up by one from lane to lane."""
 
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str]) -> None:
@@ -43,16 +43,16 @@ class CountingStatements(StatementWriter, ABC):
         return made
 
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
-        counting = [operand.text in self._firsts for operand in operands]
-        if len(operands) != 2 or sum(counting) != 1 or all(operand.varying for operand in operands):
+        lanes = [operand.text in self._firsts for operand in operands]
+        if len(operands) != 2 or sum(lanes) != 1 or all(operand.varying for operand in operands):
             return super().pointwise(op, dtype, *operands)
-        place = counting.index(True)
-        number, first = operands[1 - place].text, self._firsts[operands[place].text]
+        position = lanes.index(True)
+        number, first = operands[1 - position].text, self._firsts[operands[position].text]
         if op.name in SIGN_OF:
-            sign = SIGN_OF[op.name] if place == 0 else TURNED[SIGN_OF[op.name]]
+            sign = SIGN_OF[op.name] if position == 0 else TURNED[SIGN_OF[op.name]]
             depth = max(operand.depth for operand in operands)
-            return self.define(f"lanes32() {sign} distance32({number}, {first})", dtype, operands[place].dims, depth)
+            return self.define(f"lanes32() {sign} distance32({number}, {first})", dtype, operands[position].dims, depth)
         made = super().pointwise(op, dtype, *operands)
-        if op.name == "add" or (op.name == "sub" and place == 0):
+        if op.name == "add" or (op.name == "sub" and position == 0):
             self._firsts[made.text] = f"({first}) {'+' if op.name == 'add' else '-'} {number}"
         return made

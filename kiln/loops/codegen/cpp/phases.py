@@ -19,7 +19,7 @@ from typing import final
 
 from kiln.loops.body.analyses import flops
 from kiln.loops.body.indexing import Axis
-from kiln.loops.codegen.cpp.blocked_sums import CHAIN, ROW_CHAIN
+from kiln.loops.codegen.cpp.blocked_sums import BLOCK, ROW_BLOCK
 from kiln.loops.codegen.cpp.effects import CppEffects
 from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
@@ -40,8 +40,8 @@ class CppPhaseWriter:
         self, phase: Phase, nest: Nest, storages: Mapping[str, Storage], rows: Mapping[tuple[str, str], Storage],
         width: int, started: set[str],
     ) -> None:  # fmt: skip
-        """`rows`: memory of "best" values and "chain"s, by local and use; `width`: lanes; `started`: accumulators that
-        earlier phases began."""
+        """`rows`: memory of "best" values and "block" sums, by local and use; `width`: lanes; `started`: accumulators
+        that earlier phases began."""
         self.phase, self.nest, self.width = phase, nest, width
         self.body = CppStatements(nest, storages, frozenset(phase_writes(phase)), width)
         self.copies = side_by_side(phase, nest, width)
@@ -76,7 +76,7 @@ class CppPhaseWriter:
 
     def _names(self, register: Register, copies: int) -> list[str]:
         """The variables of a register around its loops."""
-        if register.chained:
+        if register.blocked:
             return [f"{register.name}_all"]
         return [f"{register.name}{copy}" for copy in range(copies)] if register.is_split else [register.name]
 
@@ -87,14 +87,14 @@ class CppPhaseWriter:
         inner = self._level(depth + 1)
         size = self.body.ints().text(axis.size)
         name = axis.symbol.name
-        chains = self.effects.chains.get(depth)
-        if not chains:
+        rows = self.effects.block_rows.get(depth)
+        if not rows:
             return [ROLLED, f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
-        lines = [_cleared(chain, count) for _, chain, count in chains]
-        lines.append(f"const i64 to_{name} = min({self.body.ints().operand(axis.size)}, from_{name} + {ROW_CHAIN});")
+        lines = [_cleared(block, count) for _, block, count in rows]
+        lines.append(f"const i64 to_{name} = min({self.body.ints().operand(axis.size)}, from_{name} + {ROW_BLOCK});")
         lines += [ROLLED, f"for (i64 {name} = from_{name}; {name} < to_{name}; ++{name}) {{", *indented(inner), "}"]
-        lines += [f"add_row({row.name}, {chain.name}, {count});" for row, chain, count in chains]
-        head = f"for (i64 from_{name} = 0; from_{name} < {size}; from_{name} += {ROW_CHAIN}) {{"
+        lines += [f"add_row({row.name}, {block.name}, {count});" for row, block, count in rows]
+        head = f"for (i64 from_{name} = 0; from_{name} < {size}; from_{name} += {ROW_BLOCK}) {{"
         return [ROLLED, head, *indented(lines), "}"]
 
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
@@ -102,7 +102,7 @@ class CppPhaseWriter:
         name, width = axis.symbol.name, self.width
         split = [register for register in self.effects.registers if register.is_split]
         needs_lanes = any("lanes" in line for line in inner)
-        plain = not any(register.chained for register in split) and (not split or self.copies == 1)
+        plain = not any(register.blocked for register in split) and (not split or self.copies == 1)
         if is_static(axis.size) and axis.size % width == 0 and plain:
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
@@ -124,28 +124,28 @@ class CppPhaseWriter:
             texts = [call(name if not copy else f"{name} + {copy * width}", "full", copy) for copy in range(count)]
             return " ".join(texts) if count == 1 else "{ " + " ".join(texts) + " }"
 
-        size, block = self.body.ints().operand(axis.size), CHAIN * copies * width
-        chained = [register for register in split if register.chained]
-        chains = [f"f32v {register.name}{copy} = all(0.0f);" for register in chained for copy in range(copies)]
-        ends = [self._end_of_chain(register, copies) for register in chained]
-        if is_static(axis.size) and (not chained or axis.size <= block):
-            return [*chains, *self._static_steps(axis, copies, call, group), *ends]
-        start, end = ("from", "to") if chained else ("0", size)
-        lines = [*chains, f"i64 {name} = {start};"]
+        size, points = self.body.ints().operand(axis.size), BLOCK * copies * width
+        blocked = [register for register in split if register.blocked]
+        cleared = [f"f32v {register.name}{copy} = all(0.0f);" for register in blocked for copy in range(copies)]
+        ends = [self._end_of_block(register, copies) for register in blocked]
+        if is_static(axis.size) and (not blocked or axis.size <= points):
+            return [*cleared, *self._static_steps(axis, copies, call, group), *ends]
+        start, end = ("from", "to") if blocked else ("0", size)
+        lines = [*cleared, f"i64 {name} = {start};"]
         if copies > 1:
             lines.append(ROLLED)
             lines.append(f"for (; {name} + {copies * width} <= {end}; {name} += {copies * width}) {group(copies)}")
         lines.append(ROLLED)
         lines.append(f"for (; {name} + {width} <= {end}; {name} += {width}) {group(1)}")
         lines.append(f"if ({name} < {end}) {call(name, f'Part{{{end} - {name}}}', 0)}")
-        if not chained:
+        if not blocked:
             return lines
-        head = f"for (i64 from = 0; from < {size}; from += {block}) {{"
-        return [ROLLED, head, *indented([f"const i64 to = min({size}, from + {block});", *lines, *ends]), "}"]
+        head = f"for (i64 from = 0; from < {size}; from += {points}) {{"
+        return [ROLLED, head, *indented([f"const i64 to = min({size}, from + {points});", *lines, *ends]), "}"]
 
-    def _end_of_chain(self, register: Register, copies: int) -> str:
-        chain = register.merge([f"{register.name}{copy}" for copy in range(copies)])
-        return f"{register.name}_all = {register.name}_all + __builtin_convertvector({chain}, f64v);"
+    def _end_of_block(self, register: Register, copies: int) -> str:
+        total = register.merge([f"{register.name}{copy}" for copy in range(copies)])
+        return f"{register.name}_all = {register.name}_all + __builtin_convertvector({total}, f64v);"
 
     def _static_steps(
         self, axis: Axis, copies: int, call: Callable[[str, str, int], str], group: Callable[[int], str]
@@ -166,8 +166,8 @@ class CppPhaseWriter:
         return lines
 
 
-def _cleared(chain: Storage, count: str) -> str:
-    return f"clear_row({chain.name}, {count});" if len(chain.spec.sizes) == 1 else f"fill({chain.name}, {count}, 0.0f);"
+def _cleared(block: Storage, count: str) -> str:
+    return f"clear_row({block.name}, {count});" if len(block.spec.sizes) == 1 else f"fill({block.name}, {count}, 0.0f);"
 
 
 def side_by_side(phase: Phase, nest: Nest, width: int) -> int:

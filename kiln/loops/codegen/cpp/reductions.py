@@ -5,7 +5,7 @@
     amax f32     f32v                              row of f32
     argmax       Best<f32v, i64v>                  rows of value and index
 
-Long sums and products of floats are accumulated in double precision, sums of float32 in short chains first
+Long sums and products of floats are accumulated in double precision, sums of float32 in short blocks first
 (`blocked_sums.py`). Short ones (64 additions per lane) stay in float32; their lanes are added in double precision.
 """
 
@@ -53,7 +53,7 @@ def start_text(op: ReduceOp, dtype: torch.dtype) -> str:
 class Register:
     """An accumulator in registers, around loops deeper than `depth`.
 
-    `lanes`: it is a vector; `across`: its lanes are combined at the end; `chained`: the vectorised loop sums chains in
+    `lanes`: it is a vector; `across`: its lanes are combined at the end; `blocked`: the vectorised loop sums blocks in
     float32, which are added to it.
     """
 
@@ -63,12 +63,12 @@ class Register:
     depth: int
     lanes: bool
     across: bool
-    chained: bool = False
+    blocked: bool = False
 
     @property
     def step_dtype(self) -> torch.dtype:
         """The dtype of what one step adds to."""
-        return torch.float32 if self.chained else self.dtype
+        return torch.float32 if self.blocked else self.dtype
 
     @property
     def op(self) -> ReduceOp:
@@ -84,7 +84,7 @@ class Register:
         return self.across and not self.is_index
 
     @property
-    def largest(self) -> str:
+    def takes_largest(self) -> str:
         return "true" if self.op is ReduceOp.ARGMAX else "false"
 
     def type_name(self, step: bool = False) -> str:
@@ -114,5 +114,5 @@ class Register:
         if self.dtype == torch.float32 and self.op in (ReduceOp.SUM, ReduceOp.PROD):
             name, text = "f64", f"__builtin_convertvector({text}, f64v)"
         if self.is_index:
-            return f"best_lane<{self.largest}, {name}>({text})"
+            return f"best_lane<{self.takes_largest}, {name}>({text})"
         return _LANES[on_dtype(self.op, self.dtype)].format(text, type=name)

@@ -19,21 +19,21 @@ import torch
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, stride_of, substituted, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
-from kiln.loops.codegen.cpp.index_compare import CountingStatements
+from kiln.loops.codegen.cpp.index_compare import IndexCompareStatements
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Dims, Nest, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.symbolic import Int, Relation, is_static
 from kiln.symbolic.relation import SIGNS
 
-_NARROW = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_HALF_PRECISION = {torch.bfloat16: "bf16", torch.float16: "f16"}
 LANES: Dims = frozenset({0})
 _MAX_STEP = 1 << 20
 """Largest distance between lanes for which a lane's part of an index fits 32 bits."""
 
 
 @final
-class CppStatements(CountingStatements):
+class CppStatements(IndexCompareStatements):
     def __init__(self, nest: Nest, storages: Mapping[str, Storage], unsettled: frozenset[str], width: int) -> None:
         super().__init__(nest, storages, unsettled)
         self.width = width
@@ -64,8 +64,8 @@ class CppStatements(CountingStatements):
     def convert(self, value: TextValue, dtype: torch.dtype) -> str:
         source, target = CPP.computed(value.dtype), CPP.computed(dtype)
         text = self._converted(value, source, target)
-        if dtype in _NARROW and value.dtype != dtype:
-            text = f"rounded_{_NARROW[dtype]}({text})"
+        if dtype in _HALF_PRECISION and value.dtype != dtype:
+            text = f"rounded_{_HALF_PRECISION[dtype]}({text})"
         return text
 
     def _converted(self, value: TextValue, source: torch.dtype, target: torch.dtype) -> str:
@@ -88,13 +88,13 @@ class CppStatements(CountingStatements):
         if torch.bool in (value.dtype, dtype):
             return self.convert(value, dtype)
         text, held = value.text, value.dtype
-        if held in _NARROW:
-            text, held = f"narrow_{_NARROW[held]}({text})", torch.uint16
-        target = torch.uint16 if dtype in _NARROW else dtype
+        if held in _HALF_PRECISION:
+            text, held = f"narrow_{_HALF_PRECISION[held]}({text})", torch.uint16
+        target = torch.uint16 if dtype in _HALF_PRECISION else dtype
         name = type_name(target, value.varying)
         if held != target:
             text = f"({name}){text}" if value.varying else f"__builtin_bit_cast({name}, {text})"
-        return f"widen_{_NARROW[dtype]}({text})" if dtype in _NARROW else text
+        return f"widen_{_HALF_PRECISION[dtype]}({text})" if dtype in _HALF_PRECISION else text
 
     # Memory.
 

@@ -20,7 +20,7 @@ import torch
 
 from kiln.loops.body.analyses import result_dtypes
 from kiln.loops.body.indexing import Axis, add_ranges, symbols_of
-from kiln.loops.codegen.cpp.blocked_sums import chained_loop, takes_chains
+from kiln.loops.codegen.cpp.blocked_sums import loop_of_blocks, sums_in_blocks
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import CppPhaseWriter
 from kiln.loops.codegen.cpp.prelude import prelude_for
@@ -96,14 +96,14 @@ class _CppKernelWriter:
 
     def _params(self) -> list[str]:
         lines = []
-        for place, param in enumerate(self.kernel.params):
+        for position, param in enumerate(self.kernel.params):
             name = CPP.dtype_name(param.spec.dtype)
             const = "" if param.name in self.kernel.writes else "const "
-            lines.append(f"{const}{name}* {param.name} = ({const}{name}*)tensors[{place}];")
+            lines.append(f"{const}{name}* {param.name} = ({const}{name}*)tensors[{position}];")
             self.storages[param.name] = Storage(param.name, param.spec)
-        for place, given in enumerate(self.kernel.ints):
+        for position, given in enumerate(self.kernel.ints):
             if isinstance(given, Symbol):
-                lines.append(f"const i64 {given} = ints[{place}];")
+                lines.append(f"const i64 {given} = ints[{position}];")
         return lines
 
     def _local(self, local: Local) -> None:
@@ -116,10 +116,10 @@ class _CppKernelWriter:
         if effect is not None and effect.op not in INDEX_OPS:
             dtype = accumulated_in(effect.op, value)
         self.storages[local.name] = self._row(local.name, dtype, local.axes)
-        if phase is not None and effect is not None and takes_chains(effect.op, CPP.computed(value), dtype):
-            chained = chained_loop(effect, phase.axes, phase.vector) is not None
+        if phase is not None and effect is not None and sums_in_blocks(effect.op, CPP.computed(value), dtype):
+            blocked = loop_of_blocks(effect, phase.axes, phase.vector) is not None
             name, axes = f"{local.name}_chain", self._padded(local)
-            self.rows |= {(local.name, "chain"): self._row(name, torch.float32, axes)} if chained else {}
+            self.rows |= {(local.name, "block"): self._row(name, torch.float32, axes)} if blocked else {}
         if effect is not None and effect.op in INDEX_OPS:
             self.rows[local.name, "best"] = self._row(f"{local.name}_best", CPP.computed(value), local.axes)
 
@@ -174,10 +174,10 @@ class _CppKernelWriter:
     def _odometer(self, units: tuple[Axis, ...]) -> tuple[list[str], list[str], list[str]]:
         """Indices of several unit axes: divided out once, then counted up with carries."""
         start, carry = ["if (begin >= end) return;"], [f"++at_{units[0].symbol};"]
-        for place, axis in enumerate(units):
-            below = product(axis.size for axis in units[place + 1 :])
+        for position, axis in enumerate(units):
+            below = product(axis.size for axis in units[position + 1 :])
             text = "begin" if below == 1 else f"begin / {self.ints.operand(below)}"
-            start.append(f"i64 at_{axis.symbol} = {text}{f' % {self.ints.operand(axis.size)}' if place else ''};")
+            start.append(f"i64 at_{axis.symbol} = {text}{f' % {self.ints.operand(axis.size)}' if position else ''};")
         for axis in units[1:]:
             last = f"if (++at_{axis.symbol} == {self.ints.text(axis.size)}) {{"
             carry = [last, *indented([f"at_{axis.symbol} = 0;", *carry]), "}"]

@@ -128,16 +128,16 @@ class TritonEffects(EffectWriter):
 
     def _over(self, effect: Accumulate) -> tuple[int, ...]:
         """Dimensions of the block that are combined, the last first."""
-        places = {self.frame.tiling.dim_of(axis) for axis in effect.over}
-        return tuple(sorted((place for place in places if place is not None), reverse=True))
+        positions = {self.frame.tiling.dim_of(axis) for axis in effect.over}
+        return tuple(sorted((position for position in positions if position is not None), reverse=True))
 
     def accumulate(self, effect: Accumulate, value: TextValue) -> None:
         local, over = self.locals[effect.target], self._over(effect)
         require_own_element(local, effect.index)
         dtype = torch.bool if effect.op in (ReduceOp.ANY, ReduceOp.ALL) else TRITON.computed(value.dtype)
         dims = value.dims | frozenset(over)
-        loops = {axis.symbol: place for place, axis in enumerate(self.nest.axes)}
-        dims_over = [self.frame.tiling.dims[place] for place in over]
+        loops = {axis.symbol: position for position, axis in enumerate(self.nest.axes)}
+        dims_over = [self.frame.tiling.dims[position] for position in over]
         reduced = [loops[dim.symbol] for dim in dims_over if dim.looped]
         parts = Parts(effect, local, dtype, min(reduced, default=self.depth), dims, over)
         if reduced:
@@ -155,7 +155,7 @@ class TritonEffects(EffectWriter):
 
     def _full(self, text: str, value: TextValue, dims: Dims, over: Sequence[int]) -> str:
         """As a block over all of `dims`."""
-        masked = {place for place in over if not self.frame.tiling.dims[place].exact}
+        masked = {position for position in over if not self.frame.tiling.dims[position].exact}
         if value.dims | masked == dims:
             return text
         if value.constant is not None and not masked:
@@ -231,7 +231,7 @@ class TritonEffects(EffectWriter):
 
     def _empty(self, over: Sequence[int], left: Dims) -> list[int]:
         """Dimensions of size 1 that are reduced too, so that the result is a scalar."""
-        return [] if left else [place for place in range(len(self.frame.tiling.dims)) if place not in over]
+        return [] if left else [position for position in range(len(self.frame.tiling.dims)) if position not in over]
 
     def scan(self, effect: Accumulate, running: Store, value: TextValue) -> None:
         """One operation within a block; a loop carries the combination of earlier blocks."""

@@ -82,13 +82,13 @@ def loop(dim: BlockDim | None, nest: Nest, depth: int, body: TritonStatements, i
     if dim is None:
         return [f"for {name} in range({size}):", *indented(inner, 2)]
     stages = f", num_stages={frame.tiling.stages}" if frame.tiling.stages > 1 else ""
-    place, full = frame.tiling.dims.index(dim), None if _has_loops(inner) else _full_turns(dim, number)
+    position, full = frame.tiling.dims.index(dim), None if _has_loops(inner) else _full_turns(dim, number)
     if full is None:
-        turn = [*index_lines(dim, place, f"{name}_start", frame, size), *inner]
+        turn = [*index_lines(dim, position, f"{name}_start", frame, size), *inner]
         return [f"for {name}_start in tl.range(0, {size}, {dim.name}{stages}):", *indented(turn, 2)]
-    last = index_lines(dim, place, str(full), frame, size)
-    whole = f"{mask_name(dim.symbol)} = tl.full({frame.block_shape(frozenset({place}))}, True, tl.int1)"
-    turn = [index_lines(dim, place, f"{name}_start", frame, size)[0], whole, *inner]
+    last = index_lines(dim, position, str(full), frame, size)
+    whole = f"{mask_name(dim.symbol)} = tl.full({frame.block_shape(frozenset({position}))}, True, tl.int1)"
+    turn = [index_lines(dim, position, f"{name}_start", frame, size)[0], whole, *inner]
     return [f"for {name}_start in tl.range(0, {full}, {dim.name}{stages}):", *indented(turn, 2), *last, *inner]
 
 
@@ -102,10 +102,10 @@ def _has_loops(lines: list[str]) -> bool:
     return any(line.lstrip().startswith("for ") for line in lines)
 
 
-def index_lines(dim: BlockDim, place: int, start: str, frame: Frame, size: str) -> list[str]:
+def index_lines(dim: BlockDim, position: int, start: str, frame: Frame, size: str) -> list[str]:
     """The indices of a block from `start` on, and which of its points exist."""
     rank = len(frame.tiling.dims)
-    shape = "" if rank == 1 else f"[{', '.join(':' if dim == place else 'None' for dim in range(rank))}]"
+    shape = "" if rank == 1 else f"[{', '.join(':' if dim == position else 'None' for dim in range(rank))}]"
     counted = f"tl.arange(0, {dim.name}){shape}"
     if frame.wide:
         counted += ".to(tl.int64)"

@@ -30,7 +30,7 @@ from kiln.loops.kernel.tiling import Tiling
 from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 
-_NARROW = (torch.bfloat16, torch.float16)
+_HALF_PRECISION = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.float32, torch.int32, torch.bool)
 """Dtypes of Python's numbers in Triton."""
 _TAKES_PLAIN = ("tl.where(", "tl.maximum(", "tl.minimum(")
@@ -70,11 +70,13 @@ class Frame:
 
     def block_shape(self, dims: Dims) -> str:
         """`[XBLOCK, 1]`: the shape of a block that differs along `dims`."""
-        return f"[{', '.join(dim.name if place in dims else '1' for place, dim in enumerate(self.tiling.dims))}]"
+        return f"[{', '.join(dim.name if position in dims else '1' for position, dim in enumerate(self.tiling.dims))}]"
 
     def points_text(self, dims: Dims) -> list[str]:
         """The masks of `dims` that may be false somewhere."""
-        return [mask_name(dim.symbol) for place, dim in enumerate(self.tiling.dims) if place in dims and not dim.exact]
+        return [
+            mask_name(dim.symbol) for position, dim in enumerate(self.tiling.dims) if position in dims and not dim.exact
+        ]
 
 
 def mask_name(symbol: Symbol) -> str:
@@ -140,7 +142,7 @@ class TritonStatements(StatementWriter):
         text = _typed(value).text
         if source != target:
             text = _converted(text, source, target)
-        if dtype in _NARROW and value.dtype != dtype:
+        if dtype in _HALF_PRECISION and value.dtype != dtype:
             text = f"{text}.to({TRITON.dtypes[dtype]}).to(tl.float32)"
         return text
 
@@ -152,7 +154,7 @@ class TritonStatements(StatementWriter):
             text = f"{text}.to({TRITON.dtypes[value.dtype]})"
         if value.dtype != dtype:
             text = f"{text}.to({TRITON.dtype_name(dtype)}, bitcast=True)"
-        return f"{text}.to(tl.float32)" if dtype in _NARROW else text
+        return f"{text}.to(tl.float32)" if dtype in _HALF_PRECISION else text
 
     # Memory.
 
@@ -185,7 +187,7 @@ class TritonStatements(StatementWriter):
         arguments = [self.pointer(storage, access.offset, access.dims, shape), *mask_argument(masks)]
         if mask is not None:
             arguments.append(f"other={'0.0' if storage.spec.dtype.is_floating_point else '0'}")
-        widened = ".to(tl.float32)" if storage.spec.dtype in _NARROW else ""
+        widened = ".to(tl.float32)" if storage.spec.dtype in _HALF_PRECISION else ""
         return f"tl.load({', '.join(arguments)}){widened}"
 
     # Indices.

@@ -95,7 +95,7 @@ class _TritonKernelWriter:
         return (
             ("capability", 10 * major + minor),
             ("constants", tuple((dim.name, dim.block) for dim in self.tiling.dims)),
-            ("divisible", tuple(place for place, is_aligned in enumerate(aligned) if is_aligned)),
+            ("divisible", tuple(position for position, is_aligned in enumerate(aligned) if is_aligned)),
             ("enable_fp_fusion", False),  # fused operations are explicit
             ("num_stages", 1),
             ("num_warps", self.tiling.warps),
@@ -134,18 +134,18 @@ class _TritonKernelWriter:
 
     def _unit(self, symbol: Symbol, number: str) -> list[str]:
         self._numbers[symbol] = number
-        for place, dim in enumerate(self.tiling.dims):
+        for position, dim in enumerate(self.tiling.dims):
             if dim.unit and dim.symbol is symbol:
                 start = f"{number} * {dim.name}" if number != "0" else ""
-                return index_lines(dim, place, start, self.frame, self.ints.text(dim.size))
+                return index_lines(dim, position, start, self.frame, self.ints.text(dim.size))
         return [f"{symbol.name} = {number}"]
 
     def _whole(self) -> list[str]:
         """Indices of dimensions that a block covers."""
         lines = []
-        for place, dim in enumerate(self.tiling.dims):
+        for position, dim in enumerate(self.tiling.dims):
             if not dim.unit and not dim.looped:
-                lines += index_lines(dim, place, "", self.frame, self.ints.text(dim.size))
+                lines += index_lines(dim, position, "", self.frame, self.ints.text(dim.size))
         return lines
 
     def _phases(self) -> list[str]:

@@ -19,15 +19,15 @@ def run_kernel_program(
 ) -> list[Any]:
     """The outputs of `program`; allocations and frees are obeyed, reuse shares no memory here."""
     memory = bind_arguments(program.inputs, program.constants, args, constants)
-    for place, step in enumerate(program.steps):
+    for position, step in enumerate(program.steps):
         for made in program.allocations:
-            if made.before == place:
+            if made.before == position:
                 memory.allocate(made.buffer)
         if isinstance(step, KernelLaunch):
             run_launch(step, memory)
         else:
             run_extern(step, memory)
-        for name in program.frees[place]:
+        for name in program.frees[position]:
             del memory.tensors[name]
     return collect_outputs(program.outputs, program.writes, args, memory)
 

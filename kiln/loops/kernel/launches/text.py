@@ -14,14 +14,14 @@ from kiln.loops.program.text import arguments_text, buffer_text, node_text, orig
 def kernel_program_text(program: KernelProgram) -> str:
     lines = [line for kernel in distinct_kernels(program) for line in kernel_text(kernel).split("\n")]
     lines += arguments_text(program.inputs, program.constants)
-    for place, step in enumerate(program.steps):
+    for position, step in enumerate(program.steps):
         for made in program.allocations:
-            if made.before == place:
+            if made.before == position:
                 reuse = "" if made.reuse is None else f" reusing {made.reuse}"
                 lines.append(f"allocate {buffer_text(made.buffer)}{reuse}")
         lines += (launch_text(step) if isinstance(step, KernelLaunch) else node_text(step)).split("\n")
-        if program.frees[place]:
-            lines.append(f"free {', '.join(program.frees[place])}")
+        if program.frees[position]:
+            lines.append(f"free {', '.join(program.frees[position])}")
     lines += results_text(program.writes, program.outputs)
     return "\n".join([f"schedule {program.name}", *(INDENT + line for line in lines)])
 

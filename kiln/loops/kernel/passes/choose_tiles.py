@@ -185,7 +185,7 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
 def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[BlockDim]:
     """Whole dimensions if they fit into a block of `most` elements; else loops, `turn` elements at a time, over those
     of which nothing is kept."""
-    dims = [_inner_dim(facts, group, place, len(groups)) for place, group in enumerate(groups)]
+    dims = [_inner_dim(facts, group, position, len(groups)) for position, group in enumerate(groups)]
     if all(dim.block for dim in dims) and _most_points(facts, dims) <= most:
         return dims
     kept = [dim for dim in dims if facts.is_kept(dim.axes)]
@@ -203,12 +203,12 @@ def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: 
     return [found[dim.symbol] for dim in dims]
 
 
-def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], place: int, count: int) -> BlockDim:
+def _inner_dim(facts: KernelFacts, group: tuple[Axis, ...], position: int, count: int) -> BlockDim:
     """The whole group as one dimension; block 0 if its size is unknown."""
     size = product(axis.size for axis in group)
     longest = facts.bounds.of(size).hi
     block = 0 if longest is None else _pow2(longest, 1 << 40)
-    suffix = "" if count == 1 else str(place)
+    suffix = "" if count == 1 else str(position)
     return _dim(group, block, f"r{suffix}", f"RBLOCK{suffix}")
 
 
@@ -235,9 +235,9 @@ def _parts(dim: BlockDim) -> dict[Symbol, Int]:
     """The axes of a flattened dimension as expressions of its index."""
     found: dict[Symbol, Int] = {}
     below: Int = 1
-    for place, axis in reversed(list(enumerate(dim.axes))):
+    for position, axis in reversed(list(enumerate(dim.axes))):
         part = dim.symbol // below
-        found[axis.symbol] = part % axis.size if place else part
+        found[axis.symbol] = part % axis.size if position else part
         below = below * axis.size
     return found
 

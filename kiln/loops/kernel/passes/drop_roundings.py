@@ -37,13 +37,13 @@ class DropRoundings:
         return mapped.with_phases(unrounded)
 
     def _unrounded(self, number: int, phase: Phase, dtypes: Mapping[str, torch.dtype]) -> int:
-        """The place of a result, before its rounding if all its uses are stores that round."""
-        place = phase.body.results[number]
-        op = phase.body.ops[place]
+        """The position of a result, before its rounding if all its uses are stores that round."""
+        position = phase.body.results[number]
+        op = phase.body.ops[position]
         if not isinstance(op, Compute) or op.op.name != "convert" or op.dtype not in self.rounded:
-            return place
+            return position
         users = [effect for effect in phase.effects if effect.result == number]
         stores = [user for user in users if isinstance(user, Store) and user.combine is None]
         rounds = len(stores) == len(users) and all(dtypes.get(store.target) == op.dtype for store in stores)
         is_float32 = phase.body.ops[op.operands[0]].dtype in (*self.rounded, torch.float32)
-        return op.operands[0] if rounds and is_float32 else place
+        return op.operands[0] if rounds and is_float32 else position

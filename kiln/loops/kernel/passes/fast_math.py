@@ -28,7 +28,7 @@ from kiln.loops.kernel.softmax_pattern import exp_below_maximum
 from kiln.loops.program.nodes import ReduceOp
 from kiln.support.target import Target
 
-NARROW = (torch.bfloat16, torch.float16)
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @final
@@ -47,7 +47,7 @@ def _exact_functions(kernel: KernelIR) -> frozenset[str]:
     """Names of the functions that stay exact: results of theirs reach more than 16-bit numbers."""
     dtypes = {param.name: param.spec.dtype for param in kernel.params}
     targets = {store.target for phase in kernel.phases for store in phase_stores(phase)} & dtypes.keys()
-    if all(dtypes[name] in NARROW or not dtypes[name].is_floating_point for name in targets):
+    if all(dtypes[name] in HALF_PRECISION or not dtypes[name].is_floating_point for name in targets):
         return frozenset()
     return frozenset(name for phase in kernel.phases for name in _wide_functions(kernel, phase))
 
@@ -65,37 +65,37 @@ def _fast_variant(op: BodyOp, exact: Collection[str]) -> BodyOp:
 
 def _wide_functions(kernel: KernelIR, phase: Phase) -> Iterator[str]:
     """Names of functions whose results reach more than 16-bit numbers."""
-    wide, summed = _wide_places(phase.body), _softmax_terms(kernel, phase)
-    for place, op in enumerate(phase.body.ops):
-        if place in wide - summed and isinstance(op, Compute):
+    wide, summed = _wide_ops(phase.body), _softmax_terms(kernel, phase)
+    for position, op in enumerate(phase.body.ops):
+        if position in wide - summed and isinstance(op, Compute):
             yield op.op.name
 
 
 def _softmax_terms(kernel: KernelIR, phase: Phase) -> set[int]:
     """Places of exp(x - maximum of x) that are only summed."""
     body = phase.body
-    operands = {place for op in body.ops for place in operands_of(op)}
+    operands = {position for op in body.ops for position in operands_of(op)}
     return {
-        place
-        for number, place in enumerate(body.results)
-        if place not in operands
+        position
+        for number, position in enumerate(body.results)
+        if position not in operands
         and all(
             isinstance(effect, Accumulate) and effect.op is ReduceOp.SUM and effect.running is None
             for effect in phase.effects
             if effect.result == number
         )
-        and exp_below_maximum(kernel, phase, place) is not None
+        and exp_below_maximum(kernel, phase, position) is not None
     }
 
 
-def _wide_places(body: LoopBody) -> set[int]:
+def _wide_ops(body: LoopBody) -> set[int]:
     """Places whose values reach more than 16-bit numbers."""
     wide = set(body.results)
-    for place in reversed(range(len(body.ops))):
-        op = body.ops[place]
-        if isinstance(op, Compute) and op.op.name == "convert" and op.dtype in NARROW:
+    for position in reversed(range(len(body.ops))):
+        op = body.ops[position]
+        if isinstance(op, Compute) and op.op.name == "convert" and op.dtype in HALF_PRECISION:
             continue
-        keeps = isinstance(op, Compute) and place not in wide and op.dtype.is_floating_point
+        keeps = isinstance(op, Compute) and position not in wide and op.dtype.is_floating_point
         if not keeps:
             wide |= set(operands_of(op))
     return wide

@@ -34,7 +34,7 @@ class FuseErf:
 
 def _fused_phase(phase: Phase) -> Phase:
     body = phase.body
-    uses = Counter(place for op in body.ops for place in operands_of(op))
+    uses = Counter(position for op in body.ops for position in operands_of(op))
     uses.update(body.results)
     fused = body.mapped(lambda op: _fused(op, body.ops, uses))
     return phase if fused is body else with_live_body(phase, fused)

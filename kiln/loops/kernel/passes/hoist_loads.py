@@ -38,7 +38,7 @@ class HoistLoads:
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
         kernel = mapped.kernel
-        row = next((place for place, phase in enumerate(kernel.phases) if phase.axes), len(kernel.phases))
+        row = next((position for position, phase in enumerate(kernel.phases) if phase.axes), len(kernel.phases))
         behind = [phase for phase in kernel.phases[row:] if not phase.axes]
         first, second = _loading(kernel, behind, AT_ONCE), _loading(kernel, behind, AFTER_LOAD)
         looped = mapped.tiling is not None and any(dim.looped for dim in mapped.tiling.dims)
@@ -53,19 +53,19 @@ def _loading(kernel: KernelIR, phases: Iterable[Phase], wanted: int) -> list[Pha
     made = []
     for phase in phases:
         when = _when(kernel, phase.body)
-        places = tuple([at for at, op in enumerate(phase.body.ops) if isinstance(op, Load) and when[at] == wanted])
-        if places:
-            made.append(Phase(phase.axes, without_dead(LoopBody(phase.body.ops, places)), ()))
+        positions = tuple([at for at, op in enumerate(phase.body.ops) if isinstance(op, Load) and when[at] == wanted])
+        if positions:
+            made.append(Phase(phase.axes, without_dead(LoopBody(phase.body.ops, positions)), ()))
     return made
 
 
 def _when(kernel: KernelIR, body: LoopBody) -> list[int]:
-    """When the value at each place can be had; what the kernel writes, and locals, only when computed."""
+    """When the value at each position can be had; what the kernel writes, and locals, only when computed."""
     arguments = {param.name for param in kernel.params} - kernel.writes
     when: list[int] = []
     bound: dict[object, int] = {}
     for op in body.ops:
-        needs = [when[place] for place in operands_of(op)]
+        needs = [when[position] for position in operands_of(op)]
         needs += [bound[symbol] for symbol in symbols_used(op) if symbol in bound]
         found = max(needs, default=AT_ONCE)
         if isinstance(op, Load) and op.buffer not in arguments:

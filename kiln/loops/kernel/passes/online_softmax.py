@@ -42,10 +42,10 @@ class OnlineSoftmax:
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
         if mapped.tiling is None or mapped.tiling.layers < self.least_layers or not _loops_over_rows(mapped.tiling):
             return mapped, 0
-        kernel, place = mapped.kernel, 0
-        while place < len(kernel.phases):
-            joined = _joined(kernel, place)
-            place += 1 if joined is None else 0
+        kernel, position = mapped.kernel, 0
+        while position < len(kernel.phases):
+            joined = _joined(kernel, position)
+            position += 1 if joined is None else 0
             kernel = joined or kernel
         return replace(mapped, kernel=kernel), len(mapped.kernel.phases) - len(kernel.phases)
 
@@ -56,14 +56,14 @@ def _loops_over_rows(tiling: Tiling) -> bool:
     return looped and is_static(tiling.dims[0].size)
 
 
-def _joined(kernel: KernelIR, place: int) -> KernelIR | None:
-    """`kernel` with the sum of phase number `place` beside its maximum; None: it is no such sum."""
-    phase = kernel.phases[place]
+def _joined(kernel: KernelIR, position: int) -> KernelIR | None:
+    """`kernel` with the sum of phase number `position` beside its maximum; None: it is no such sum."""
+    phase = kernel.phases[position]
     (effect, *more) = phase.effects or (None,)
     if more or not isinstance(effect, Accumulate) or effect.op is not ReduceOp.SUM or effect.running is not None:
         return None
     found = exp_below_maximum(kernel, phase, phase.body.results[effect.result])
-    if found is None or found.phase >= place:
+    if found is None or found.phase >= position:
         return None
     first = kernel.phases[found.phase]
     maximum = first.effects[found.effect]
@@ -73,12 +73,12 @@ def _joined(kernel: KernelIR, place: int) -> KernelIR | None:
     dtypes = {local.name: local.dtype for local in kernel.locals}
     once = fed.count(effect.target) == fed.count(maximum.target) == 1
     narrow = dtypes[effect.target] == dtypes[maximum.target] == torch.float32
-    written = {name for between in kernel.phases[found.phase : place] for name in phase_writes(between)}
+    written = {name for between in kernel.phases[found.phase : position] for name in phase_writes(between)}
     if not alike or not once or not narrow or written & {load.buffer for load in accesses(found.value)}:
         return None
     effects = list(first.effects)
     effects[found.effect] = replace(maximum, exp_sum=effect.target)
     phases: list[Phase] = list(kernel.phases)
     phases[found.phase] = replace(first, effects=tuple(effects))
-    del phases[place]
+    del phases[position]
     return replace(kernel, phases=tuple(phases))

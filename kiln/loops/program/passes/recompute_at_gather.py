@@ -107,8 +107,8 @@ def _recomputing(node: Loop, found: Mapping[str, Pointwise]) -> Loop:
             return None
         producer = found[buffer]
         values = {axis.symbol: at for axis, at in zip(producer.axes, index, strict=True)}
-        (place,) = producer.body.run(Inline(builder, values))
-        return builder.convert(place, dtype)
+        (position,) = producer.body.run(Inline(builder, values))
+        return builder.convert(position, dtype)
 
     (result,) = node.body.run(Inline(builder, {}, on_load))
     return replace(node, body=builder.finish(result))

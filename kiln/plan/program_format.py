@@ -1,4 +1,4 @@
-"""The vocabulary of the native program, which Python writes and C++ reads.
+"""The format of native programs, which Python writes and C++ reads: enums and the fields of each step.
 
     COPY := NativeStep("Copy", target=SLOT, source=SLOT)     struct CopyStep { Slot target, source; };
     Record(COPY, target=0, source=7)                         two words, behind the number of the kind

@@ -1,4 +1,4 @@
-"""The part that all keys of the on-disk cache share: what decides how a program is compiled, besides the program."""
+"""What all keys of the on-disk cache share: everything but the program that decides how it is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from kiln.build.cpp_compile import compiler_file, machine_name
 from kiln.pipeline.targets import gpu_names
 from kiln.runtime.bytecode_file import MAGIC
-from kiln.runtime.cache.key import KeyBuilder
+from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import content_key
 from kiln.support.options import Options
 from kiln.support.target import Target
