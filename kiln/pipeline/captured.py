@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.backend import Backend, run_backend
@@ -29,6 +30,7 @@ from kiln.pipeline.stages import Executable
 from kiln.runtime.variant import Fact
 from kiln.support.dump import Dump
 from kiln.support.events import Event
+from kiln.support.options import Options
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.reference import prove
 
@@ -77,6 +79,7 @@ class FrameCapture:
     def capture(self, *, is_compiling: bool) -> Captured:
         dump = Dump(self.context.dump.root, self.context.dump.name)  # a folder for each attempt
         context, events = replace(self.context, dump=dump), self.context.events
+        kernels = eager_kernels(self.context.options)
         regions: list[CompiledRegion] = []
         facts: list[Fact] = []
         resumes: list[Dispatcher] = []
@@ -99,7 +102,7 @@ class FrameCapture:
                 original_of(self.dispatcher),
                 self.arguments,
                 compile_region=compile_trace,
-                recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=events),
+                recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=events, kernels=kernels),
                 events=events,
                 make_resume=collecting(self.make_dispatcher, resumes),
                 dims=self.seen.dims,
@@ -115,6 +118,11 @@ class FrameCapture:
         context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
         context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
         return Captured(capture, regions, facts)
+
+
+def eager_kernels(options: Options) -> EagerKernels:
+    """The kernels of eager that `options` ask for."""
+    return EagerKernels(random=options.random == "eager")
 
 
 def disassembled(capture: Capture) -> Iterator[str]:

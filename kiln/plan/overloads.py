@@ -1,6 +1,7 @@
 """Overloads of torch's operators by their names.
 
 find_overload("aten.mm.default")     torch.ops.aten.mm.default
+is_random("aten.rand.default")       True
 """
 
 from __future__ import annotations
@@ -21,3 +22,9 @@ def find_overload(target: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError) as error:
         raise UnknownOperator(target=target, problem=str(error)) from error
+
+
+@lru_cache(maxsize=1024)
+def is_random(target: str) -> bool:
+    """Whether the overload draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(find_overload(target), "tags", ())

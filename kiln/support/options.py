@@ -43,6 +43,8 @@ class Options:
     """The most compiled variants of one function; beyond that it runs eager, with a warning."""
     is_compiling: Literal["auto", "true", "false"] = "auto"
     """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
+    random: Literal["own", "eager"] = "own"
+    """Random numbers: counter-based, drawn inside kernels; or the numbers that eager draws for the same seed."""
     recompute: Literal["cheap", "none"] = "cheap"
     """What the backward may recompute instead of saving it in the forward."""
     cache: bool = True

@@ -50,6 +50,7 @@ MASK = AtenStep("aten.gt.Scalar", (Ref(0), 0), (), (3,), (on_cuda(spec(4, dtype=
         ((call("aten._to_copy.default", Ref(1), out=spec(4)),), "a tensor is on cpu"),
         ((call("aten._to_copy.default", Ref(1), out=replace(spec(4), device=torch.device("cuda", 1))),), "on cuda:1"),
         ((call("aten.nonzero.default", Ref(1)),), "waits for the device"),
+        ((call("aten.bernoulli.p", Ref(1), 0.5),), "draws from torch's generator"),
         ((MASK, call("aten.index_put.default", Ref(0), (Ref(3),), Ref(1))), "mask waits"),
         ((call("_c10d_functional.all_reduce.default", Ref(1), "sum", ""),), "collective"),
     ],

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
-
-import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import find_overload
+from kiln.plan.overloads import is_random
 
 
 @final
@@ -82,10 +79,3 @@ def exact(value: Attr) -> Hashable:
     if kind is float or kind is complex:
         return kind, repr(value)
     return (kind, value) if isinstance(value, bool) else value  # type: ignore[return-value]
-
-
-@lru_cache(maxsize=1024)
-def is_random(target: str) -> bool:
-    """Whether the overload draws random numbers."""
-    tags = getattr(find_overload(target), "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags

@@ -11,6 +11,7 @@ The levels are the log of torch calls and the functional graph of primitives, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import cast, final
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
@@ -95,8 +97,9 @@ class Recorder:
     `writes` counts the calls with effects.
     """
 
-    def __init__(self, *, env: ShapeEnv, events: EventSink) -> None:
+    def __init__(self, *, env: ShapeEnv, events: EventSink, kernels: EagerKernels = OWN_KERNELS) -> None:
         self.env = env
+        self._resolve = partial(resolve, kernels=kernels)
         self.events = events
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
@@ -111,7 +114,7 @@ class Recorder:
         self._emit = Emit(self._symbols, self._symbols.specialise)
         self._constants = Constants()
         self.constants = self._constants.tensors
-        self._mode = RecordingMode(self._emit, self._constants, resolve, self._symbols)
+        self._mode = RecordingMode(self._emit, self._constants, self._resolve, self._symbols)
         self.table = InputTable(self._mode)
         self.inputs = self.table.records
         self.nodes = self._emit.nodes

@@ -2,12 +2,14 @@
 
 resolve(aten.silu.default)      runs the decomposition of silu
 resolve(aten.add_.Tensor)       runs the decomposition of aten.add.Tensor, then writes the result to the argument
+
+`EagerKernels` says which decompositions are replaced by calls of eager's kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import cast, final
 
 import torch
@@ -17,6 +19,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.domains import REFUSED, refuse_dtype
+from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.fake import QUERIES
@@ -25,12 +28,14 @@ from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView, overlaps_partially
+from kiln.plan.overloads import is_random
 from kiln.tensor.spec import TensorSpec
 
 
-def resolve(op: OpOverload) -> Handler:
+def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
     """The handler of `op`; raises a `TraceBreak` where there is none."""
     name = str(op)
+    find = partial(functional_rule, kernels=kernels)
     if handler := SPECIAL.get(name):
         return handler
     if query := QUERIES.get(name):
@@ -38,26 +43,28 @@ def resolve(op: OpOverload) -> Handler:
     if view_rule := VIEWS.get(name):
         return view_handler(view_rule)
     if mutation := MUTATIONS.get(name):
-        return mutation_handler(mutation)
-    if rule := functional_rule(name):
+        return mutation_handler(kernels.mutation(name, mutation))
+    if rule := find(name):
         return functional_handler(rule)
-    if op._schema.is_mutable and (handler := mutable_handler(op, name)):
+    if op._schema.is_mutable and (handler := mutable_handler(op, name, kernels)):
         return handler
     if op._can_decompose():
         return composite_handler
-    if handler := foreach_handler(op, functional_rule):
+    if handler := foreach_handler(op, find):
         return handler
     if view_rule := VIEWS.get(name.replace("_copy.", ".")):
         return view_copy_handler(view_rule)
     return fallback_handler(op)
 
 
-def functional_rule(name: str) -> Decomposition | None:
-    """A rule from nodes to nodes: a decomposition, or an ATen call."""
+def functional_rule(name: str, kernels: EagerKernels = OWN_KERNELS, *, in_place: bool = False) -> Decomposition | None:
+    """A rule from nodes to nodes: a decomposition, or an ATen call. `in_place`: for the in-place form of it."""
     rule = DECOMPOSITIONS.get(name)
-    if rule is None and (specs := LIBRARY.get(name)):
-        return library_rule(name, specs)
-    return rule if rule is None or name not in REFUSED else refusing_rule(name, rule)
+    if rule is None:
+        specs = LIBRARY.get(name)
+        return None if specs is None else library_rule(name, specs, random=kernels.random and is_random(name))
+    rule = kernels.decomposition(name, rule, in_place=in_place)
+    return rule if name not in REFUSED else refusing_rule(name, rule)
 
 
 def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
@@ -69,9 +76,9 @@ def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
     return rule
 
 
-def library_rule(name: str, specs: SpecRule) -> Decomposition:
+def library_rule(name: str, specs: SpecRule, *, random: bool = False) -> Decomposition:
     def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
-        return e.library(name, args, kwargs, specs(e, *args, **kwargs))
+        return e.library(name, args, kwargs, specs(e, *args, **kwargs), random=random)
 
     return rule
 
@@ -170,9 +177,9 @@ def mutable_rule(op: OpOverload, name: str) -> MutableRule | None:
     return None
 
 
-def mutable_handler(op: OpOverload, name: str) -> Handler | None:
+def mutable_handler(op: OpOverload, name: str, kernels: EagerKernels) -> Handler | None:
     found = mutable_rule(op, name)
-    rule = functional_rule(found.functional) if found else None
+    rule = functional_rule(found.functional, kernels, in_place=found.in_place) if found else None
     if found is None or rule is None:
         return None
     if found.in_place:

@@ -1,0 +1,84 @@
+"""`options={"random": "eager"}`: the numbers that eager draws for the same seed, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import kiln
+
+X = torch.randn(16, 33, generator=torch.Generator().manual_seed(0))
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.3) + 1,
+    "dropout of a transposed tensor": lambda x: F.dropout(x.t(), 0.5) * 2,
+    "dropout of a slice": lambda x: F.dropout(x[:, 1:], 0.5),
+    "several": lambda x: torch.rand(5, 33) + torch.randn(3)[0] * torch.rand_like(x)[0],
+    "a draw that nobody reads": lambda x: (torch.rand(5), x + torch.rand(33))[1],
+    "equal draws are two": lambda x: torch.rand(33) - torch.rand(33) + x,
+    "in place": lambda x: x.normal_(1, 2) + x.clone().uniform_(0, 2) + x.clone().exponential_(),
+    "in place, transposed": lambda x: x.t().contiguous().t().clone().bernoulli_() + x.t().clone().normal_().t(),
+    "integers": lambda x: x + torch.randint(0, 10, (33,)) + torch.randperm(33) + torch.randint_like(x, 7),
+    "bernoulli": lambda x: torch.bernoulli(x.abs().clamp(max=1)) + x.clone().bernoulli_(0.2),
+    "bernoulli of tensors": lambda x: x.t().clone().bernoulli_(x.t().abs().clamp(max=1)),
+    "multinomial": lambda x: x + torch.multinomial(torch.ones(40), 33),
+    "normal": lambda x: torch.normal(0.0, 1.0, (33,)) + torch.normal(x, 1.0),
+    "poisson": lambda x: torch.poisson(x.abs()),
+}
+
+
+def runs(function: Callable[..., Any], count: int = 3) -> list[torch.Tensor]:
+    """Results of `count` calls, and the number that the generator gives next."""
+    torch.manual_seed(3)
+    return [*[function(X.clone()) for _ in range(count)], torch.rand(1)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_eager(name: str, dynamic: bool | None) -> None:
+    program = PROGRAMS[name]
+    compiled = kiln.compile(program, fullgraph=True, dynamic=dynamic, options={"random": "eager", "cache": False})
+    for expected, found in zip(runs(program), runs(compiled), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def gradients(function: Callable[..., torch.Tensor]) -> list[torch.Tensor | None]:
+    torch.manual_seed(4)
+    x = X.clone().requires_grad_()
+    result = function(x)
+    result.square().sum().backward()
+    return [result, x.grad, torch.rand(1)]
+
+
+def test_the_backward_takes_the_same_mask() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.dropout(x, 0.4) * 3, 0.2)
+
+    compiled = kiln.compile(program, fullgraph=True, options={"random": "eager", "cache": False})
+    for expected, found in zip(gradients(program), gradients(compiled), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_layer_in_training() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    compiled = kiln.compile(layer, options={"random": "eager", "cache": False})
+    x = torch.randn(2, 5, 16)
+
+    def losses(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        return [model(x).square().sum().detach() for _ in range(3)]
+
+    torch.testing.assert_close(losses(compiled), losses(layer))
+
+
+def test_a_variant_from_disk_draws_the_same(tmp_path: Any) -> None:
+    options = {"random": "eager", "cache_dir": str(tmp_path)}
+    first, second = (kiln.compile(PROGRAMS["several"], options=options) for _ in range(2))
+    expected = runs(PROGRAMS["several"])
+    for compiled in (first, second):
+        torch.testing.assert_close(runs(compiled), expected, rtol=0, atol=0)
