@@ -49,6 +49,7 @@ MAP = {
         ("What happens at the first call of a compiled function?", "kiln/pipeline/session.py", "CompileSession"),
         ("What happens at the second call?", "csrc/frames/dispatcher.cpp", "vectorcall"),
         ("What does an opcode do?", "kiln/capture/interpreter/opcodes/control.py", "for_iter"),
+        ("Which opcodes differ between CPython versions?", "kiln/capture/bytecode/v312.py", "TABLE"),
         (
             "How is a kind of object modelled, a dict for instance?",
             "kiln/capture/interpreter/variables/mapping.py",
@@ -85,6 +86,7 @@ MAP = {
         ),
         ("How is `torch.utils.checkpoint` traced?", "kiln/capture/interpreter/builtins/checkpoint.py", ""),
         ("How many variants may a function have?", "kiln/pipeline/session.py", "TooManyVariants"),
+        ("What is remembered of the sizes of earlier calls?", "kiln/pipeline/seen_inputs.py", "SeenInputs"),
         ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),
     ),
     "Guards and shapes": (
@@ -93,7 +95,7 @@ MAP = {
         ("When is a dict that did not change not walked again?", "csrc/frames/guard_replay.cpp", "replay"),
         ("When is a guard implied by a stronger one?", "kiln/capture/guards/collector.py", "GuardCollector"),
         ("How is it guarded that two inputs share memory?", "kiln/capture/interpreter/alias_guards.py", ""),
-        ("Which sizes become symbols?", "kiln/symbolic/policy.py", "DimPolicy"),
+        ("When does a size that changes between calls become a symbol?", "kiln/symbolic/policy.py", "DimPolicy"),
         ("When does a question about sizes become a guard?", "kiln/symbolic/env.py", "ShapeEnv"),
         ("How are index expressions simplified?", "kiln/symbolic/simplify_in_ranges.py", ""),
     ),
@@ -130,6 +132,7 @@ MAP = {
         ("How is tanh computed in C++?", "kiln/loops/codegen/cpp/prelude/math.h", "tanh"),
         ("How are random numbers computed in kernels?", "kiln/loops/body/philox.py", ""),
         ("Where is g++ called?", "kiln/build/cpp_compile.py", "Compilation"),
+        ("What is the user told when g++ is missing?", "kiln/build/cpp_compile.py", "NoCompiler"),
         ("Which processes compile Triton kernels?", "kiln/build/triton_workers.py", "Workers"),
     ),
     "Plan and run time": (
@@ -144,10 +147,16 @@ MAP = {
         ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),
         ("Where are saved tensors and their versions checked?", "csrc/executor/region.cpp", ""),
         ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
+        (
+            "What happens to results of a CUDA graph that are still held at its next replay?",
+            "kiln/runtime/cuda_graphs/graphed.py",
+            "_with_held",
+        ),
         ("When is the backward compiled?", "kiln/pipeline/backward.py", "BackwardCompiler"),
         ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "EagerReplay"),
         ("Why did the cache miss?", "kiln/runtime/cache/key_builder.py", "explain_miss"),
         ("What is in the key of a stored variant?", "kiln/pipeline/compile_key.py", "compile_key"),
+        ("Where are variants kept between processes?", "kiln/pipeline/variant_store.py", "VariantStore"),
         (
             "What decides whether a stored variant fits this process and call?",
             "kiln/runtime/variant.py",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ def test_scenarios_under_another_cpython(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not find_spec("test") or not find_spec("test.test_scope"), reason="this Python comes without its own tests"
+)
 def test_cpythons_own_tests_with_every_function_replaced_by_a_copy(tmp_path: Path) -> None:
     build_alone(tmp_path, sysconfig.get_paths()["include"])
     run_cpython_tests(sys.executable, tmp_path, ["--tests", *TEST_MODULES])

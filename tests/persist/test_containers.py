@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+HERE = {"PYTHONPATH": SEARCH_PATH, "CUDA_VISIBLE_DEVICES": ""}
 PROGRAM = """
 import os, sys, warnings
 import torch, kiln
@@ -33,7 +35,7 @@ NOBODY = 54321
 
 def codes(environment: dict[str, str], user: int | None = None) -> list[str]:
     """Codes of the warnings about the cache; the program is compiled and right."""
-    base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    base = {"PATH": os.environ["PATH"], **HERE, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", PROGRAM, *([] if user is None else [str(user)])]
     done = subprocess.run(command, env={**base, **environment}, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -79,7 +81,7 @@ assert report.compiles == 0 and report.loaded > 0, report
 
 
 def test_sixteen_forks_share_a_cache(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KILN_OPTIONS": ""}
+    environment = {**os.environ, **HERE, "KILN_OPTIONS": ""}
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(tmp_path / "cache")],
         env=environment,
