@@ -1,4 +1,4 @@
-"""What is saved of padded products: by text, and forward with backward against the halves as they were cut."""
+"""What is saved of padded products: by text, and forward with backward against the partition without padding."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ from kiln.support.options import Options
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv, Symbol
 from tests.graph.passes.graphs import drawn
-from tests.graph.passes.test_align_products import ALWAYS, NO_SYMBOLS, body, env_of, graph_of, on_cpu
+from tests.graph.passes.test_align_products import ALWAYS, NO_SYMBOLS, body, env_of, on_cpu, on_gpu
 
-HEAD = '%0: bf16[{rows}, 8] "x", %1: bf16[8, 11] "w", %2: f32[{rows}, 11] "tangent"'
-LINES = (
-    "%3: bf16[{rows}, 11] = aten.mm.default(%0, %1)",
-    "%4: f32[{rows}, 11] = convert(%3, dtype=f32)",
-    "%5: f32[{rows}, 11] = exp(%4)",
-    "%6: f32[{rows}, 11] = mul(%2, %5)",
-    "%7: bf16[{rows}, 11] = convert(%6, dtype=bf16)",
-    "%8: bf16[8, {rows} | 1, 8] = permute(%0, dims=(1, 0))",
-    "%9: bf16[8, 11] = aten.mm.default(%8, %7)",
-    "return {outputs}%5, %9",
-)
+HEAD = """
+graph(%0: bf16[{rows}, 8] "x", %1: bf16[8, 11] "w", %2: f32[{rows}, 11] "tangent"):
+    %3: bf16[{rows}, 11] = aten.mm.default(%0, %1)
+    %4: f32[{rows}, 11] = convert(%3, dtype=f32)
+    %5: f32[{rows}, 11] = exp(%4)
+    %6: f32[{rows}, 11] = mul(%2, %5)
+    %7: bf16[{rows}, 11] = convert(%6, dtype=bf16)
+    %8: bf16[8, {rows} | 1, 8] = permute(%0, dims=(1, 0))
+    %9: bf16[8, 11] = aten.mm.default(%8, %7)
+    return {outputs}%5, %9
+"""
 
 
-def halves_of(first: str = "", rows: str = "16", env: ShapeEnv | None = None) -> Partition:
+def partitioned(first: str = "", rows: str = "16", env: ShapeEnv | None = None) -> Partition:
     """Outputs: `first`, the exponential; the gradient of `w`."""
-    graph = graph_of(HEAD.format(rows=rows), *[line.format(outputs=first, rows=rows) for line in LINES])
+    graph = on_gpu(HEAD.format(outputs=first, rows=rows))
     count = len(graph.outputs) - 1
     return partition(JointGraph(graph, 2, count, (), (count - 1,), (None, count), env=env))
 
 
-def changed(halves: Partition, folder: Path, env: ShapeEnv | None = None) -> Partition:
+def changed(parts: Partition, folder: Path, env: ShapeEnv | None = None) -> Partition:
     host = Target(vector_bytes=32)
     context = CompileContext(Options(), host, host, EventSink(), Dump(None), DiskStore(str(folder)), env)
-    made = saved_as_made(halves, context, (UnfuseBias(), ALWAYS))
+    made = saved_as_made(parts, context, (UnfuseBias(), ALWAYS))
     verify(made.forward, "forward")
     verify(made.backward, "backward")
-    assert made.saved == halves.saved
+    assert made.saved == parts.saved
     return made
 
 
-def run(halves: Partition, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> list[Tensor]:
+def run(parts: Partition, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> list[Tensor]:
     """The user's outputs and the gradients, for the same small numbers."""
     torch.manual_seed(0)
-    inputs = [drawn(node.tensor, symbols) / 8 for node in on_cpu(halves.forward).inputs]
+    inputs = [drawn(node.tensor, symbols) / 8 for node in on_cpu(parts.forward).inputs]
     with torch.backends.mkldnn.flags(enabled=False):
-        outputs = interpret(on_cpu(halves.forward), inputs).outputs
+        outputs = interpret(on_cpu(parts.forward), inputs).outputs
         saved = [
-            (inputs if one.of == "input" else outputs)[one.index]
-            for one in halves.saved
-            if isinstance(one, SavedTensor)
+            (inputs if entry.of == "input" else outputs)[entry.index]
+            for entry in parts.saved
+            if isinstance(entry, SavedTensor)
         ]
-        for one, node in zip(saved, halves.backward.inputs, strict=False):
-            assert one.stride() == node.tensor.strides
-        tangents = [drawn(spec, symbols) for spec in halves.tangent_specs]
-        gradients = interpret(on_cpu(halves.backward), [*saved, *[one.cpu() for one in tangents]]).outputs
-    return [*outputs[: halves.num_user_outputs], *gradients]
+        for tensor, node in zip(saved, parts.backward.inputs, strict=False):
+            assert tensor.stride() == node.tensor.strides
+        tangents = [drawn(spec, symbols) for spec in parts.tangent_specs]
+        gradients = interpret(on_cpu(parts.backward), [*saved, *[tangent.cpu() for tangent in tangents]]).outputs
+    return [*outputs[: parts.num_user_outputs], *gradients]
 
 
 def same(before: Partition, after: Partition, symbols: Mapping[Symbol, int] = NO_SYMBOLS) -> None:
@@ -80,14 +80,14 @@ def same(before: Partition, after: Partition, symbols: Mapping[Symbol, int] = NO
 
 
 def test_a_saved_product_is_no_copy(tmp_path: Path) -> None:
-    before = halves_of()
+    before = partitioned()
     after = changed(before, tmp_path)
     assert any("clone" in line for line in body(after.backward))
     same(before, after)
 
 
 def test_a_returned_product_has_eager_strides_and_is_saved_as_returned(tmp_path: Path) -> None:
-    before = halves_of("%3, ")
+    before = partitioned("%3, ")
     after = changed(before, tmp_path)
     same(before, after)
 
@@ -95,7 +95,7 @@ def test_a_returned_product_has_eager_strides_and_is_saved_as_returned(tmp_path:
 @pytest.mark.parametrize("first", ["", "%3, "])
 def test_symbolic_rows(first: str, tmp_path: Path) -> None:
     env = env_of(s0=64)
-    before = halves_of(first, "s0", env)
+    before = partitioned(first, "s0", env)
     after = changed(before, tmp_path, env)
     assert any(line.startswith("%") and "bf16[s0, 16] = aten.mm" in line for line in body(after.forward))
     assert any("clone" in line for line in body(after.backward)) or first
@@ -104,6 +104,6 @@ def test_symbolic_rows(first: str, tmp_path: Path) -> None:
         same(before, after, dict.fromkeys(env.symbols(), number))
 
 
-def test_aligned_halves_are_the_same_object(tmp_path: Path) -> None:
-    halves = changed(halves_of(), tmp_path)
-    assert changed(halves, tmp_path) is halves
+def test_an_aligned_partition_is_the_same_object(tmp_path: Path) -> None:
+    parts = changed(partitioned(), tmp_path)
+    assert changed(parts, tmp_path) is parts

@@ -39,10 +39,6 @@ def parsed(text: str) -> Graph:
     return graph
 
 
-def graph_of(head: str, *lines: str) -> Graph:
-    return parsed("\n    ".join([f"graph({head}):", *lines]))
-
-
 def check_pass(
     step: GraphPass, before: str, after: str, inputs: Sequence[torch.Tensor] | None = None, tolerance: float = 1e-5
 ) -> None:

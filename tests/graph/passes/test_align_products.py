@@ -51,16 +51,12 @@ __all__ = ["cpu_attention", "null_device"]
 ALWAYS = AlignProducts(rates=Rates(odd=1.0, even=1.0))
 """Everything is worth aligning."""
 NO_SYMBOLS: Mapping[Symbol, int] = MappingProxyType({})
-PASSES = tuple([ALWAYS if one.name == ALWAYS.name else one for one in GRAPH_PASSES])
+PASSES = tuple([ALWAYS if step.name == ALWAYS.name else step for step in GRAPH_PASSES])
 
 
 def on_gpu(text: str) -> Graph:
     """The graph with all values on a GPU; the texts of tests leave the device out."""
     return parsed(text.replace("]", " @cuda:0]").replace("device=cpu", "device=cuda:0"))
-
-
-def graph_of(head: str, *lines: str) -> Graph:
-    return on_gpu("\n    ".join([f"graph({head}):", *lines]))
 
 
 def on_cpu(graph: Graph) -> Graph:
@@ -89,8 +85,8 @@ def same_values(before: Graph, after: Graph, symbols: Mapping[Symbol, int] = NO_
         same_values_of(on_cpu(before), on_cpu(after), tolerance=0.02, symbols=symbols)
 
 
-def unchanged(graph: Graph, one: AlignProducts = ALWAYS, env: ShapeEnv | None = None) -> bool:
-    return one.run(graph, PassContext(GuardFreeOracle(env))) == (graph, 0)
+def unchanged(graph: Graph, step: AlignProducts = ALWAYS, env: ShapeEnv | None = None) -> bool:
+    return step.run(graph, PassContext(GuardFreeOracle(env))) == (graph, 0)
 
 
 def env_of(**hints: int) -> ShapeEnv:
@@ -230,7 +226,11 @@ PRODUCTS = {
 def test_values(name: str) -> None:
     head, op, result, args = PRODUCTS[name]
     place = result.partition(":")[0]
-    graph = graph_of(head, f"{result} = aten.{op}.default({args})", f"return {place}")
+    graph = on_gpu(f"""
+        graph({head}):
+            {result} = aten.{op}.default({args})
+            return {place}
+    """)
     changed, count = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
     verify(changed, name)
     assert count == 1
@@ -239,22 +239,30 @@ def test_values(name: str) -> None:
 
 
 def test_infinities_stay_where_they_are() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"', "%2: bf16[16, 8] = aten.mm.default(%0, %1)", "return %2"
-    )
+    graph = on_gpu("""
+        graph(%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 8] = aten.mm.default(%0, %1)
+            return %2
+    """)
     changed, _ = ALWAYS.run(graph, PassContext(GuardFreeOracle()))
     left, right = torch.ones(16, 11, dtype=torch.bfloat16), torch.ones(11, 8, dtype=torch.bfloat16)
     left[3, 4] = torch.inf
     right[10, 2] = -torch.inf
     with torch.backends.mkldnn.flags(enabled=False):
-        pairs = zip(*[interpret(on_cpu(one), [left, right]).outputs for one in (graph, changed)], strict=True)
+        pairs = zip(*[interpret(on_cpu(each), [left, right]).outputs for each in (graph, changed)], strict=True)
         assert all(torch.equal(a, b) or torch.equal(a.isnan(), b.isnan()) for a, b in pairs)
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [("f32", "11"), ("bf16", "16"), ("f64", "11")])
 def test_left_alone(dtype: str, columns: str) -> None:
     head = f'%0: {dtype}[16, 8] "x", %1: {dtype}[8, {columns}] "w"'
-    assert unchanged(graph_of(head, f"%2: {dtype}[16, {columns}] = aten.mm.default(%0, %1)", "return %2"))
+    assert unchanged(
+        on_gpu(f"""
+        graph({head}):
+            %2: {dtype}[16, {columns}] = aten.mm.default(%0, %1)
+            return %2
+    """)
+    )
 
 
 # Symbols.
@@ -327,7 +335,11 @@ SYMBOLIC = {
 def test_values_of_symbolic_sizes(name: str) -> None:
     head, op, result, args = SYMBOLIC[name]
     env = env_of(s0=64)
-    graph = graph_of(head, f"{result} = aten.{op}.default({args})", f"return {result.partition(':')[0]}")
+    graph = on_gpu(f"""
+        graph({head}):
+            {result} = aten.{op}.default({args})
+            return {result.partition(":")[0]}
+    """)
     changed, count = ALWAYS.run(graph, PassContext(GuardFreeOracle(env)))
     verify(changed, name)
     assert count == 1
@@ -346,14 +358,16 @@ def test_values_of_symbolic_sizes(name: str) -> None:
     ],
 )
 def test_a_symbol_that_runs(left: str, right: str, result: str) -> None:
-    graph = graph_of(
-        f'%0: bf16[{left}] "x", %1: bf16[{right}] "w"', f"%2: bf16[{result}] = aten.mm.default(%0, %1)", "return %2"
-    )
+    graph = on_gpu(f"""
+        graph(%0: bf16[{left}] "x", %1: bf16[{right}] "w"):
+            %2: bf16[{result}] = aten.mm.default(%0, %1)
+            return %2
+    """)
     assert unchanged(graph, env=env_of(s0=32))
 
 
 def test_symbols_cost_what_they_are_in_this_call() -> None:
-    graph = head_of("s0", 768, 50257, "return %3")
+    graph = head_of("s0", 768, 50257)
     env = env_of(s0=4096)
     assert not unchanged(graph, AlignProducts(), env)
     assert not env.guards
@@ -364,57 +378,71 @@ def test_symbols_cost_what_they_are_in_this_call() -> None:
 def test_a_size_that_data_decide_has_no_costs() -> None:
     env = ShapeEnv()
     env.create_unbacked()
-    assert unchanged(head_of("u0", 768, 50257, "return %3"), env=env)
+    assert unchanged(head_of("u0", 768, 50257), env=env)
 
 
 def test_not_on_the_cpu() -> None:
-    graph = graph_of(
-        '%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"', "%2: bf16[16, 8] = aten.mm.default(%0, %1)", "return %2"
-    )
+    graph = on_gpu("""
+        graph(%0: bf16[16, 11] "x", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 8] = aten.mm.default(%0, %1)
+            return %2
+    """)
     assert unchanged(on_cpu(graph))
 
 
 # What it costs.
 
 
-def head_of(tokens: int | str, width: int, words: int, *end: str) -> Graph:
-    return graph_of(
-        f'%0: bf16[{tokens}, {width}] "x", %1: bf16[{words}, {width}] "w"',
-        f"%2: bf16[{width}, {words} | 1, {width}] = permute(%1, dims=(1, 0))",
-        f"%3: bf16[{tokens}, {words}] = aten.mm.default(%0, %2)",
-        *(one.format(tokens=tokens, words=words) for one in end),
-    )
+def head_of(tokens: int | str, width: int, words: int, end: str = "return %3") -> Graph:
+    """The product of a language model's head, and `end`."""
+    sized = end.format(tokens=tokens, words=words)
+    return on_gpu(f"""
+        graph(%0: bf16[{tokens}, {width}] "x", %1: bf16[{words}, {width}] "w"):
+            %2: bf16[{width}, {words} | 1, {width}] = permute(%1, dims=(1, 0))
+            %3: bf16[{tokens}, {words}] = aten.mm.default(%0, %2)
+            {sized}
+    """)
 
 
-SUM = ("%4: f32[{tokens}, {words}] = convert(%3, dtype=f32)", "%5: f32[{tokens}] = sum(%4, axes=(1,))", "return %5")
+SUM = """
+            %4: f32[{tokens}, {words}] = convert(%3, dtype=f32)
+            %5: f32[{tokens}] = sum(%4, axes=(1,))
+            return %5
+"""
 
 
 @pytest.mark.parametrize(
     ("sizes", "end", "pays"),
     [
-        ((4096, 768, 50257), ("return %3",), True),  # 2.9 ms against 0.5, 0.05 and 0.24
+        ((4096, 768, 50257), "return %3", True),  # 2.9 ms against 0.5, 0.05 and 0.24
         ((8192, 768, 30522), SUM, True),
-        ((4096, 64, 50257), ("return %3",), False),  # 0.13 ms in memory alone
+        ((4096, 64, 50257), "return %3", False),  # 0.13 ms in memory alone
         ((4096, 64, 50257), SUM, True),
-        ((8, 768, 50257), ("return %3",), False),  # the time of reading the weight
+        ((8, 768, 50257), "return %3", False),  # the time of reading the weight
         ((512, 64, 1001), SUM, False),  # less than a launch
     ],
 )
-def test_where_it_pays(sizes: tuple[int, int, int], end: tuple[str, ...], pays: bool) -> None:
-    assert unchanged(head_of(*sizes, *end), AlignProducts()) is not pays
+def test_where_it_pays(sizes: tuple[int, int, int], end: str, pays: bool) -> None:
+    assert unchanged(head_of(*sizes, end), AlignProducts()) is not pays
 
 
 def test_a_shared_padding_is_paid_for_together() -> None:
     """Of a matrix with two products either alone would not pay for the copy."""
-    lines = (
-        "%3: bf16[10000, 64] = aten.mm.default(%0, %1)",
-        "%4: bf16[10000, 64] = aten.mm.default(%0, %2)",
-    )
-    head = '%0: bf16[10000, 10001] "x", %1: bf16[10001, 64] "v", %2: bf16[10001, 64] "w"'
-    rates = Rates(odd=75e12)
-    both, one = graph_of(head, *lines, "return %3, %4"), graph_of(head, lines[0], "return %3")
-    assert not unchanged(both, AlignProducts(rates=rates))
-    assert unchanged(one, AlignProducts(rates=rates))
+    inputs = '%0: bf16[10000, 10001] "x", %1: bf16[10001, 64] "v", %2: bf16[10001, 64] "w"'
+    both = on_gpu(f"""
+        graph({inputs}):
+            %3: bf16[10000, 64] = aten.mm.default(%0, %1)
+            %4: bf16[10000, 64] = aten.mm.default(%0, %2)
+            return %3, %4
+    """)
+    either = on_gpu(f"""
+        graph({inputs}):
+            %3: bf16[10000, 64] = aten.mm.default(%0, %1)
+            return %3
+    """)
+    costs = AlignProducts(rates=Rates(odd=75e12))
+    assert not unchanged(both, costs)
+    assert unchanged(either, costs)
 
 
 # Kernels and plans.
@@ -427,7 +455,7 @@ def scheduled(graph: Graph, env: ShapeEnv | None = None) -> str:
 
 
 def test_the_only_pass_over_the_logits_is_the_copy_that_is_returned() -> None:
-    text = scheduled(head_of(4096, 768, 50257, *SUM[:2], "return %3, %5"))
+    text = scheduled(head_of(4096, 768, 50257, SUM.replace("return", "return %3,")))
     launches = [line.strip().split("  #")[0] for line in text.split("\n") if line.strip().startswith("launch")]
     assert launches == ["launch pointwise(a1 -> b0)", "launch sum(b1 -> b2, b3)"]
     assert "return b2, b3" in text
@@ -435,16 +463,16 @@ def test_the_only_pass_over_the_logits_is_the_copy_that_is_returned() -> None:
 
 def test_symbolic_logits_are_copied_once_as_well() -> None:
     env = env_of(s0=8, s1=512)
-    graph = graph_of(
-        '%0: bf16[s0, s1, 768] "x", %1: bf16[50257, 768] "w"',
-        "%2: bf16[768, 50257 | 1, 768] = permute(%1, dims=(1, 0))",
-        "%3: bf16[s0*s1, 768] = view(%0, sizes=(s0*s1, 768))",
-        "%4: bf16[s0*s1, 50257] = aten.mm.default(%3, %2)",
-        "%5: bf16[s0, s1, 50257] = view(%4, sizes=(s0, s1, 50257))",
-        "%6: f32[s0*s1, 50257] = convert(%4, dtype=f32)",
-        "%7: f32[s0*s1] = sum(%6, axes=(1,))",
-        "return %5, %7",
-    )
+    graph = on_gpu("""
+        graph(%0: bf16[s0, s1, 768] "x", %1: bf16[50257, 768] "w"):
+            %2: bf16[768, 50257 | 1, 768] = permute(%1, dims=(1, 0))
+            %3: bf16[s0*s1, 768] = view(%0, sizes=(s0*s1, 768))
+            %4: bf16[s0*s1, 50257] = aten.mm.default(%3, %2)
+            %5: bf16[s0, s1, 50257] = view(%4, sizes=(s0, s1, 50257))
+            %6: f32[s0*s1, 50257] = convert(%4, dtype=f32)
+            %7: f32[s0*s1] = sum(%6, axes=(1,))
+            return %5, %7
+    """)
     text = scheduled(graph, env)
     launches = [line.strip().split("  #")[0] for line in text.split("\n") if line.strip().startswith("launch")]
     assert launches == ["launch pointwise(a1 -> b0)", "launch sum(b1 -> b2, b3; s0, s1)"]
@@ -454,16 +482,16 @@ def test_symbolic_logits_are_copied_once_as_well() -> None:
 
 def test_a_tangent_is_made_padded() -> None:
     """One kernel makes the padded tangent and the gradient of the bias; one more writes the zeros."""
-    graph = graph_of(
-        '%0: bf16[8192, 30522] "t", %1: bf16[8192, 30522] "y", %2: bf16[30522, 768] "w", %3: bf16[8192, 768] "x"',
-        "%4: bf16[8192, 30522] = mul(%0, %1)",
-        "%5: bf16[8192, 768] = aten.mm.default(%4, %2)",
-        "%6: bf16[30522, 8192 | 1, 30522] = permute(%4, dims=(1, 0))",
-        "%7: bf16[30522, 768] = aten.mm.default(%6, %3)",
-        "%8: f32[8192, 30522] = convert(%4, dtype=f32)",
-        "%9: f32[30522] = sum(%8, axes=(0,))",
-        "return %5, %7, %9",
-    )
+    graph = on_gpu("""
+        graph(%0: bf16[8192, 30522] "t", %1: bf16[8192, 30522] "y", %2: bf16[30522, 768] "w", %3: bf16[8192, 768] "x"):
+            %4: bf16[8192, 30522] = mul(%0, %1)
+            %5: bf16[8192, 768] = aten.mm.default(%4, %2)
+            %6: bf16[30522, 8192 | 1, 30522] = permute(%4, dims=(1, 0))
+            %7: bf16[30522, 768] = aten.mm.default(%6, %3)
+            %8: f32[8192, 30522] = convert(%4, dtype=f32)
+            %9: f32[30522] = sum(%8, axes=(0,))
+            return %5, %7, %9
+    """)
     text = scheduled(graph)
     written = [line.split("allocate ")[1] for line in text.split("\n") if "allocate" in line and "[8192, 305" in line]
     assert [line.split(": ")[1][:34] for line in written] == ["bf16[8192, 30522 | 30528, 1] in b1"]
@@ -482,10 +510,10 @@ def plan_of(graph: Graph, folder: Path, env: ShapeEnv | None = None) -> Plan:
 def test_equal_blocks_are_padded_alike(tmp_path: Path) -> None:
     """The plan of a few blocks, repeated, is the one that all together give."""
     layers = range(12)
-    head = ", ".join(['%0: bf16[4096, 1024] "x"', *(f'%{1 + one}: bf16[1024, 3001] "w{one}"' for one in layers)])
+    head = ", ".join(['%0: bf16[4096, 1024] "x"', *(f'%{1 + layer}: bf16[1024, 3001] "w{layer}"' for layer in layers)])
     lines, last = ["%13: bf16[4096, 1024] = tanh(%0)"], 13
     for layer in layers:
-        a, b, c, d, e = (f"%{14 + 5 * layer + place}" for place in range(5))
+        a, b, c, d, e = (f"%{14 + 5 * layer + line}" for line in range(5))
         lines += [
             f"{a}: bf16[4096, 3001] = aten.mm.default(%{last}, %{1 + layer})",
             f"{b}: bf16[4096, 3001] = tanh({a})",
@@ -494,7 +522,7 @@ def test_equal_blocks_are_padded_alike(tmp_path: Path) -> None:
             f"{e}: bf16[4096, 1024] = tanh({d})",
         ]
         last = 18 + 5 * layer
-    graph = graph_of(head, *lines, f"return %{last}")
+    graph = on_gpu("\n    ".join([f"graph({head}):", *lines, f"return %{last}"]))
     context = context_in(tmp_path)
     repeated = repeated_layers_to_plan(graph, context)
     assert repeated is not None
@@ -535,14 +563,14 @@ def test_recorded_models_on_the_null_device(
 def test_one_plan_for_symbolic_rows(tmp_path: Path, null_device: Iterator[None]) -> None:
     """The gradients of a head; their padded tangent is made in place."""
     env = env_of(s0=64)
-    graph = graph_of(
-        '%0: bf16[s0, 11] "t", %1: bf16[s0, 11] "y", %2: bf16[11, 8] "w", %3: bf16[s0, 8] "x"',
-        "%4: bf16[s0, 11] = mul(%0, %1)",
-        "%5: bf16[s0, 8] = aten.mm.default(%4, %2)",
-        "%6: bf16[11, s0 | 1, 11] = permute(%4, dims=(1, 0))",
-        "%7: bf16[11, 8] = aten.mm.default(%6, %3)",
-        "return %5, %7",
-    )
+    graph = on_gpu("""
+        graph(%0: bf16[s0, 11] "t", %1: bf16[s0, 11] "y", %2: bf16[11, 8] "w", %3: bf16[s0, 8] "x"):
+            %4: bf16[s0, 11] = mul(%0, %1)
+            %5: bf16[s0, 8] = aten.mm.default(%4, %2)
+            %6: bf16[11, s0 | 1, 11] = permute(%4, dims=(1, 0))
+            %7: bf16[11, 8] = aten.mm.default(%6, %3)
+            return %5, %7
+    """)
     plan = plan_of(graph, tmp_path, env)
     assert not env.guards
     text = plan_text(plan).replace(" @cuda:0", "")

@@ -15,7 +15,7 @@ from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.support.events import EventSink
 from kiln.support.passes import before, check_order
-from tests.graph.passes.graphs import check_pass, check_unchanged, graph_of, parsed, same_values
+from tests.graph.passes.graphs import check_pass, check_unchanged, parsed, same_values
 
 
 def test_cse_sees_through_commuted_inputs() -> None:
@@ -260,7 +260,11 @@ def test_the_list_runs_reports_and_keeps_values() -> None:
 
 
 def test_unused_effects_stay() -> None:
-    graph = graph_of('%0: b8[] "c"', '%1: () = assert(%0, message="no")', "return")
+    graph = parsed("""
+        graph(%0: b8[] "c"):
+            %1: () = assert(%0, message="no")
+            return
+    """)
     assert run_passes(graph, EventSink()).nodes == graph.nodes
 
 
@@ -271,13 +275,13 @@ def test_order_is_checked() -> None:
 
 def test_outputs_keep_even_the_strides_of_dimensions_of_size_one() -> None:
     """A pass takes one value for the other, since no element is elsewhere; the caller still sees eager's strides."""
-    graph = graph_of(
-        '%0: f32[4, 3, 1, 1] "x"',
-        "%1: f32[4, 3, 1, 1 | 3, 1, 3, 3] = clone(%0, strides=(3, 1, 3, 3))",
-        "%2: f32[4, 3, 1, 1 | 3, 1, 3, 3] = exp(%1)",
-        "%3: f32[4, 3, 1, 1] = clone(%2, strides=(3, 1, 1, 1))",
-        "return %3",
-    )
+    graph = parsed("""
+        graph(%0: f32[4, 3, 1, 1] "x"):
+            %1: f32[4, 3, 1, 1 | 3, 1, 3, 3] = clone(%0, strides=(3, 1, 3, 3))
+            %2: f32[4, 3, 1, 1 | 3, 1, 3, 3] = exp(%1)
+            %3: f32[4, 3, 1, 1] = clone(%2, strides=(3, 1, 1, 1))
+            return %3
+    """)
     made = run_passes(graph, EventSink(), checks="full")
     assert made.outputs[0].value.tensor.strides == (3, 1, 1, 1)
     assert [node.op.name for node in made.nodes] == ["exp", "as_strided"]

@@ -125,54 +125,129 @@ def test_arithmetic(rule: RewriteRule) -> None:
     assert applied, "the rule never applied"
 
 
-P1 = "axis=1, start=2, stop=6, step=2"
 EXAMPLES = {
-    "permute_permute": "%1: f32[8, 4 | 1, 8] = permute(%0, dims=(1, 0))\n%2: f32[4, 8] = permute(%1, dims=(1, 0))",
-    "permute_nothing": "%2: f32[4, 8] = permute(%0, dims=(0, 1))",
-    "view_view": "%1: f32[32] = view(%0, sizes=(32,))\n%2: f32[2, 16] = view(%1, sizes=(2, 16))",
-    "view_unsqueeze": "%1: f32[4, 1, 8] = unsqueeze(%0, axis=1)\n%2: f32[32] = view(%1, sizes=(32,))",
-    "view_squeeze": "%1: f32[4, 1, 8] = unsqueeze(%0, axis=1)\n%3: f32[4, 8] = squeeze(%1, axes=(1,))\n"
-    "%2: f32[32] = view(%3, sizes=(32,))",
-    "view_reshape": "%3: f32[8, 4 | 1, 8] = permute(%0, dims=(1, 0))\n%1: f32[32] = reshape(%3, sizes=(32,))\n"
-    "%2: f32[2, 16] = view(%1, sizes=(2, 16))",
-    "view_nothing": "%2: f32[4, 8] = view(%0, sizes=(4, 8))",
-    "expand_expand": "%3: f32[4, 1 | 8, 1] = slice(%0, axis=1, start=0, stop=1, step=1)\n"
-    "%1: f32[4, 3 | 8, 0] = expand(%3, sizes=(4, 3))\n%2: f32[2, 4, 3 | 0, 8, 0] = expand(%1, sizes=(2, 4, 3))",
-    "expand_nothing": "%2: f32[4, 8] = expand(%0, sizes=(4, 8))",
-    "squeeze_nothing": "%2: f32[4, 8] = squeeze(%0, axes=())",
-    "squeeze_unsqueeze": "%1: f32[4, 1, 8] = unsqueeze(%0, axis=1)\n%2: f32[4, 8] = squeeze(%1, axes=(1,))",
-    "unsqueeze_squeeze": "%1: f32[4, 1, 8] = unsqueeze(%0, axis=1)\n%3: f32[4, 8] = squeeze(%1, axes=(1,))\n"
-    "%2: f32[4, 1, 8] = unsqueeze(%3, axis=1)",
-    "slice_whole": "%2: f32[4, 8] = slice(%0, axis=1, start=0, stop=8, step=1)",
-    "reshape_reshape": "%1: f32[32] = reshape(%0, sizes=(32,))\n%2: f32[2, 16] = reshape(%1, sizes=(2, 16))",
-    "reshape_view": "%1: f32[32] = view(%0, sizes=(32,))\n%2: f32[2, 16] = reshape(%1, sizes=(2, 16))",
-    "reshape_packed": "%2: f32[2, 16] = reshape(%0, sizes=(2, 16))",
-    "clone_nothing": "%2: f32[4, 8] = clone(%0, strides=None)",
-    "clone_clone": "%1: f32[4, 8 | 1, 4] = clone(%0, strides=(1, 4))\n%2: f32[4, 8] = clone(%1, strides=(8, 1))",
-    "reshape_clone": "%1: f32[4, 8 | 1, 4] = clone(%0, strides=(1, 4))\n%2: f32[32] = reshape(%1, sizes=(32,))",
-    "cat_one": "%2: f32[4, 8] = cat(%0, axis=1)",
-    "flip_nothing": "%2: f32[4, 8] = flip(%0, axes=())",
-    "slice_of_scatter": f"%3: f32[4, 2] = neg(%1)\n%4: f32[4, 8] = slice_scatter(%0, %3, {P1})\n"
-    f"%2: f32[4, 2 | 8, 2 at 2] = slice(%4, {P1})",
-    "select_of_scatter": "%3: f32[4] = select(%0, axis=1, index=3)",
-    "scatter_own_slice": f"%3: f32[4, 2 | 8, 2 at 2] = slice(%0, {P1})\n%2: f32[4, 8] = slice_scatter(%0, %3, {P1})",
-    "scatter_own_select": "%3: f32[4 | 8 at 3] = select(%0, axis=1, index=3)\n"
-    "%2: f32[4, 8] = select_scatter(%0, %3, axis=1, index=3)",
-    "slice_scatter_twice": f"%3: f32[4, 8] = slice_scatter(%0, %1, {P1})\n%4: f32[4, 2] = neg(%1)\n"
-    f"%2: f32[4, 8] = slice_scatter(%3, %4, {P1})",
-    "select_scatter_twice": "%5: f32[4 | 2] = select(%1, axis=1, index=0)\n"
-    "%3: f32[4, 8] = select_scatter(%0, %5, axis=1, index=3)\n%4: f32[4 | 2 at 1] = select(%1, axis=1, index=1)\n"
-    "%2: f32[4, 8] = select_scatter(%3, %4, axis=1, index=3)",
+    "permute_permute": """
+        %1: f32[8, 4 | 1, 8] = permute(%0, dims=(1, 0))
+        %2: f32[4, 8] = permute(%1, dims=(1, 0))
+    """,
+    "permute_nothing": """
+        %2: f32[4, 8] = permute(%0, dims=(0, 1))
+    """,
+    "view_view": """
+        %1: f32[32] = view(%0, sizes=(32,))
+        %2: f32[2, 16] = view(%1, sizes=(2, 16))
+    """,
+    "view_unsqueeze": """
+        %1: f32[4, 1, 8] = unsqueeze(%0, axis=1)
+        %2: f32[32] = view(%1, sizes=(32,))
+    """,
+    "view_squeeze": """
+        %1: f32[4, 1, 8] = unsqueeze(%0, axis=1)
+        %3: f32[4, 8] = squeeze(%1, axes=(1,))
+        %2: f32[32] = view(%3, sizes=(32,))
+    """,
+    "view_reshape": """
+        %3: f32[8, 4 | 1, 8] = permute(%0, dims=(1, 0))
+        %1: f32[32] = reshape(%3, sizes=(32,))
+        %2: f32[2, 16] = view(%1, sizes=(2, 16))
+    """,
+    "view_nothing": """
+        %2: f32[4, 8] = view(%0, sizes=(4, 8))
+    """,
+    "expand_expand": """
+        %3: f32[4, 1 | 8, 1] = slice(%0, axis=1, start=0, stop=1, step=1)
+        %1: f32[4, 3 | 8, 0] = expand(%3, sizes=(4, 3))
+        %2: f32[2, 4, 3 | 0, 8, 0] = expand(%1, sizes=(2, 4, 3))
+    """,
+    "expand_nothing": """
+        %2: f32[4, 8] = expand(%0, sizes=(4, 8))
+    """,
+    "squeeze_nothing": """
+        %2: f32[4, 8] = squeeze(%0, axes=())
+    """,
+    "squeeze_unsqueeze": """
+        %1: f32[4, 1, 8] = unsqueeze(%0, axis=1)
+        %2: f32[4, 8] = squeeze(%1, axes=(1,))
+    """,
+    "unsqueeze_squeeze": """
+        %1: f32[4, 1, 8] = unsqueeze(%0, axis=1)
+        %3: f32[4, 8] = squeeze(%1, axes=(1,))
+        %2: f32[4, 1, 8] = unsqueeze(%3, axis=1)
+    """,
+    "slice_whole": """
+        %2: f32[4, 8] = slice(%0, axis=1, start=0, stop=8, step=1)
+    """,
+    "reshape_reshape": """
+        %1: f32[32] = reshape(%0, sizes=(32,))
+        %2: f32[2, 16] = reshape(%1, sizes=(2, 16))
+    """,
+    "reshape_view": """
+        %1: f32[32] = view(%0, sizes=(32,))
+        %2: f32[2, 16] = reshape(%1, sizes=(2, 16))
+    """,
+    "reshape_packed": """
+        %2: f32[2, 16] = reshape(%0, sizes=(2, 16))
+    """,
+    "clone_nothing": """
+        %2: f32[4, 8] = clone(%0, strides=None)
+    """,
+    "clone_clone": """
+        %1: f32[4, 8 | 1, 4] = clone(%0, strides=(1, 4))
+        %2: f32[4, 8] = clone(%1, strides=(8, 1))
+    """,
+    "reshape_clone": """
+        %1: f32[4, 8 | 1, 4] = clone(%0, strides=(1, 4))
+        %2: f32[32] = reshape(%1, sizes=(32,))
+    """,
+    "cat_one": """
+        %2: f32[4, 8] = cat(%0, axis=1)
+    """,
+    "flip_nothing": """
+        %2: f32[4, 8] = flip(%0, axes=())
+    """,
+    "slice_of_scatter": """
+        %3: f32[4, 2] = neg(%1)
+        %4: f32[4, 8] = slice_scatter(%0, %3, axis=1, start=2, stop=6, step=2)
+        %2: f32[4, 2 | 8, 2 at 2] = slice(%4, axis=1, start=2, stop=6, step=2)
+    """,
+    "select_of_scatter": """
+        %3: f32[4] = select(%0, axis=1, index=3)
+    """,
+    "scatter_own_slice": """
+        %3: f32[4, 2 | 8, 2 at 2] = slice(%0, axis=1, start=2, stop=6, step=2)
+        %2: f32[4, 8] = slice_scatter(%0, %3, axis=1, start=2, stop=6, step=2)
+    """,
+    "scatter_own_select": """
+        %3: f32[4 | 8 at 3] = select(%0, axis=1, index=3)
+        %2: f32[4, 8] = select_scatter(%0, %3, axis=1, index=3)
+    """,
+    "slice_scatter_twice": """
+        %3: f32[4, 8] = slice_scatter(%0, %1, axis=1, start=2, stop=6, step=2)
+        %4: f32[4, 2] = neg(%1)
+        %2: f32[4, 8] = slice_scatter(%3, %4, axis=1, start=2, stop=6, step=2)
+    """,
+    "select_scatter_twice": """
+        %5: f32[4 | 2] = select(%1, axis=1, index=0)
+        %3: f32[4, 8] = select_scatter(%0, %5, axis=1, index=3)
+        %4: f32[4 | 2 at 1] = select(%1, axis=1, index=1)
+        %2: f32[4, 8] = select_scatter(%3, %4, axis=1, index=3)
+    """,
 }
 """A pattern of each rule that applies; %0 is f32[4, 8], %1 may be f32[4, 2]."""
 
 LAYOUTS = {
-    "slice_of_scatter": "%3: f32[4, 2 | 8, 2 at 2] = slice(%0, axis=1, start=2, stop=6, step=2)\n"
-    f"%4: f32[4, 8] = slice_scatter(%1, %3, {P1})\n%2: f32[4, 2 | 8, 2 at 2] = slice(%4, {P1})",
-    "select_of_scatter": "%3: f32[4 | 8 at 3] = select(%0, axis=1, index=3)\n"
-    "%4: f32[4, 8] = select_scatter(%1, %3, axis=1, index=3)\n%2: f32[4 | 8 at 3] = select(%4, axis=1, index=3)",
+    "slice_of_scatter": """
+        %3: f32[4, 2 | 8, 2 at 2] = slice(%0, axis=1, start=2, stop=6, step=2)
+        %4: f32[4, 8] = slice_scatter(%1, %3, axis=1, start=2, stop=6, step=2)
+        %2: f32[4, 2 | 8, 2 at 2] = slice(%4, axis=1, start=2, stop=6, step=2)
+    """,
+    "select_of_scatter": """
+        %3: f32[4 | 8 at 3] = select(%0, axis=1, index=3)
+        %4: f32[4, 8] = select_scatter(%1, %3, axis=1, index=3)
+        %2: f32[4 | 8 at 3] = select(%4, axis=1, index=3)
+    """,
 }
-"""Where the replacement must lie at the same place, %1 is f32[4, 8]."""
+"""The rule applies only if the replacement has the same layout; %1 is f32[4, 8]."""
 
 
 def example(name: str) -> Graph:
@@ -181,7 +256,7 @@ def example(name: str) -> Graph:
     second = ', %1: f32[4, 8] "y"' if wide else ', %1: f32[4, 2] "y"' if "%1)" in body or "%1," in body else ""
     if "%1: " in body:
         second = ""
-    return parse_graph(f'graph(%0: f32[4, 8] "x"{second}):\n' + body + "\nreturn %2")
+    return parse_graph(f'graph(%0: f32[4, 8] "x"{second}):{body}return %2')
 
 
 def test_every_view_rule_has_an_example() -> None:
