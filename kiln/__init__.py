@@ -9,17 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kiln.api import (  # type: ignore[no-redef]  # `compile` is a builtin too
-        Options,
-        compile,
-        disable,
-        explain,
-        is_compiling,
-        list_backends,
-        register_backend,
-        report_of,
-        reset,
-    )
+    from kiln.api import Options as Options
+    from kiln.api import compile as compile
+    from kiln.api import disable as disable
+    from kiln.api import explain as explain
+    from kiln.api import is_compiling as is_compiling
+    from kiln.api import list_backends as list_backends
+    from kiln.api import register_backend as register_backend
+    from kiln.api import report_of as report_of
+    from kiln.api import reset as reset
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,3 +31,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module("kiln.api"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

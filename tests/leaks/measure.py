@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from kiln.api.compile import REPORTS
+from kiln.api.compiler import REPORTS
 from kiln.symbolic.tables import TABLES
 
 

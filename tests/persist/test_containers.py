@@ -16,7 +16,7 @@ PROGRAM = """
 import os, sys, warnings
 import torch, kiln
 from kiln.runtime.cache.private_folder import CacheWarning
-from kiln.api.compile import session_of
+from kiln.api.compiler import session_of
 from tests.persist.programs import pointwise
 torch.set_num_threads(1)
 x = torch.randn(4)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kiln
-from kiln.api.compile import session_of
+from kiln.api.compiler import session_of
 from kiln.report import Report
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.private_folder import seal_key

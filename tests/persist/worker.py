@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import kiln
-from kiln.api.compile import session_of
+from kiln.api.compiler import session_of
 from tests.persist.programs import PROGRAMS, run
 
 

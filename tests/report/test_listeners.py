@@ -82,7 +82,7 @@ def test_one_bar_per_compile_the_backward_too(monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             made.append("close")
 
-    monkeypatch.setattr(sys.modules["kiln.api.compile"], "ProgressBar", Bar)
+    monkeypatch.setattr(sys.modules["kiln.api.compiler"], "ProgressBar", Bar)
     compiled = kiln.compile(lambda x: torch.sin(x).sum())
     result = compiled(torch.ones(3, requires_grad=True))
     assert [one for one in made if one != "event"] == ["open", "close"]

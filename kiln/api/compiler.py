@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,8 +34,13 @@ DISABLED = "_torchdynamo_disable"
 """The mark of torch's own `torch.compiler.disable`, which libraries already use."""
 
 
+AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+
+
+@overload
 def compile(
-    model: Callable[..., object] | None = None,
+    model: AnyCallable,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -43,7 +48,28 @@ def compile(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
     disable: bool = False,
-) -> Any:
+) -> AnyCallable: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    disable: bool = False,
+) -> Callable[[AnyCallable], AnyCallable]: ...
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    disable: bool = False,
+) -> object:
     """Make `model` faster without changing what it does. A function and a decorator.
 
     Args:
@@ -161,14 +187,14 @@ def report_of(compiled: object) -> Report:
     return REPORTS[session_of(compiled)]
 
 
-def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., Report]:
+def explain(function: Callable[Parameters, object], **arguments: Any) -> Callable[Parameters, Report]:
     """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
 
     The report prints as at most ten lines; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
     """
     compiled = compile(function, **arguments)
 
-    def call(*args: object, **kwargs: object) -> Report:
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Report:
         compiled(*args, **kwargs)
         return report_of(compiled)
 
@@ -183,7 +209,13 @@ def reset() -> None:
     forget_codes()
 
 
-def disable(function: Callable[..., object] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+@overload
+def disable(function: AnyCallable, *, recursive: bool = True, reason: str | None = None) -> AnyCallable: ...
+@overload
+def disable(
+    function: None = None, *, recursive: bool = True, reason: str | None = None
+) -> Callable[[AnyCallable], AnyCallable]: ...
+def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True, reason: str | None = None) -> object:
     """Run `function` (or the `forward` of a module) in Python where compiled code calls it. A decorator.
 
     With `recursive`, compiled functions that it calls run in Python too. `reason` documents the call. Functions are

@@ -1,0 +1,1 @@
+"""Tests that a user could have written: the first hour with Kiln."""
