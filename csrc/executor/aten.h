@@ -45,7 +45,7 @@ bool read_bool(const c10::TensorImpl& tensor);
 std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment);
 // A random seed and offset 0, written by operators on the device of `pair`, an int64[2].
 void draw_seed_into(TensorPtr pair);
-// The allocator of torch for the device; nullptr where its tensors do not name it.
+// Torch's allocator for the device; nullptr if its tensors have none.
 c10::Allocator* allocator_of(c10::Device device);
 
 using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);

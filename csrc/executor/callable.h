@@ -49,8 +49,7 @@ class Callable {
 
   int visit(visitproc visit, void* arg) const;
 
-  // Without the lock. Takes over owned inputs; throws RaisedError for coded errors and those of
-  // Python.
+  // Without the lock. Takes over owned inputs; throws RaisedError for coded and Python errors.
   std::vector<Value> operator()(std::vector<Value>& inputs, bool donate) const;
 
  private:

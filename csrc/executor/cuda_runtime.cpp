@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kMostDevices = 64;
 constexpr auto kType = c10::DeviceType::CUDA;
 
-// The method of torch's C++ library that gives the raw handle.
+// CUDAStream::stream() in torch's C++ library, which returns the raw handle.
 constexpr const char* kStreamSymbol = "_ZNK3c104cuda10CUDAStream6streamEv";
 
 const c10::impl::DeviceGuardImplInterface& torch_cuda() {

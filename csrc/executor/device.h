@@ -1,6 +1,6 @@
 // Kernels and memory of a device other than the CPU.
 //
-// A device's runtime registers itself when its driver has been opened; the executor asks for it by
+// A device's runtime registers itself when its driver has been opened; the executor looks it up by
 // device type when a plan with such kernels is loaded, so one binary serves machines with and
 // without the device.
 #pragma once
@@ -96,19 +96,19 @@ class DeviceScope {
   virtual void store_pair(void* target, int64_t first, int64_t second) = 0;
   // Is the stream recorded as a graph, to be replayed later?
   virtual bool is_capturing() const { return false; }
-  // What kernels that have run so far reported on the device that was entered; cleared.
+  // Returns and clears what finished kernels reported on the device that was entered.
   virtual int64_t take_status() = 0;
 };
 
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  // Does it run nothing, with the tensors of the device in CPU memory?
+  // Is it the null device, which only logs, with tensors in CPU memory?
   virtual bool is_null() const { return false; }
   // Loads the kernel on device `index` (-1: the current one), or throws PlanError(kDevice).
   virtual std::shared_ptr<DeviceKernel> load(const KernelImage& image, int8_t index) = 0;
   virtual std::unique_ptr<DeviceScope> scope() = 0;
-  // Does what is slow before the first plan with tensors on the device runs.
+  // Slow initialisation, before the first plan with tensors on the device runs.
   virtual void prepare(int8_t index) {}
   // Called before each step if the runtime is null.
   virtual void log(const Step& step) {}

@@ -1,4 +1,4 @@
-// What other files need of the Python type `Executor`.
+// The Python type `Executor`, for other files.
 #pragma once
 
 #include <Python.h>
@@ -11,7 +11,7 @@ namespace kiln {
 
 // nullptr where `object` is no Executor.
 std::shared_ptr<const Executor> executor_of(PyObject* object);
-// Borrowed; of an Executor.
+// The `explain` of an Executor; borrowed.
 PyObject* explain_of(PyObject* object);
 
 // Sets the Python error that `explain` makes of the plan's error.

@@ -1,5 +1,6 @@
-// The Python type `GraphReplay`: what a call of a recorded graph needs besides the launch. Do the
-// arguments fit the recording? Are results of the last call still held? It also makes the results.
+// The Python type `GraphReplay`: what a call of a recorded graph does besides the launch. It
+// compares the arguments with the recording, gives other memory to results of the last call that
+// are still held, and makes the results.
 //
 // Results are lent: each call makes new storages over the graph's memory. A lease keeps that memory
 // alive and marks lent storages. A storage that is still held is given other memory
@@ -148,7 +149,7 @@ PyObject* plain_over(const StoragePtr& storage, const Shape& shape) {
   return object_over(storage, shape, plain_keys(*storage));
 }
 
-// In the eyes of autograd, too.
+// A view that autograd tracks as one.
 PyObject* view_over(const c10::TensorImpl& base, const Shape& shape) {
   return wrapped(view_of(base, shape.sizes, shape.strides, shape.offset));
 }
@@ -241,7 +242,7 @@ bool GraphReplay::stands_in_argument(const c10::TensorImpl& tensor, PyObject* us
     }
   }
   if (sharing < 0) return false;
-  // So far in bytes: a view may have another dtype.
+  // Until here in bytes, since a view may have another dtype.
   result.shape.offset /= static_cast<int64_t>(tensor.itemsize());
   result.kind = ResultKind::kViewOfArgument;
   result.index = sharing;
@@ -505,8 +506,7 @@ PyObject* is_lent(PyObject*, PyObject* object) {
   return PyBool_FromLong(strided && tensor->unsafe_storage().data_ptr().get_deleter() == end_lease);
 }
 
-// What kernels of earlier replays reported: a run of an executor begins with this check, a replay
-// runs no executor.
+// Raises what kernels of earlier replays reported, as an executor does at the start of a run.
 PyObject* take_status(PyObject*, PyObject* index) {
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return nullptr;

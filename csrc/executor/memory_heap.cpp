@@ -24,10 +24,10 @@ void* Heap::take(size_t bytes) {
     block = fitting(size);
   }
   if (block->second.state == State::kAbsent) {
-    // New pages: make room for them where more would be held than allowed.
+    // New pages: first drop others if the limit would be exceeded.
     size_t most = std::max(limit(), in_use_ + size);
     shrink(most - size);
-    block = fitting(size);  // dropped blocks may have grown together with it
+    block = fitting(size);  // dropped blocks may have been merged with it
   }
   remove_free(block);
   cut(block, size);
@@ -61,8 +61,7 @@ size_t Heap::release() {
   return bytes;
 }
 
-// Bytes that may be held in all: a quarter more than was needed at once, for what fits no request
-// at hand.
+// The most bytes to hold: the recent peak, and a quarter more for fragmentation.
 size_t Heap::limit() const {
   size_t peak = std::max(peak_, last_peak_);
   return peak + peak / 4;
@@ -98,12 +97,12 @@ void Heap::cut(Blocks::iterator block, size_t size) {
   block->second.size = size;
   auto made = blocks_.emplace_hint(std::next(block), block->first + size, Block{rest, state});
   made->second.state = State::kUsed;
-  block->second.state = State::kUsed;  // not to be joined with its own rest
+  block->second.state = State::kUsed;  // so that its rest is not merged with it
   add_free(made, state);
   block->second.state = state;
 }
 
-// Frees the block into `state`, joined with neighbours of that state; returns the joint block.
+// Frees the block into `state`, merged with neighbours of that state; returns the merged block.
 Heap::Blocks::iterator Heap::add_free(Blocks::iterator block, State state) {
   auto next = std::next(block);
   if (next != blocks_.end() && next->second.state == state && !is_segment_start(next->first) &&
@@ -132,13 +131,13 @@ void Heap::remove_free(Blocks::iterator block) {
   if (block->second.state == State::kResident) kept_ -= block->second.size;
 }
 
-// Reservations are not joined, though the system may place them side by side.
+// Adjacent reservations are not merged.
 bool Heap::is_segment_start(char* address) const {
   return std::find(segments_.begin(), segments_.end(), address) != segments_.end();
 }
 
-// Gives free memory back until all that is held is at most `most`: each time the smallest block
-// that is enough.
+// Gives free memory back until at most `most` bytes are held: each time the smallest block that
+// suffices.
 void Heap::shrink(size_t most) {
   while (!resident_.empty() && in_use_ + kept_ > most) {
     size_t excess = rounded(in_use_ + kept_ - most, kPage);

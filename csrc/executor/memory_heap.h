@@ -1,4 +1,4 @@
-// A heap of whole pages whose free blocks stay in memory, up to a limit that follows the need.
+// A heap of whole pages whose free blocks stay in memory, up to a limit that adapts to recent use.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace kiln {
 
-// Blocks are cut from large reservations of address space; neighbours that are free grow together.
+// Blocks are cut from large reservations of address space; free neighbours are merged.
 // A free block is resident (its pages hold memory) or absent (given back to the system). Not
 // thread-safe.
 class Heap {
@@ -18,10 +18,10 @@ class Heap {
   // Page-aligned memory, or nullptr where the system has none.
   void* take(size_t bytes);
   void give_back(void* block);
-  // Is it a block of this heap that is in use?
+  // Is `block` a block of this heap in use?
   bool owns(void* block) const;
 
-  // Ends a window of calls: only the needs of the last two windows keep memory.
+  // Ends a window of calls; memory is kept for the peak of the last two windows.
   void age();
   // Gives all free memory back; returns the bytes.
   size_t release();

@@ -14,7 +14,7 @@ namespace kiln {
 namespace {
 
 constexpr size_t kSmallest = size_t{32} << 10;  // smaller blocks never leave the C library's heap
-constexpr uint64_t kWindow = 64;                // calls over which the need is remembered
+constexpr uint64_t kWindow = 64;                // calls per window of the heap
 
 thread_local int plans_here = 0;
 

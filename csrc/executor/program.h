@@ -115,7 +115,7 @@ struct Program {
   std::vector<std::string> strings;
 };
 
-// Turned into coded errors by kiln/runtime/executor.py.
+// Become coded errors in kiln/runtime/executor.py.
 enum class ErrorKind : int { kStatus, kInput, kCheck, kOperator, kProgram, kDevice };
 
 struct PlanError : std::exception {

@@ -135,7 +135,7 @@ class RegionNode final : public ag::Node {
   };
 
   // An input that only the second derivative needs. It is no saved variable, since eager would not
-  // save it: no saved-tensor hook may see it.
+  // save it, and saved-tensor hooks must not see it.
   struct Input {
     Kept* saved = nullptr;
     Value value;

@@ -12,7 +12,7 @@
 
 namespace kiln {
 
-// Numbers of kiln/runtime/autograd.py.
+// As in kiln/runtime/autograd.py.
 enum class SavedKind : uint8_t { kInput, kOutput, kExtra };
 enum class BaseKind : uint8_t { kNone, kInput, kOutput };
 
@@ -36,9 +36,9 @@ struct RegionState {
   std::string name;
   size_t num_inputs = 0;
   std::vector<ResultEntry> results;
-  // Results that are views without a gradient of tensors with a gradient.
+  // Results without a gradient that are views of tensors with one.
   std::vector<int32_t> detached;
-  // Inputs that no result depends on differentiably: the engine must not go on to their history.
+  // Inputs that no result depends on differentiably: the engine must not follow their history.
   std::vector<int32_t> unreached;
   std::vector<SavedEntry> saved;
   // Inputs that get the value of a result written into them, seen by autograd.
@@ -51,7 +51,7 @@ struct RegionState {
   std::string no_wrapped_tangents;
   std::string no_forward_mode;
 
-  // Does `make_backward` take the mask of defined tangents, too?
+  // Does `make_backward` also take the mask of defined tangents?
   bool optional_tangents = false;
 
   // The callable for a mask: the inputs that need a gradient, then the tangents that are defined.

@@ -138,7 +138,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return self;
 }
 
-// Nodes of autograd share the state: while one lives, the state's objects are not only ours.
+// Autograd nodes share the state, so its objects count as ours only if no node is alive.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const auto& state = reinterpret_cast<RegionObject*>(self)->state;
   return state && state.use_count() == 1 ? state->visit(visit, arg) : 0;

@@ -196,7 +196,7 @@ void Run::check_input(const Input& input, Value& value, size_t number) const {
   const Layout& planned = layout(input.layout);
   const c10::TensorImpl& given = *value.tensor();
   uint64_t keys = given.key_set().raw_repr();
-  // The key set determines device, layout and opaqueness: a known one needs no full check.
+  // The key set determines device, layout and opaqueness: the expected one needs no full check.
   bool same_device = planned.device_index < 0 || given.device().index() == planned.device_index;
   if (keys == frame_.known_keys[number] && same_device && has_layout(given, planned, ints_)) return;
   if (fits(given, planned, ints_)) {
@@ -228,8 +228,8 @@ void Run::enter() {
   }
 }
 
-// Raises what device kernels have reported: those of earlier calls, and of this one as far as the
-// host has waited for them.
+// Raises what device kernels reported: those of earlier calls, and those of this call that the host
+// has waited for.
 void Run::check_status() {
   for (int8_t index : program_.status_devices) {
     if (int64_t status = device(index).take_status()) {
@@ -296,7 +296,7 @@ void Run::run(const AllocateStep& step) {
           : empty_from(device(planned.device_index).allocator(), planned, ints_));
 }
 
-// Ends the slot whose memory is to be reused; false where that memory cannot be.
+// Moves the memory of `step.reuse` to the new slot; false if that memory cannot be reused.
 bool Run::reuse(const AllocateStep& step, const Layout& planned) {
   bool is_input = step.reuse < static_cast<Slot>(program_.inputs.size());
   Value old = std::move(slots_[step.reuse]);
@@ -370,7 +370,7 @@ void Run::run(const LaunchStep& step) {
 }
 
 // While a CUDA graph is captured, operators on the device draw the seed, so that each replay has
-// its own: the state on the host would be that of the capture for ever.
+// its own; the state on the host would be fixed at capture.
 void Run::run(const RandomSeedStep& step) {
   static const auto dtype = caffe2::TypeMeta::Make<int64_t>();
   static constexpr int64_t kSizes[] = {2}, kStrides[] = {1};

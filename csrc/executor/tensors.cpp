@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-// Tensors whose memory is not what their sizes and strides say.
+// Tensors whose sizes and strides do not describe their memory.
 constexpr c10::DispatchKeySet kOpaque({
     c10::DispatchKey::Conjugate,
     c10::DispatchKey::Negative,
