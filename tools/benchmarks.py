@@ -32,12 +32,15 @@ INTRODUCTION = """\
 Written by `python tools/benchmarks.py` from `benchmarks/results/*.json` (a test checks that it is up to date). Each
 section names its raw data and the command that made it.
 
-* **Speed** is eager's time divided by the compiler's: the median over pairs of calls that alternate in one process,
-  with its 95 % confidence interval. Above 1 is faster than eager.
-* **First call** is the first call in a fresh process with empty caches, compilers of kernels included.
-* **Error** is the error against a float64 reference as a share of the bound, which is twice eager's own error (or 4
-  ulp): 1 is the limit. In the GPU tables it is taken over all seeds (root mean square); in brackets follow the worst
-  single seed, and what eager gets when one of its seeds is judged by another.
+* **Speed** is eager's time divided by the compiler's: the median over rounds of calls in one process, each round in
+  random order, with its 95 % confidence interval. Above 1 is faster than eager. Times in ms are medians; where a result
+  has none for a compiler, they are eager's divided by the speed.
+* **First call** is the first call in a fresh process with empty caches, compilers of kernels included. **Set-up** is a
+  tiny program before it, in the same process; results without it include it in the first call.
+* **Error** is the error against a float64 reference as a share of the bound: 1 is the limit. The bound is twice eager's
+  own error, or that of one rounding (4 ulp in results of 2026-11-21). It is taken over all seeds (root mean square); in
+  brackets follow the worst single seed, and what eager gets when one of its seeds is judged by another.
+* **Breaks** are graph breaks. Programs that ask `torch.compiler.is_compiling()` are shown with both answers.
 * Means are geometric.
 """
 
@@ -127,27 +130,48 @@ def error(score: dict[str, Any]) -> str:
 def models(run: Run) -> Iterator[str]:
     """Speed, interval, first call, memory and error of each row."""
     yield run.source()
-    head = ["model", "eager, ms", "speed, torch.compile", "speed, Kiln", "95 % interval",
-            "first call, s: torch.compile", "Kiln", "peak, MB: torch.compile", "Kiln",
-            "error, torch.compile", "error, Kiln"]  # fmt: skip
+    head = ["model", "ms: eager", "torch.compile", "Kiln", "speed, torch.compile", "speed, Kiln", "95 % interval",
+            "first call, s: torch.compile", "Kiln", "set-up, s: torch.compile", "Kiln",
+            "peak, MB: torch.compile", "Kiln", "error, torch.compile", "error, Kiln",
+            "breaks, torch.compile", "breaks, Kiln"]  # fmt: skip
     body = []
     for row in run.rows():
         peer, ours = row["scores"][PEER], row["scores"][KILN]
         body.append([
-            row["row"], f"{row['eager_seconds'] * 1e3:.2f}", digits(peer["speed"]), f"**{ours['speed']:.2f}**",
+            row["row"], f"{row['eager_seconds'] * 1e3:.2f}", *(milliseconds(row, score) for score in (peer, ours)),
+            digits(peer["speed"]), f"**{ours['speed']:.2f}**",
             f"{ours['low']:.2f} .. {ours['high']:.2f}", seconds(peer["first_seconds"]), seconds(ours["first_seconds"]),
+            *(seconds(score["facts"].get("setup_seconds")) for score in (peer, ours)),
             *("" if score["peak_bytes"] is None else f"{score['peak_bytes'] / 1e6:.0f}" for score in (peer, ours)),
-            error(peer), error(ours),
+            error(peer), error(ours), *(str(score["facts"].get("breaks", "")) for score in (peer, ours)),
         ])  # fmt: skip
     means = [f"{geomean(run.scores(name, 'speed')):.2f}" for name in (PEER, KILN)]
     firsts = [run.scores(name, "first_seconds") for name in (PEER, KILN)]
     times = [seconds(geomean(values)) if values else "" for values in firsts]
-    body.append(["mean", "", means[0], f"**{means[1]}**", "", *times, "", "", "", ""])
+    body.append(["mean", "", "", "", means[0], f"**{means[1]}**", "", *times, *[""] * 8])
     used = [column for column in range(len(head)) if any(row[column] for row in body)]
     yield from table([head[column] for column in used], [[row[column] for column in used] for row in body])
     yield from (f"* Failed: {failure}\n" for failure in run.failures())
+    yield from answers(run)
     if has_plot(run):
         yield f"![Speed over eager](plots/{run.subject}.svg)\n"
+
+
+def milliseconds(row: dict[str, Any], score: dict[str, Any]) -> str:
+    return f"{score.get('seconds', row['eager_seconds'] / score['speed']) * 1e3:.2f}"
+
+
+def answers(run: Run) -> Iterator[str]:
+    """What each compiler answers to `is_compiling()`, and Kiln with the other answer."""
+    for row in run.rows():
+        if row.get("asks"):
+            shown = [
+                f"{name.partition(',')[0]} {score['facts']['answer']}: speed {score['speed']:.2f}, "
+                f"{score['facts']['breaks']} breaks"
+                for name, score in row["scores"].items()
+                if not score["failure"] and "answer" in score["facts"]
+            ]
+            yield f"* {row['row']} asks `is_compiling()`. {'; '.join(shown)}.\n"
 
 
 def has_plot(run: Run) -> bool:

@@ -17,7 +17,7 @@ from kiln.cli.bench.accuracy import compare, judge
 from kiln.cli.bench.models import Case, build
 from kiln.cli.bench.results import score_times
 from kiln.cli.bench.suite import load_suite
-from kiln.cli.bench.worker import in_float64, timed
+from kiln.cli.bench.worker import reference_of, timed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     ours = case.run(compiled)
     first = time.perf_counter() - start
     eager = case.run(case.model)
-    verdict = judge([compare(ours, eager, in_float64(case))])
+    verdict = judge([compare(ours, eager, reference_of(case))])
     score = score_times(*alternate(case, compiled, arguments.pairs))
     print(f"first call     {first:.2f} s (capture, compile and run; g++ included)")
     print(f"speed          {score.speed:.3f} times eager, 95 % interval {score.low:.3f} .. {score.high:.3f}")

@@ -101,7 +101,6 @@ def with_lanes(vector_bytes: int) -> Target:
     return replace(host_cpu(), vector_bytes=vector_bytes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "vector_bytes"), [(F32, 64), (F32, 32), (F64, 64)], ids=["f32", "f32-short", "f64"])
 def test_floating_prims_on_special_values(dtype: torch.dtype, vector_bytes: int, tmp_path: Path) -> None:
     x, y = special_pairs(dtype)
@@ -119,7 +118,6 @@ INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 DIVISIONS = [(name, 2) for name in ("floor_div", "trunc_div", "remainder", "fmod")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_integer_division_over_the_whole_range(vector_bytes: int, tmp_path: Path) -> None:
     """Numbers of all sizes, and quotients on both sides of whole numbers; the reference is Python's."""
@@ -146,7 +144,6 @@ def test_integer_division_over_the_whole_range(vector_bytes: int, tmp_path: Path
             assert not bad.any(), f"{DIVISIONS[place][0]} {dtype}: {x[bad][:4]} by {y[bad][:4]}"
 
 
-@pytest.mark.slow
 def test_integer_prims(tmp_path: Path) -> None:
     kernels, inputs = [], []
     for dtype in INTS:
@@ -188,7 +185,6 @@ def test_three_operands_and_bools(tmp_path: Path) -> None:
     assert torch.equal(found[1]["r0"], apply(PRIMS["fma"], F32, tuple(floats)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vector_bytes", [64, 32, 16])
 def test_narrow_floats_round_as_eager_does(vector_bytes: int, tmp_path: Path) -> None:
     """All kinds of f32, to f16 and bf16 in vectors and one by one, and all f16 back."""
@@ -218,7 +214,6 @@ def test_narrow_floats_round_as_eager_does(vector_bytes: int, tmp_path: Path) ->
         assert torch.equal(back.nan_to_num(7.0), every.float().nan_to_num(7.0))
 
 
-@pytest.mark.slow
 def test_conversions(tmp_path: Path) -> None:
     """Every pair of dtypes, on values that both can hold."""
     dtypes = [*INTS, torch.bool, F32, F64, torch.bfloat16, torch.float16]
@@ -296,7 +291,6 @@ def ulp_error(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return (got.double() - exact).abs() / step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_worst_error_of_our_functions(vector_bytes: int, tmp_path: Path) -> None:
     size = 40000
@@ -310,7 +304,6 @@ def test_worst_error_of_our_functions(vector_bytes: int, tmp_path: Path) -> None
     assert {op: one for op, one in worst.items() if not one[0] <= one[1]} == {}, worst
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_worst_error_of_functions_of_two_numbers(vector_bytes: int, tmp_path: Path) -> None:
     size = 40000
@@ -334,7 +327,6 @@ EDGES = [2.0**-149, 3.0 * 2.0**-149, 2.0**-127, 2.0**-126 * (1 - 2.0**-24), 2.0*
          2.0**22, 2.0**24, 1e10, 1e20, 2.0**127, 1.7014119e38, 3.4028234e38]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_ends_of_ranges(vector_bytes: int, tmp_path: Path) -> None:
     """Subnormal numbers, the largest ones, and both sides of where functions change their ways: 4 ulp, equal zeros,

@@ -62,7 +62,6 @@ def test_kernels_of_random_symbolic_program(seed: int) -> None:
     check_kernels(random_program(seed, symbolic=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 1000))
 def test_more_random_programs(seed: int) -> None:
     made = random_program(seed, 14, symbolic=seed % 2 == 0)

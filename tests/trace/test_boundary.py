@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -51,7 +50,6 @@ PROGRAM = textwrap.dedent(
 )
 
 
-@pytest.mark.slow
 def test_tracing_loads_no_other_compiler():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "[]", run.stdout + run.stderr

@@ -105,7 +105,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), CASES, ids=lambda part: part)
 def test_every_op_takes_symbols(group, name):
     skip_if_eager_raises(name)

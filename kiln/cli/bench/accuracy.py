@@ -5,9 +5,9 @@ judge([first, second])                            # the worst tensor over all se
 worst_seed([first, second]).ratio                 # the worst tensor of the worst seed
 worst_seed(against_itself([first, second]))       # how eager would be judged
 
-Per output and gradient: relative L2 error |x - r| / |r| and relative maximum max|x - r| / max|r|. The bound is the
-larger of twice eager's error and 4 ulp of the output's scale (ulp: spacing at max|r| in the dtype of the computation,
-that of autocast or else of the tensor).
+Per output and gradient: relative L2 error |x - r| / |r| and relative maximum max|x - r| / max|r|. The bound is twice
+eager's error, or twice the error of a single rounding where eager's is smaller (half an ulp at max|r| in the dtype of
+the computation: that of autocast, or else of the tensor).
 
 An error varies with weights and data: for a gradient of four numbers, threefold by chance alone. So the errors of a
 tensor are combined over all seeds (root mean square) before they are compared. The worst single seed is reported too,
@@ -91,7 +91,7 @@ def _compare_one(ours: Tensor, eager: Tensor, reference: Tensor, computed: torch
         return Compared(INFINITE, NONE, 0.0)
     if not eager.dtype.is_floating_point or eager.numel() == 0:
         return Compared(NONE if torch.equal(ours, eager) else INFINITE, NONE, 1.0)
-    floor = 4 * torch.finfo(computed or eager.dtype).eps
+    floor = torch.finfo(computed or eager.dtype).eps
     return Compared(error_of(ours, reference), error_of(eager, reference), floor)
 
 

@@ -25,16 +25,31 @@ def _no_facts(compiled: object) -> Finding:
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run a model; `prepare` imports what its first call would, `facts` describes the compile."""
+    """A way to run a model.
+
+    `prepare` imports what its first call would, `facts` describes what it compiled since `forget`.
+    """
 
     compile: Callable[[Callable[..., object]], Callable[..., object]]
     prepare: Callable[[], None] = _nothing
+    forget: Callable[[], None] = _nothing
     facts: Callable[[object], Finding] = field(default=_no_facts)
 
 
 def _import_peer() -> None:
     for name in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp"):
         importlib.import_module(name)
+
+
+def _forget_peer() -> None:
+    importlib.import_module("torch._dynamo.utils").counters.clear()
+
+
+def _peer_facts(compiled: object) -> Finding:
+    """It always answers True to `is_compiling`."""
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    breaks = sum(counters["graph_break"].values())
+    return {"regions": counters["stats"]["unique_graphs"], "breaks": breaks, "answer": True}
 
 
 def _import_kiln() -> None:
@@ -44,7 +59,18 @@ def _import_kiln() -> None:
 
 def _kiln_facts(compiled: object) -> Finding:
     report = api.report_of(compiled)
-    return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels}
+    answer = any(note.startswith("is_compiling() answers True") for note in report.notes)
+    return {"regions": report.regions, "breaks": len(report.breaks), "kernels": report.kernels, "answer": answer}
+
+
+def _kiln_that_answers(answer: bool) -> Callable[[str | None], Candidate]:
+    def facts(compiled: object) -> Finding:
+        return {**_kiln_facts(compiled), "answer": answer}
+
+    options = {"is_compiling": str(answer).lower()}
+    return lambda mode: Candidate(
+        lambda model: api.compile(model, mode=mode, options=options), _import_kiln, facts=facts
+    )
 
 
 def candidate(name: str, mode: str | None) -> Candidate:
@@ -54,6 +80,12 @@ def candidate(name: str, mode: str | None) -> Candidate:
 
 CANDIDATES: Mapping[str, Callable[[str | None], Candidate]] = {
     "eager": lambda mode: Candidate(lambda model: model),
-    "torch.compile": lambda mode: Candidate(lambda model: torch.compile(model, mode=mode), _import_peer),
-    "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), _import_kiln, _kiln_facts),
+    "torch.compile": lambda mode: Candidate(
+        lambda model: torch.compile(model, mode=mode), _import_peer, _forget_peer, _peer_facts
+    ),
+    "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), _import_kiln, facts=_kiln_facts),
+    "kiln, True": _kiln_that_answers(True),
+    "kiln, False": _kiln_that_answers(False),
 }
+"""The last two answer `is_compiling()` as their name says, where a program asks."""
+ANSWERS = {"kiln, True": True, "kiln, False": False}

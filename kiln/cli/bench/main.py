@@ -1,11 +1,14 @@
-"""`python -m kiln bench`: the same model and inputs, alternating, in one run.
+"""`python -m kiln bench`: the same model and inputs, in random order, in one run.
 
     python -m kiln bench --suite cpu --against eager,torch.compile --json out.json
     python -m kiln bench --suite cpu --train --models bert-base,gpt2,resnet50
 
-For each row: the first call of each candidate in a fresh process with empty caches; then one process in which the calls
-of the candidates alternate. Geometric mean and minimum are printed last. With `--together 4` four rows are compiled at
-the same time, each on its own cores, and then timed one after the other.
+For each row: the first call of each candidate in a fresh process with empty caches, after a tiny program whose time is
+reported as set-up; then one process in which each round calls all candidates in random order. Where a program asks
+`torch.compiler.is_compiling()`, Kiln is also measured with the answer that it does not give by itself. With
+`--together 4` four rows are compiled at the same time, each on its own cores, and then timed one after the other.
+
+The exit status is 1 if Kiln fails on a row, or its errors over all seeds are above the bound (`accuracy.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from kiln.cli.bench import bandwidth, compile_time, overhead
-from kiln.cli.bench.results import Result, Score, plot, score_times, table, write_json
+from kiln.cli.bench.candidates import ANSWERS
+from kiln.cli.bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
 from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.cli.bench.task import Finding, Task
 from kiln.cli.bench.turns import BenchWorker, cores_of
@@ -31,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
     parser.add_argument("--models", default="", help="comma list; default: all of the suite")
-    parser.add_argument("--pairs", type=int, default=30, help="alternating pairs of calls (at least 30 to report)")
+    parser.add_argument("--pairs", type=int, default=30, help="rounds of calls (at least 30 to report)")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the accuracy check")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--together", type=int, default=1, help="rows that are compiled at the same time")
@@ -42,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.suite == "overhead":
-        return overhead.run(arguments.pairs, "torch.compile" in arguments.against)
+        return overhead.run(arguments.pairs, "torch.compile" in arguments.against, arguments.json)
     if arguments.suite == "compile":
         return compile_time.run(arguments.threads, arguments.json)
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
@@ -58,26 +64,30 @@ def run(arguments: argparse.Namespace) -> int:
     for begin in range(0, len(rows), arguments.together):
         done = measure(rows[begin : begin + arguments.together], candidates, arguments)
         results += done
-        print("\n".join(table(done, candidates).splitlines()[2 : 2 + len(done)]), flush=True)
+        print("\n".join([line for result in done for line in rows_of(result)]), flush=True)
     print(table(results, candidates))
     if arguments.json:
         write_json(arguments.json, results)
     if arguments.plot:
         plot(arguments.plot, results, candidates)
-    return 0
+    return int(any([is_wrong(result.scores["kiln"]) for result in results]))
 
 
 def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:
     """All candidates on some rows. Where a candidate fails, the others go on."""
     caches = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
     try:
-        firsts: dict[str, list[Finding]] = {}
-        for name in [] if arguments.no_first else candidates:
-            tasks: list[Task] = [{"task": "first", "candidate": name, "row": row.title} for row in rows]
-            firsts[name] = in_steps(start(tasks, arguments, caches / "first"), 1)
-        tasks = []
-        for number, row in enumerate(rows):
-            able = [name for name in candidates if name not in firsts or "failure" not in firsts[name][number]]
+        firsts: list[dict[str, Finding]] = [{} for _ in rows]
+        for name in [] if arguments.no_first else random.sample(candidates, len(candidates)):
+            first_calls(name, rows, range(len(rows)), firsts, arguments, caches)
+        for name, answer in ANSWERS.items():  # the answer that Kiln did not give by itself
+            asked = [first.get("kiln", {}) for first in firsts]
+            others = [number for number, kiln in enumerate(asked) if kiln.get("asks") and kiln["answer"] != answer]
+            first_calls(name, rows, others, firsts, arguments, caches)
+        tasks: list[Task] = []
+        for row, first in zip(rows, firsts, strict=True):
+            names = dict.fromkeys([*candidates, *first])
+            able = [name for name in names if "failure" not in first.get(name, {})]
             tasks.append({
                 "task": "steady", "candidates": ["eager", *able], "row": row.title, "pairs": arguments.pairs,
                 "seeds": arguments.seeds,
@@ -86,10 +96,21 @@ def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Nam
         steady = in_steps(start(tasks, arguments, caches / "steady"), 3, alone)
     finally:
         shutil.rmtree(caches, ignore_errors=True)
-    return [
-        result_of(row, found, {name: first[number] for name, first in firsts.items()}, candidates)
-        for number, (row, found) in enumerate(zip(rows, steady, strict=True))
-    ]
+    return [result_of(row, found, first, candidates) for row, found, first in zip(rows, steady, firsts, strict=True)]
+
+
+def first_calls(
+    name: str,
+    rows: list[SuiteRow],
+    numbers: Sequence[int],
+    found: list[dict[str, Finding]],
+    arguments: argparse.Namespace,
+    caches: Path,
+) -> None:
+    """Add the first call of the candidate `name` for the rows of these `numbers`."""
+    tasks: list[Task] = [{"task": "first", "candidate": name, "row": rows[number].title} for number in numbers]
+    for number, finding in zip(numbers, in_steps(start(tasks, arguments, caches / name), 1), strict=True):
+        found[number][name] = finding
 
 
 TIMED, COMPARED = 1, 2
@@ -132,7 +153,9 @@ def result_of(row: SuiteRow, steady: Finding, firsts: dict[str, Finding], candid
             score.facts |= errors
         if "errors" not in steady:
             score.facts["not_compared"] = failed(steady).failure, failed(steady).facts["stderr"]
-    return Result(row.title, median(eager), scores)
+    order = {name: place for place, name in enumerate([*candidates, *ANSWERS])}
+    ordered = {name: scores[name] for name in sorted(scores, key=order.__getitem__)}
+    return Result(row.title, median(eager), ordered, any([bool(first.get("asks")) for first in firsts.values()]))
 
 
 def start(tasks: list[Task], arguments: argparse.Namespace, caches: Path) -> list[BenchWorker]:

@@ -8,6 +8,7 @@ Random weights, no downloads. Weights and data are made on the CPU, so that they
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -49,6 +50,18 @@ class Case:
             loss = result.loss if self.labels is None else nn.functional.cross_entropy(result, self.labels)
         loss.backward()
         return [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
+
+
+def in_float64(case: Case) -> Case:
+    """The same computation in float64, on a copy of the model and without autocast."""
+
+    def widen(value: T) -> T | Tensor:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    model = copy.deepcopy(case.model).double() if isinstance(case.model, nn.Module) else case.model
+    args = tuple([widen(value) for value in case.args])
+    kwargs = {name: widen(value) for name, value in case.kwargs.items()}
+    return Case(model, args, kwargs, case.train, case.device, labels=case.labels)
 
 
 def build(row: SuiteRow, *, train: bool, seed: int) -> Case:

@@ -25,11 +25,12 @@ from kiln.support.optional import load_required
 @final
 @dataclass(slots=True)
 class Score:
-    """One candidate on one row; `speed` over eager with its interval, seconds and bytes of the first call."""
+    """One candidate on one row; `speed` over eager with its interval, `seconds` of a call, and of the first one."""
 
     speed: float
     low: float
     high: float
+    seconds: float = float("nan")
     first_seconds: float | None = None
     peak_bytes: int | None = None
     error_ratio: float | None = None
@@ -40,11 +41,12 @@ class Score:
 @final
 @dataclass(slots=True)
 class Result:
-    """All scores of a row by candidate; `eager_seconds` is eager's median."""
+    """All scores of a row by candidate; `eager_seconds` is eager's median. `asks`: the program's `is_compiling()`."""
 
     row: str
     eager_seconds: float
     scores: dict[str, Score]
+    asks: bool = False
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -59,43 +61,68 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def score_times(eager: Sequence[float], other: Sequence[float]) -> Score:
     """Speed of `other` over `eager`, pair by pair."""
-    return Score(*median_interval([a / b for a, b in zip(eager, other, strict=True)]))
+    return Score(*median_interval([a / b for a, b in zip(eager, other, strict=True)]), median(other))
 
 
 def geomean(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values)) if values else float("nan")
 
 
+COLUMNS = (("ms", 9), ("speed", 7), ("[95 %]", 13), ("first s", 8), ("set-up s", 9), ("MB", 6), ("error", 7),
+           ("seed", 7), ("eager's", 8), ("breaks", 7), ("answer", 7))  # fmt: skip
+"""Heads and widths. error: over all seeds; seed: of the worst seed; eager's: of eager's worst seed against another."""
+
+
 def table(results: Sequence[Result], candidates: Sequence[str]) -> str:
-    """The table as text, geometric mean and minimum last."""
-    header = f"{'':22} {'eager ms':>9}" + "".join(
-        f" | {name:>13} {'[95 %]':>13} {'first s':>8} {'MB':>6} {'error':>6}" for name in candidates
-    )
-    lines = [header, "-" * len(header)]
+    """A line for each row and candidate; geometric mean and minimum of the speeds last."""
+    head = f"{'':22} {'':14}" + "".join([f"{name:>{width}}" for name, width in COLUMNS])
+    lines = [head, "-" * len(head)]
     for result in results:
-        cells = "".join(" | " + _cell(result.scores.get(name)) for name in candidates)
-        lines.append(f"{result.row:22} {result.eager_seconds * 1e3:>9.2f}{cells}")
-    lines.append("-" * len(header))
-    for label, fold in (("geometric mean", geomean), ("minimum", min)):
-        cells = ""
-        for name in candidates:
-            scores = [result.scores[name] for result in results if name in result.scores]
-            speeds = [score.speed for score in scores if not score.failure]
-            firsts = [score.first_seconds for score in scores]
-            first = geomean([value for value in firsts if value]) if label == "geometric mean" else float("nan")
-            cells += f" | {fold(speeds) if speeds else float('nan'):>13.3f} {'':>13} {first:>8.2f} {'':>6} {'':>6}"
-        lines.append(f"{label:22} {'':>9}{cells}")
+        lines += rows_of(result)
+    lines.append("-" * len(head))
+    for name in candidates:
+        scores = [result.scores[name] for result in results if name in result.scores]
+        speeds = [score.speed for score in scores if not score.failure]
+        if speeds:
+            lines.append(f"{'geometric mean':22} {name:14}{'':9}{geomean(speeds):7.3f}; minimum {min(speeds):.3f}")
     return "\n".join(lines)
 
 
-def _cell(score: Score | None) -> str:
-    if score is None or score.failure:
-        return f"{(score.failure if score else 'not run')[:50]:>50}"
-    interval = f"{score.low:.2f}..{score.high:.2f}"
-    first = f"{score.first_seconds:.2f}" if score.first_seconds is not None else "-"
-    memory = f"{score.peak_bytes / 2**20:.0f}" if score.peak_bytes is not None else "-"
-    error = f"{score.error_ratio:.2f}" if score.error_ratio is not None else "-"
-    return f"{score.speed:>13.3f} {interval:>13} {first:>8} {memory:>6} {error:>6}"
+def rows_of(result: Result) -> list[str]:
+    """Eager, then each candidate. An error above its bound has a `!`; answers are shown if the program asks."""
+    lines = [f"{result.row:22} {'eager':14}{result.eager_seconds * 1e3:9.2f}"]
+    for name, score in result.scores.items():
+        if score.failure:
+            lines.append(f"{'':22} {name:14} {score.failure[:80]}")
+            continue
+        facts = score.facts
+        cells = (
+            f"{score.seconds * 1e3:.2f}", f"{score.speed:.3f}", f"{score.low:.2f}..{score.high:.2f}",
+            _number(score.first_seconds), _number(facts.get("setup_seconds")),
+            "-" if score.peak_bytes is None else f"{score.peak_bytes / 2**20:.0f}",
+            judged(score.error_ratio), judged(facts.get("one_seed")), _number(facts.get("eager_one_seed")),
+            str(facts.get("breaks", "-")), str(facts.get("answer", "-")) if result.asks else "",
+        )  # fmt: skip
+        written = "".join([f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)])
+        lines.append(f"{'':22} {name:14}{written}")
+    return lines
+
+
+def _number(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "-"
+
+
+def judged(ratio: object) -> str:
+    """The share of the bound; three decimals where two would hide on which side of the bound it is."""
+    if not isinstance(ratio, float):
+        return "-"
+    text = f"{ratio:.3f}" if 0.995 <= ratio < 1.005 else f"{ratio:.2f}"
+    return text + ("!" if ratio > 1 else "")
+
+
+def is_wrong(score: Score) -> bool:
+    """Whether a candidate failed, or its errors over all seeds are above the bound."""
+    return bool(score.failure) or (score.error_ratio is not None and not score.error_ratio <= 1)
 
 
 def write_json(path: Path, results: Sequence[Result]) -> None:

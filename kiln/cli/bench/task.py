@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 
 class Task(TypedDict, total=False):
-    """`first`: one candidate's first call with empty caches. `steady`: alternating calls of all, and their errors."""
+    """`first`: one candidate's first call with empty caches. `steady`: calls of all, in random order, and errors."""
 
     task: Literal["first", "steady"]
     suite: str
@@ -36,11 +36,14 @@ class Errors(TypedDict, total=False):
 class Finding(TypedDict, total=False):
     """What a step found, or why the process ended (`failure`, with all of `stderr`)."""
 
+    setup_seconds: float
     first_seconds: float
     peak_bytes: int
     regions: int
     breaks: int
     kernels: int
+    asks: bool
+    answer: bool
     times: dict[str, list[float]]
     errors: dict[str, Errors]
     failure: str

@@ -5,21 +5,22 @@ python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import os
+import random
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import TypeVar
 
 import torch
 
 from kiln.cli.bench.accuracy import Seed, against_itself, compare, judge, worst_seed
-from kiln.cli.bench.candidates import candidate
-from kiln.cli.bench.models import Case, build
+from kiln.cli.bench.candidates import Candidate, candidate
+from kiln.cli.bench.models import Case, build, in_float64
 from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.cli.bench.task import Errors, Finding, Task
 
@@ -41,19 +42,54 @@ Steps = Iterator[Finding]
 
 
 def measure_first(task: Task) -> Steps:
-    """Seconds from calling the compiler to the first result, without imports; peak memory of the process."""
+    """Seconds from calling the compiler to the first result, without imports; peak memory of the process.
+
+    A tiny program is compiled before and timed on its own: what a compiler sets up once per machine is not the model's.
+    """
     chosen = candidate(task["candidate"], task["mode"])
     chosen.prepare()
     case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
     if case.device == "cuda":
         case.run(case.model)  # initialises the libraries, which is not the compiler's time
         torch.cuda.reset_peak_memory_stats()
+    setup = set_up(chosen, case.device)
     start = time.perf_counter()
     compiled = chosen.compile(case.model)
     case.run(compiled)
     wait_for(case.device)
-    seconds = time.perf_counter() - start
-    yield {**chosen.facts(compiled), "first_seconds": seconds, "peak_bytes": peak_bytes(case.device)}
+    found: Finding = {"setup_seconds": setup, "first_seconds": time.perf_counter() - start}
+    found["peak_bytes"] = peak_bytes(case.device)
+    found.update(chosen.facts(compiled))
+    found["asks"] = asks_is_compiling(case)
+    yield found
+
+
+def set_up(chosen: Candidate, device: str) -> float:
+    """Seconds of compiling and running `x * 2 + 1`."""
+    start = time.perf_counter()
+    with torch.no_grad():
+        chosen.compile(lambda x: x * 2 + 1)(torch.ones(64, device=device))
+    wait_for(device)
+    chosen.forget()
+    return time.perf_counter() - start
+
+
+def asks_is_compiling(case: Case) -> bool:
+    """Whether eager calls `torch.compiler.is_compiling`, by whatever name."""
+    asked = False
+    code = torch.compiler.is_compiling.__code__
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal asked
+        asked = asked or frame.f_code is code
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        case.run(case.model)
+    finally:
+        sys.setprofile(before)
+    return asked
 
 
 def peak_bytes(device: str) -> int:
@@ -76,8 +112,9 @@ def release(device: str) -> None:
 
 
 def measure_steady(task: Task) -> Steps:
-    """Compile and warm up; take alternating samples, one per candidate and pair in rotating order; measure errors."""
-    names = task["candidates"]
+    """Compile and warm up; take samples, one per candidate and round, each round in random order; measure errors."""
+    names, order = list(task["candidates"]), random.Random(task["row"])
+    order.shuffle(names)
     case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
     compiled = {}
     for name in names:
@@ -89,9 +126,8 @@ def measure_steady(task: Task) -> Steps:
     release(case.device)
     yield {}
     times: dict[str, list[float]] = {name: [] for name in names}
-    for pair in range(task["pairs"]):
-        for turn in range(len(names)):
-            name = names[(pair + turn) % len(names)]
+    for _ in range(task["pairs"]):
+        for name in order.sample(names, len(names)):
             times[name].append(timed(case, compiled[name]))
     release(case.device)
     yield {"times": times}
@@ -120,7 +156,7 @@ def errors(task: Task, base: Case, compiled: Mapping[str, Callable[..., object]]
         if isinstance(base.model, torch.nn.Module):
             base.model.load_state_dict(case.model.state_dict())
             case.model = base.model
-        reference, eager = in_float64(case), copies(case.run(case.model))
+        reference, eager = reference_of(case), copies(case.run(case.model))
         release(case.device)
         for name, model in compiled.items():
             seeds[name].append(compare(copies(case.run(model)), eager, reference, case.autocast))
@@ -143,17 +179,10 @@ def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def in_float64(case: Case) -> list[torch.Tensor]:
-    """The same run in float64."""
-
-    def widen(value: T) -> T | torch.Tensor:
-        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    model = copy.deepcopy(case.model).double() if isinstance(case.model, torch.nn.Module) else case.model
-    args = tuple(widen(value) for value in case.args)
-    kwargs = {name: widen(value) for name, value in case.kwargs.items()}
-    wide = Case(model, args, kwargs, case.train, case.device, labels=case.labels)
-    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(model)]
+def reference_of(case: Case) -> list[torch.Tensor]:
+    """The results in float64."""
+    wide = in_float64(case)
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(wide.model)]
 
 
 TASKS: dict[str, Callable[[Task], Steps]] = {"first": measure_first, "steady": measure_steady}

@@ -222,7 +222,6 @@ class Net(nn.Module):
         return z, F.adaptive_avg_pool2d(z, 1).flatten(1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_compiled_results_and_strides_are_those_of_eager(batch: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
