@@ -87,6 +87,14 @@ class GcPause {
   int was_on_ = 0;
 };
 
+// The mapping behind a `types.MappingProxyType`; other objects as they are.
+inline PyObject* behind_proxy(PyObject* value) {
+  struct Proxy {
+    PyObject_HEAD PyObject* mapping;
+  };
+  return Py_IS_TYPE(value, &PyDictProxy_Type) ? reinterpret_cast<Proxy*>(value)->mapping : value;
+}
+
 inline PyObject* own(PyObject* object) {
   Py_XINCREF(object);
   return object;

@@ -26,6 +26,9 @@ Found dict_item(PyObject* dict, PyObject* key, Via via) {
 
 Found item(PyObject* parent, const Node& node) {
   if (PyDict_Check(parent)) return dict_item(parent, node.key, Via::kDict);
+  if (PyObject* dict = behind_proxy(parent); dict != parent) {
+    return PyDict_Check(dict) ? dict_item(dict, node.key, Via::kVolatile) : Found{};
+  }
   if (node.index < 0 && !PyLong_CheckExact(node.key)) return {};
   if (!PyTuple_Check(parent) && !PyList_Check(parent)) return {};
   Py_ssize_t at = node.index < 0 ? node.index + Py_SIZE(parent) : node.index;
@@ -51,13 +54,30 @@ Found set_item(PyObject* set, Py_ssize_t index) {
   return {found, PyFrozenSet_CheckExact(set) ? Via::kPart : Via::kVolatile};
 }
 
-Found key_at(PyObject* dict, Py_ssize_t index) {
-  if (PyAnySet_Check(dict)) return set_item(dict, index);
-  if (!PyDict_Check(dict) || PyODict_Check(dict)) return {};
-  PyObject *key, *value;
+// An OrderedDict has an order of its own.
+Found ordered_key_at(PyObject* dict, Py_ssize_t index) {
+  PyObject* keys = PyODict_Type.tp_iter(dict);
+  PyObject* key = nullptr;
+  for (Py_ssize_t n = 0; keys != nullptr && n <= index; n++) {
+    Py_XDECREF(key);
+    key = PyIter_Next(keys);
+    if (key == nullptr) break;
+  }
+  Py_XDECREF(keys);
+  Py_XDECREF(key);  // the dict holds it
+  if (PyErr_Occurred()) PyErr_Clear();
+  return {key, Via::kVolatile};
+}
+
+Found key_at(PyObject* value, Py_ssize_t index) {
+  if (PyAnySet_Check(value)) return set_item(value, index);
+  PyObject* dict = behind_proxy(value);
+  if (!PyDict_Check(dict)) return {};
+  if (PyODict_Check(dict)) return ordered_key_at(dict, index);
+  PyObject *key, *item;
   Py_ssize_t at = 0, n = 0;
-  while (PyDict_Next(dict, &at, &key, &value)) {
-    if (n++ == index) return {key, PyDict_CheckExact(dict) ? Via::kDict : Via::kVolatile};
+  while (PyDict_Next(dict, &at, &key, &item)) {
+    if (n++ == index) return {key, PyDict_CheckExact(value) ? Via::kDict : Via::kVolatile};
   }
   return {};
 }
@@ -125,10 +145,10 @@ bool length_is(PyObject* value, int64_t expected) {
   if (PyAnySet_Check(value)) return PySet_GET_SIZE(value) == expected;
   if (PyUnicode_Check(value)) return PyUnicode_GET_LENGTH(value) == expected;
   if (PyBytes_Check(value)) return PyBytes_GET_SIZE(value) == expected;
+  if (PyObject* dict = behind_proxy(value); dict != value) return length_is(dict, expected);
   return PyRange_Check(value) && PyObject_Size(value) == expected;
 }
 
-// An OrderedDict has an order of its own.
 bool ordered_keys_are(PyObject* dict, PyObject* expected) {
   PyObject* keys = PyODict_Type.tp_iter(dict);
   bool equal = keys != nullptr;
@@ -142,12 +162,13 @@ bool ordered_keys_are(PyObject* dict, PyObject* expected) {
   return equal;
 }
 
-bool keys_are(PyObject* dict, PyObject* expected) {
+bool keys_are(PyObject* value, PyObject* expected) {
+  PyObject* dict = behind_proxy(value);
   if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return false;
   if (PyODict_Check(dict)) return ordered_keys_are(dict, expected);
-  PyObject *key, *value;
+  PyObject *key, *item;
   Py_ssize_t at = 0, n = 0;
-  while (PyDict_Next(dict, &at, &key, &value)) {
+  while (PyDict_Next(dict, &at, &key, &item)) {
     if (!same_constant(key, PyTuple_GET_ITEM(expected, n++))) return false;
   }
   return true;
@@ -205,8 +226,6 @@ Found GuardTree::fetch(const Node& node, PyObject* parent, const Scope& scope) {
       return {cell_at(scope.closure, node.index), Via::kVolatile};
     case Access::kConst:
       return {node.key, Via::kFixed};
-    case Access::kCall:
-      return result_of(node, parent);
     default:
       return step_from(node, parent);
   }
@@ -341,7 +360,6 @@ bool GuardTree::full_check(const Scope& scope) {
 bool GuardTree::check(const Scope& scope) {
   if (busy_) return false;
   busy_ = true;
-  if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
   GcPause pause(may_allocate_);
   Verdict verdict = Verdict::kUnknown;
   for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
@@ -373,7 +391,6 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   *value = nullptr;
   if (busy_) return -1;
   busy_ = true;
-  run_calls(scope);
   GcPause pause(true);
   failed_ = failed_node_ = -1;
   bool passed = full_check(scope);

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kiln.graph.trace import Trace
+from kiln.graph.trace import InputRecord, Trace
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
 from kiln.support.errors import KilnError
+from kiln.symbolic import Expr, ShapeEnv
+from kiln.tensor.spec import ScalarSpec
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[object]], Executable]
 
@@ -21,6 +23,14 @@ class BackendGaveNothing(KilnError):
     try_ = ("return gm.forward",)
 
 
+def example(record: InputRecord, env: ShapeEnv) -> object:
+    """The argument of this call: a tensor, or the number that an integer symbol stands for."""
+    spec = record.spec
+    if isinstance(spec, ScalarSpec) and isinstance(spec.value, Expr):
+        return env.hint(spec.value)
+    return record.real
+
+
 def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Executable:
     """The region, compiled by `backend`. Its inputs are the placeholders of the torch-level graph."""
     context.events.emit("region")
@@ -30,7 +40,7 @@ def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Exec
         record.used = record.name in placeholders
     context.dump.write("torch_graph", lambda: module.print_readable(print_output=False))
     with context.events.stage("backend"):
-        compiled = backend(module, [record.real for record in trace.used_inputs])
+        compiled = backend(module, [example(record, trace.env) for record in trace.used_inputs])
     if not callable(compiled):
         raise BackendGaveNothing(backend=getattr(backend, "__name__", backend), value=compiled)
     return compiled

@@ -70,7 +70,8 @@ class FrameCapture:
         if policy != "auto" or not first.capture.breaks or not first.capture.asked_is_compiling:
             return first
         second = self.capture(is_compiling=True)
-        better = second if len(second.capture.breaks) < len(first.capture.breaks) else first
+        whole = second.capture.function is not None and len(second.capture.breaks) < len(first.capture.breaks)
+        better = second if whole else first
         text = f"is_compiling() answers {better is second}: {len(better.capture.breaks)} breaks"
         self.context.events.emit("note", text=text)
         better.facts.append(("note", {"text": text}))

@@ -100,7 +100,7 @@ class DimPolicy:
         """A choice per dimension of `sizes`; `seen` are the sizes of earlier calls at the same source."""
         alike = [other for other in seen if len(other) == len(sizes)]
         return tuple(
-            _marked(dim, marks) or self._unmarked(size, [other[dim] for other in alike])
+            _marked(dim, size, marks) or self._unmarked(size, [other[dim] for other in alike])
             for dim, size in enumerate(sizes)
         )
 
@@ -108,8 +108,11 @@ class DimPolicy:
         return _by_history(self.dynamic, size, before)
 
 
-def _marked(dim: int, marks: DimMarks) -> DimChoice | None:
+def _marked(dim: int, size: int, marks: DimMarks) -> DimChoice | None:
+    """The choice that the marks ask for; a range that `size` is outside of is ignored."""
     lo, hi = marks.ranges.get(dim, (None, None))
+    if size < (lo or 0) or (hi is not None and size > hi):
+        lo = hi = None
     if dim in marks.static:
         return DimChoice(DimKind.STATIC, "marked static")
     if dim in marks.unbacked:

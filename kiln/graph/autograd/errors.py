@@ -17,6 +17,18 @@ class BackwardOfOutside(KilnError):
     try_ = ("run this region eagerly and report it",)
 
 
+class BackwardRaises(KilnError):
+    """Eager's backward would raise too, if the program called it."""
+
+    code = "KILN2603"
+    what = "the backward of the region cannot be recorded"
+    why = "{problem}"
+    try_ = (
+        "call the function under `torch.no_grad()` if it needs no gradients",
+        "use operations that have a derivative, and do not change in place what the backward reads",
+    )
+
+
 class UnsavedSymbol(KilnError):
     """A data-dependent size that no saved tensor has."""
 

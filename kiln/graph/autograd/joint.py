@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast, final
 
-from kiln.graph.autograd.errors import BackwardOfOutside
+import torch
+
+from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import live_nodes, without_dead_code
@@ -74,7 +76,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     tangents = [make_tangent(recorder, results[index], first + at) for at, index in enumerate(tangent_of)]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
     roots, leaves = [results[index] for index in tangent_of], [record.leaf for record in wanted]
-    found = recorder.run_backward(roots, tangents, leaves) if roots and leaves else []
+    found = gradients_of(recorder, roots, tangents, leaves) if roots and leaves else []
     made = [None if grad is None else recorder.node_of(grad) for grad in found]
     use_for_backward(recorder, trace, [node for node in made if node is not None])
     positions = {id(record): index for index, record in enumerate(trace.used_inputs)}
@@ -84,6 +86,16 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     graph, at = _assemble(recorder, trace, outputs, numbers, tangent_nodes, gradients)
     grads = tuple([at.get(index) for index in range(len(positions))])
     return JointGraph(graph, len(positions), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
+
+
+def gradients_of(
+    recorder: Recorder, roots: list[FakeTensor], tangents: list[FakeTensor], leaves: list[FakeTensor]
+) -> list[torch.Tensor | None]:
+    """Records the backward. Raises BackwardRaises where autograd refuses: eager would, but only if asked for it."""
+    try:
+        return recorder.run_backward(roots, tangents, leaves)
+    except RuntimeError as problem:
+        raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
 
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:

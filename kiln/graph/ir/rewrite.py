@@ -15,6 +15,7 @@ from dataclasses import replace
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import ScalarSpec, SizeOracle, TensorSpec
@@ -43,7 +44,8 @@ def rewrite(
 ) -> tuple[Graph, int]:
     """The graph with `rule` applied to every node (of `only`), and how many nodes it replaced.
 
-    Nodes that lose their last user stay: run `without_dead_code` afterwards.
+    A rule that asks for a relation of sizes that nobody knows does not apply. Nodes that lose their last user stay: run
+    `without_dead_code` afterwards.
     """
     builder = Builder(oracle)
     replaced: dict[Node, Node] = {node: node for node in graph.inputs}
@@ -51,13 +53,20 @@ def rewrite(
     for old in graph.nodes:
         node = with_inputs(old, tuple([replaced[value] for value in old.inputs]))
         builder.origin = node.origin
-        new = rule(builder, node) if only is None or old in only else None
+        new = applied(rule, builder, node) if only is None or old in only else None
         if new is None:
             new = builder.append(node)
         else:
             changes += 1
         replaced[old] = new
     return rebuilt(graph, builder.nodes, replaced), changes
+
+
+def applied(rule: NodeRule, builder: Builder, node: Node) -> Node | None:
+    try:
+        return rule(builder, node)
+    except UnknownRelation:
+        return None
 
 
 def rebuilt(graph: Graph, nodes: list[Node], replaced: Mapping[Node, Node]) -> Graph:

@@ -22,6 +22,7 @@ from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import preserved
+from kiln.tensor.spec import CPU
 
 # fmt: off
 FLOAT_UNARY = (  # integers become floating point
@@ -268,8 +269,13 @@ def abs_(e: Emit, x: Node) -> Node:
 
 
 @decompose("_conj.default")
-def conj(e: Emit, x: Node) -> Node:
-    """In a backward, where it is neither written nor seen by the user, the conjugate is materialised."""
+def conj(e: Emit, x: Node | Number) -> Node:
+    """In a backward, where it is neither written nor seen by the user, the conjugate is materialised.
+
+    A number of the program arrives as a number.
+    """
+    if not isinstance(x, Node):
+        return e.number(x.conjugate(), torch.complex128, CPU)
     if e.origin is None or not e.origin.backward:
         raise UnsupportedOp(op="aten._conj.default", reason="its result is a lazy view of its argument")
     return e.library("aten._conj_physical.default", (x,), {}, preserved(e.oracle, x.tensor))

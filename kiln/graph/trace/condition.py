@@ -11,7 +11,7 @@ inputs while tracing, and again before each call. Floating-point values differ i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -34,7 +34,11 @@ def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
     root = recorder.node_of(fake)
     if root.tensor.numel() != 1:
         return None
-    return root if all(map(_is_integral, _dependencies([root]))) else None
+    needed = _dependencies([root])
+    if not all(map(_is_integral, needed)):
+        return None
+    symbols = symbols_of(needed)  # a size that depends on data has no number yet
+    return root if not symbols or symbols <= _bound_symbols(recorder.inputs) else None
 
 
 def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, list[InputRecord]]:
@@ -83,7 +87,7 @@ def _is_integral(node: Node) -> bool:
     return node.op.kind in PURE_KINDS or node.op.name == "constant_tensor"
 
 
-def _bound_symbols(records: Sequence[InputRecord]) -> frozenset[Symbol]:
+def _bound_symbols(records: Iterable[InputRecord]) -> frozenset[Symbol]:
     """The symbols that sizes and strides of these inputs determine."""
     specs = [record.spec for record in records if isinstance(record.spec, TensorSpec)]
     return frozenset(size for spec in specs for size in (*spec.sizes, *spec.strides) if isinstance(size, Symbol))

@@ -10,6 +10,7 @@ Ops with data-dependent results, and those that write to their arguments, are no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import cast
@@ -138,15 +139,30 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     devices = {spec.device for spec in given}
     trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None
+    others: list[object] = []
     if found is None:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
             found = _tried(op, args, kwargs)
+            if any(spec.dtype.is_floating_point or spec.dtype is torch.bool for spec in given):
+                others = _with_other_values(op, args, kwargs)
     trained, made = found
     spec_of = partial(_spec_of_real, str(op), next(iter(devices), CPU))
     specs = _specs(op, made, spec_of)
     if specs != _specs(op, trained, spec_of):
         raise UnsupportedOp(op=str(op), reason="its result depends on whether gradients are enabled")
+    if any(_specs(op, other, spec_of) != specs for other in others):
+        raise DataDependentOp(op=str(op))
     return specs
+
+
+def _with_other_values(op: OpOverload, args: Args, kwargs: Named) -> list[object]:
+    """Results for other numbers in floating-point and boolean arguments, without what the op refuses."""
+    found = []
+    with torch.no_grad():
+        for phase in (0, 1):
+            with suppress(Exception):
+                found.append(_trial(op, args, kwargs, INTEGERS[0], phase))
+    return found
 
 
 def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object] | None:
@@ -227,9 +243,9 @@ def _is_integral(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _trial(op: OpOverload, args: Args, kwargs: Named, integer: int) -> object:
-    given = [_materialised(str(op), value, integer) for value in args]
-    named = {key: _materialised(str(op), value, integer) for key, value in kwargs}
+def _trial(op: OpOverload, args: Args, kwargs: Named, integer: int, phase: int | None = None) -> object:
+    given = [_materialised(str(op), value, integer, phase) for value in args]
+    named = {key: _materialised(str(op), value, integer, phase) for key, value in kwargs}
     made: object = op(*given, **named)
     if not _tensors(made).isdisjoint(_tensors((*given, *named.values()))):
         raise UnsupportedOp(op=str(op), reason="it has no rule and returns an argument")
@@ -252,16 +268,22 @@ def _spec_of_real(op: str, device: torch.device, x: torch.Tensor) -> TensorSpec:
     return TensorSpec(x.dtype, tuple(x.shape), tuple(x.stride()), 0, device if x.is_meta else x.device)
 
 
-def _materialised(op: str, value: object, integer: int) -> object:
-    """Tensors for specs, with values that most ops accept: identity matrices in floating point, else `integer`."""
+def _materialised(op: str, value: object, integer: int, phase: int | None) -> object:
+    """Tensors for specs, with values that most ops accept: identity matrices in floating point, else `integer`.
+
+    With a `phase`, floating-point and boolean tensors hold 1 and 0 in turns, beginning with 1 - `phase`.
+    """
     if isinstance(value, tuple):
-        return [_materialised(op, part, integer) for part in value]
+        return [_materialised(op, part, integer, phase) for part in value]
     if not isinstance(value, TensorSpec):
         return value
     if not _is_small(value):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and {value} is too large for a probe")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
     made.fill_(integer if _is_integral(value.dtype) else 0)
+    if phase is not None and (value.dtype.is_floating_point or value.dtype is torch.bool):
+        ones = (torch.arange(made.numel(), device=made.device) + phase) % 2 == 0
+        return made.copy_(ones.view(made.shape))
     if value.dtype.is_floating_point and value.rank >= 2:
         made.diagonal(dim1=-2, dim2=-1).fill_(1)
     elif value.dtype.is_floating_point:

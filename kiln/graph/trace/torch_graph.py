@@ -29,6 +29,10 @@ from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.values import Given, Real
 
 NUMBERS = (torch.SymInt, torch.SymFloat)
+PYTHON_DTYPES: dict[object, torch.dtype] = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}  # fmt: skip
+"""Python types as arguments of torch calls: `x.to(bool)`."""
 Free = Symbol | Given
 """What an input binds."""
 
@@ -87,7 +91,20 @@ class _TorchGraphBuilder:
             return self.constant(value)
         if isinstance(value, torch.SymBool):
             return bool(value)
+        if callable(value):
+            return self.plain_object(value)
         return self.sizes.number(value.node.value if isinstance(value, NUMBERS) else value)
+
+    def plain_object(self, value: Callable[..., object]) -> FxArgument:
+        """A function or class: the code that torch.fx prints names it as an attribute of the module."""
+        if value in PYTHON_DTYPES:
+            return PYTHON_DTYPES[value]
+        if isinstance(value, type) and value.__module__.partition(".")[0] == "torch" and "Tensor" in value.__name__:
+            return f"{value.__module__}.{value.__name__}"  # `x.type(torch.HalfTensor)`
+        known = vars(self.root)
+        name = f"_object_{sum(key.startswith('_object_') for key in known)}"
+        setattr(self.root, name, value)
+        return self.graph.get_attr(name)
 
     def constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         name = f"_tensor_constant{len(list(self.root.buffers()))}"

@@ -8,6 +8,9 @@ import itertools
 import operator
 from collections.abc import Hashable
 
+import torch
+
+import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 
@@ -22,6 +25,9 @@ POLYFILLS: dict[Hashable, object] = {
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
     functools.lru_cache: polyfills.lru_cache,
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
+    torch.cond: control_flow.cond,
+    torch._higher_order_ops.while_loop: control_flow.while_loop,
+    torch._higher_order_ops.map: control_flow.mapped,
 }
 """The original -> the function that is interpreted in its place."""
 

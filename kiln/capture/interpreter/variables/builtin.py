@@ -93,7 +93,7 @@ class Builtin(Value):
         if handler is not None:
             return handler(s, args, kwargs)
         if type(function) is CACHED:
-            return call_cached(s, function, self.source, args, kwargs)
+            return call_cached(s, function, args, kwargs)
         if is_torch_call(function):
             return record(s, function, args, kwargs)
         return call_unknown(s, function, args, kwargs)
@@ -161,7 +161,7 @@ class PythonModule(Value):
             if name in space:
                 found = s.wrap(space[name], self._source_of(name))
             else:
-                found = self._computed(s, name, site)
+                found = self._computed(s, name)
             self._found[name] = found
         return found
 
@@ -171,32 +171,12 @@ class PythonModule(Value):
             return ModuleGlobalSource(self.module.__name__, name)
         return None if self.source is None else AttrSource(self.source, name)
 
-    def _computed(self, s: CaptureState, name: str, site: CallSite) -> Value:
-        """A property of the module's class, a lazy name, or the answer of a `__getattr__`, which is interpreted."""
-        found = s.classes.lookup(type(self.module), name)
-        if found is not None:
-            return s.model.get_attr(s, self, name, site)
-        hook = self.module.__dict__.get("__getattr__")
-        if type(hook) is types.FunctionType and hook.__globals__ is not vars(torch):
-            s.guard(self._source_of(name), GuardKind.ABSENT)
-            return s.wrap(hook, self._source_of("__getattr__")).call(s, [s.const(name)], {}, site)
-        return self._lazy(s, name, site)
-
-    def _lazy(self, s: CaptureState, name: str, site: CallSite) -> Value:
-        """The first look-up of a name may keep its result in the module: packages that import their parts when they
-        are read, `torch.ops`. Then the guard is on that result.
-        """
+    def _computed(self, s: CaptureState, name: str) -> Value:
+        """Lazy names, through a `__getattr__` of the module or its class."""
         try:
-            value = getattr(self.module, name)
+            return s.wrap(getattr(self.module, name), None)
         except AttributeError as error:
-            s.guard(self._source_of(name), GuardKind.ABSENT)
             raise s.error(AttributeError, *error.args) from None
-        if name in self.module.__dict__:
-            return s.wrap(value, self._source_of(name))
-        s.guard(self._source_of(name), GuardKind.ABSENT)
-        if s.classes.lookup(type(self.module), "__getattr__") is not None:
-            return s.model.get_attr(s, self, name, site)
-        return s.wrap(value, None)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         raise UnsupportedCall(

@@ -231,7 +231,9 @@ class Super(Value):
 
     def start(self) -> type:
         """The class whose method resolution order is searched."""
-        return self.self_.cls if isinstance(self.self_, Class) else self.self_.python_type()
+        if isinstance(self.self_, Class) and self.cls in self.self_.cls.__mro__:
+            return self.self_.cls
+        return self.self_.python_type()
 
     def _path(self, s: CaptureState, first: int, position: int, name: str) -> Source | None:
         """The path to `name` on the class at `position`; the classes from `first` on are guarded to lack it."""
@@ -280,12 +282,21 @@ class Super(Value):
 def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Without arguments: the class of the current function, and its first argument."""
     if args:
-        return Super(args[0].constant(s), args[1])
+        return checked_super(s, args[0].constant(s), args[1])
     frame = running_frame(s)
+    if not frame.code.co_argcount:
+        raise s.error(RuntimeError, "super(): no arguments")
     first = frame.code.co_varnames[0]
     cell = frame.cells.get(first)
     self_ = cell.load(s) if cell is not None else frame.locals[first]
-    return Super(frame.cells["__class__"].load(s).constant(s), self_)
+    return checked_super(s, frame.cells["__class__"].load(s).constant(s), self_)
+
+
+def checked_super(s: CaptureState, cls: type, self_: Value) -> Super:
+    made = Super(cls, self_)
+    if cls not in made.start().__mro__:
+        raise s.error(TypeError, "super(type, obj): obj must be an instance or subtype of type")
+    return made
 
 
 @wraps(type, subclasses=True)

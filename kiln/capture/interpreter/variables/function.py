@@ -57,6 +57,19 @@ DISABLED = "_torchdynamo_disable"
 MAX_DEPTH = 120
 GENERATED = "namedtuple_"
 """Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
+OPAQUE = {
+    **dict.fromkeys(
+        (
+            *("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch._export", "torch.export"),
+            *("torch.fx", "torch._subclasses", "torch.nn.attention.flex_attention"),
+        ),
+        "it is part of torch's own compiler",
+    ),
+    "torch._functorch": "it transforms the functions that it calls",
+}
+"""Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
+INTERPRETED = ("torch._functorch.apis", "torch._dynamo.mutation_guard")
+"""Modules of these packages that only wrap functions of the program."""
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
 """Functions of torch.compile for its own bookkeeping (module, name), called when an `nn.Module` is made after it ran in
 the process. They are ignored."""
@@ -299,6 +312,7 @@ class Function(Value):
                 raise DisabledCall(function=original.__qualname__)
             if (original.__module__, original.__qualname__) in BOOKKEEPING:
                 return s.const(None)
+            refuse_opaque(original)
         return inline(s, self, args, kwargs, site)
 
     def key(self, s: CaptureState) -> Token:
@@ -385,6 +399,16 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
 
 def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
+
+
+def refuse_opaque(function: types.FunctionType) -> None:
+    """Break the graph at a call of an opaque function."""
+    module = str(function.__globals__.get("__name__"))
+    if not module.startswith("torch.") or module in INTERPRETED:
+        return
+    why = next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
+    if why:
+        raise UnsupportedCall(function=function.__qualname__, why=why)
 
 
 def handler_of(function: object) -> Handler | None:

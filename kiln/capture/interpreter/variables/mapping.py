@@ -176,20 +176,24 @@ class Dict(Container):
             g.body.op("STORE_SUBSCR")
 
     def emit_contents(self, g: Codegen) -> None:
-        emit_refill(g, self, Dict(self._items))
+        emit_refill(g, self, Dict(self._items), OrderedDict if issubclass(self.cls, OrderedDict) else dict)
 
 
-def emit_refill(g: Codegen, container: Value, fresh: Value) -> None:
-    """`container.clear(); container.update(fresh)`; `fresh` is built first, as it may read the container."""
+def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:
+    """`container.clear(); container.update(fresh)` by the methods of `base`, which a subclass may override.
+
+    `fresh` is built first, as it may read the container.
+    """
     g.emit(fresh)
+    g.body.const(vars(base)["clear"])
     g.emit(container)
-    g.body.op("LOAD_ATTR", "clear")
-    g.body.call(0)
-    g.body.op("POP_TOP")
-    g.emit(container)
-    g.body.op("LOAD_ATTR", "update")
-    g.body.op("SWAP", 2)
     g.body.call(1)
+    g.body.op("POP_TOP")
+    g.body.const(vars(base)["update"])
+    g.body.op("SWAP", 2)
+    g.emit(container)
+    g.body.op("SWAP", 2)
+    g.body.call(2)
     g.body.op("POP_TOP")
 
 
@@ -289,7 +293,7 @@ class Set(Container):
         g.remember(self)
 
     def emit_contents(self, g: Codegen) -> None:
-        emit_refill(g, self, Set(self._items))
+        emit_refill(g, self, Set(self._items), set)
 
 
 @final

@@ -127,6 +127,8 @@ class Object(Value):
         special = "__setattr__" if value is not None else "__delattr__"
         guard_protocol(s, self, special)
         found = s.classes.lookup(self.cls, special)
+        if found is not None and found[0] in OWN_READS:
+            raise UnsupportedAttribute(name=name, type=self.type_name(), why="writing it is done in C")
         if found is not None and writes_otherwise(found[1]) and not is_plain_write(found[1], self, name, value):
             args = [self, s.const(name), *([value] if value else [])]
             s.class_attr(self, special, found[1]).call(s, args, {}, site.discarding())

@@ -194,11 +194,17 @@ class List(Sequence, Container):
         self.emit_fill(g)
 
     def emit_contents(self, g: Codegen) -> None:
+        """By list's own method, which a subclass may override."""
         g.body.op("BUILD_LIST", 0)
         self.emit_fill(g)
+        g.body.const(list.__setitem__)
+        g.body.op("SWAP", 2)
         g.emit(self)
+        g.body.op("SWAP", 2)
         g.body.const(slice(None))
-        g.body.op("STORE_SUBSCR")
+        g.body.op("SWAP", 2)
+        g.body.call(3)
+        g.body.op("POP_TOP")
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the empty list on the stack; its items may refer to it."""
