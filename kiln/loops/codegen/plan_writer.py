@@ -79,7 +79,7 @@ class _PlanWriter:
             else:
                 self._extern(step)
             self._free(program.frees[position])
-        for target, source in program.writes:
+        for target, source in (pair for pair in program.writes if pair[0] != pair[1]):
             self.steps.append(steps.CopyStep(self.slots[target], self.slots[source]))
         mutated = tuple(sorted({self.slots[target] for target, _ in program.writes}))
         outputs = tuple(self._output(output) for output in program.outputs)
@@ -240,6 +240,13 @@ def _empty(writer: _PlanWriter, step: Extern) -> None:
         writer.steps.append(steps.AllocateStep(writer.slot(out), out.spec))
 
 
+def _view(writer: _PlanWriter, step: Extern) -> None:
+    out = step.outs[0]
+    assert out is not None and out.base is not None
+    base = writer.slots[out.base]
+    writer.steps.append(steps.ViewStep(writer.slot(out), base, out.spec))
+
+
 def _random_seed(writer: _PlanWriter, step: Extern) -> None:
     out = step.outs[0]
     assert out is not None
@@ -265,6 +272,7 @@ def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.empty": _empty,
+    "kiln.view": _view,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
     "kiln.local_scalar": _local_scalar,

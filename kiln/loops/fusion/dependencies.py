@@ -33,6 +33,9 @@ class Dependencies:
         self._reads = [tuple(dict.fromkeys(access.buffer for access in reads(node))) for node in program.nodes]
         self._writes = [written(node) for node in program.nodes]
         self._times_written = Counter(self.roots[name] for names in self._writes for name in names)
+        # Arguments and constants have contents before.
+        given = {buffer.name for buffer in program.inputs if isinstance(buffer, Buffer)}
+        self._times_written.update(given | {buffer.name for buffer, _ in program.constants})
         self._last_writer: dict[str, Group] = {}
         self._readers: dict[str, list[Group]] = {}
         kept = kept_buffers(program)
@@ -42,7 +45,7 @@ class Dependencies:
                 self.uses[name].readers.append(number)
 
     def has_own_memory(self, name: str) -> bool:
-        """Is it memory of its own, written once?"""
+        """Is it memory of its own, written once (an argument: not at all)?"""
         root = self.roots[name]
         return root == name and self._times_written[root] == 1
 

@@ -16,10 +16,10 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.fuse import Fused
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.group_keys import group_key
-from kiln.loops.fusion.kernel_draft import KernelDraft
+from kiln.loops.fusion.kernel_draft import KernelDraft, Reusable
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layout
-from kiln.loops.fusion.lifetimes import ScheduledStep
+from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep
 from kiln.loops.fusion.phase_bodies import PhaseBodies
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
 from kiln.loops.kernel.kernel import Phase
@@ -32,30 +32,36 @@ NAMED_FLOPS, LONGEST_NAME = 4, 4
 
 
 def group_launch(
-    group: Group, fused: Fused, dying: tuple[str, ...], buffers: dict[str, Buffer], table: KernelTable, target: Target
+    group: Group, fused: Fused, uses: LastUses, buffers: dict[str, Buffer], table: KernelTable, target: Target
 ) -> ScheduledStep:
-    """The launch of the kernel of a group of fused nodes, which may write over its arguments `dying`.
+    """The launch of the kernel of a group of fused nodes, which may write over arguments.
 
     Results that do so become views in `buffers`.
     """
+    landing = uses.landing(group)
+    memory = Reusable(uses.dying(group), landing.read, frozenset(landing.unread))
     inside = {member.number for member in group.members}
     stored = frozenset([member.out for member in group.members if _is_read_outside(member, inside, fused.graph)])
-    key, names = group_key(group, stored, dying, buffers)
+    key, names = group_key(group, stored, memory, buffers)
     found = table.find(key, names, _origin(group))
     if found is None:
-        call = group_kernel(group, stored, dying, buffers, target, fused.symbols)
+        call = group_kernel(group, stored, memory, buffers, target, fused.symbols)
         found = table.launch(call), call.overwrites
         table.remember(key, names, *found)
     launch, overwrites = found
+    overwrites = {**overwrites, **landing.unread}
     for result, argument in overwrites.items():
-        buffers[result] = replace(buffers[result], base=memory_of(argument, buffers))
+        below = buffers[argument].spec
+        spec = buffers[result].spec
+        spec = spec.with_view(spec.sizes, spec.strides, below.offset)
+        buffers[result] = replace(buffers[result], base=memory_of(argument, buffers), spec=spec)
     return ScheduledStep(launch, tuple(overwrites))
 
 
 def group_kernel(
     group: Group,
     stored: frozenset[str],
-    dying: tuple[str, ...],
+    memory: Reusable,
     buffers: Mapping[str, Buffer],
     target: Target,
     symbols: GroupSymbols,
@@ -72,7 +78,7 @@ def group_kernel(
         phases = tuple(_vectorised(group, plan, phase, loops) for plan, phase in zip(plans.phases, phases, strict=True))
     units, locals_ = bodies.axes(group.units), tuple(bodies.locals.values())
     name, origin = kernel_name(group), _origin(group)
-    draft = KernelDraft(name, units, phases, locals_, buffers, loops.strip, loops.grain, origin, dying)
+    draft = KernelDraft(name, units, phases, locals_, buffers, loops.strip, loops.grain, origin, memory)
     return assemble(draft, target)
 
 

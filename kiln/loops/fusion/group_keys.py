@@ -12,6 +12,7 @@ from typing import final
 
 from kiln.loops.body.body import Compute, Load
 from kiln.loops.fusion.group import FusableNode, Group, Member
+from kiln.loops.fusion.kernel_draft import Reusable
 from kiln.loops.program.nodes import Buffer, Reduction, Scan
 
 Key = tuple[Hashable, ...]
@@ -49,7 +50,7 @@ def node_key(node: FusableNode, buffers: Numbering) -> Key:
 
 
 def group_key(
-    group: Group, stored: frozenset[str], dying: tuple[str, ...], buffers: Mapping[str, Buffer]
+    group: Group, stored: frozenset[str], memory: Reusable, buffers: Mapping[str, Buffer]
 ) -> tuple[Key, tuple[str, ...]]:
     """The key of a group, and the names of its buffers in the order of their numbers."""
     numbers, symbols = Numbering(), Numbering()
@@ -59,8 +60,9 @@ def group_key(
     space = tuple([(symbols(symbol), size) for symbol, size in group.sizes.items()])
     units = tuple(map(symbols, group.units))
     blocked = tuple([(symbols(symbol), size) for symbol, size in group.blocked.items()])
-    dead = tuple(map(numbers, dying))
-    return (members, layouts, space, units, blocked, dead), numbers.names()
+    landing = tuple([(numbers(result), numbers(argument)) for result, argument in memory.landing.items()])
+    reused = tuple(map(numbers, memory.dying)), landing, tuple(sorted(map(numbers, memory.placed)))
+    return (members, layouts, space, units, blocked, reused), numbers.names()
 
 
 def _member_key(member: Member, stored: frozenset[str], names: Numbering, symbols: Numbering) -> Key:

@@ -14,6 +14,17 @@ from kiln.symbolic import Int, Symbol
 
 @final
 @dataclass(frozen=True, slots=True)
+class Reusable:
+    """`dying`: arguments that results may be written over. `landing`: results by the argument of the region that they
+    are written back to. `placed`: results that have their memory: an argument of the region which nothing reads."""
+
+    dying: tuple[str, ...] = ()
+    landing: Mapping[str, str] = field(default_factory=dict)
+    placed: frozenset[str] = frozenset()
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class KernelDraft:
     """Units, phases and locals under the names of the program; `buffers` are those of the program that they use."""
 
@@ -25,8 +36,7 @@ class KernelDraft:
     strip: int = 0
     grain: int = 1
     origin: str = ""
-    dying: tuple[str, ...] = ()
-    """Arguments that results may be written over."""
+    memory: Reusable = Reusable()
     views: Mapping[str, Buffer] = field(default_factory=dict)
     dims: Mapping[str, tuple[Symbol | None, ...]] = field(default_factory=dict)
     """For each view the axis that runs along each dimension; None: the dimension is indexed by an address."""

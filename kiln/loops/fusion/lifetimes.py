@@ -10,16 +10,19 @@ never freed. A buffer with a `base` is a view: it keeps the memory of its base a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from kiln.graph.prims.meta import has_repeated_elements
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch
 from kiln.loops.program.analyses import buffer_args, outs, reads, written
-from kiln.loops.program.nodes import Buffer, Extern
+from kiln.loops.program.nodes import Buffer, Extern, LoopProgram
 from kiln.plan.overloads import find_overload
+from kiln.tensor.spec import TensorSpec
 
 
 @final
@@ -75,11 +78,43 @@ def frees(
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Results by the argument that they are written back to: one that the same kernel reads, or that none reads."""
+
+    read: Mapping[str, str]
+    unread: Mapping[str, str]
+
+
+def landing_targets(program: LoopProgram, graph: Dependencies, buffers: Mapping[str, Buffer]) -> dict[str, str]:
+    """Results that may be computed in the memory of the argument that they are written back to."""
+    shared = Counter(graph.roots[name] for name in buffers)
+    sources = Counter(source for _, source in program.writes)
+    returned = {output.buffer for output in program.outputs}
+    return {
+        source: target
+        for target, source in program.writes
+        if target != source
+        and shared[target] == shared[source] == sources[source] == 1
+        and graph.has_own_memory(source)
+        and not returned & {source, target}
+        and not has_repeated_elements(buffers[target].spec)
+        and _same_layout(buffers[target].spec, buffers[source].spec)
+    }
+
+
+def _same_layout(target: TensorSpec, source: TensorSpec) -> bool:
+    return (target.dtype, target.sizes, target.strides) == (source.dtype, source.sizes, source.strides)
+
+
+@final
 class LastUses:
     """Buffers with memory of their own that the region made, and the group that uses each last."""
 
-    def __init__(self, groups: Sequence[Group], graph: Dependencies, buffers: Mapping[str, Buffer]) -> None:
-        self.graph = graph
+    def __init__(
+        self, groups: Sequence[Group], graph: Dependencies, buffers: Mapping[str, Buffer], targets: Mapping[str, str]
+    ) -> None:
+        self.graph, self._targets = graph, targets
         self._last = {name: group for group in groups for name in _read(group)}
         made = {name for group in groups for name in _made(group)}
         self._own = {name for name in made if graph.has_own_memory(name) and buffers[name].spec.offset == 0}
@@ -88,6 +123,20 @@ class LastUses:
         """Arguments of `group` whose memory it may write over."""
         last = (name for name in dict.fromkeys(_read(group)) if name in self._own and self._last[name] is group)
         return tuple(name for name in last if not self.graph.uses[name].kept)
+
+    def landing(self, group: Group) -> Landing:
+        """Results of `group` that are written back to arguments which no later group reads."""
+        read, unread = {}, {}
+        for member in group.members if self._targets else ():
+            target = self._targets.get(member.out)
+            if target is None or member.partial is not None:
+                continue
+            last = self._last.get(target)
+            if last is group:
+                read[member.out] = target
+            elif last is None or last.position < group.position:
+                unread[member.out] = target
+        return Landing(read, unread)
 
 
 def _read(group: Group) -> Iterator[str]:

@@ -21,11 +21,11 @@ from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees
+from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, landing_targets
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
-from kiln.loops.program.analyses import program_buffers, result_buffers
+from kiln.loops.program.analyses import memory_of, program_buffers, result_buffers
 from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Scatter
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -38,13 +38,15 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     given = frozenset(buffer.name for buffer in program.inputs if isinstance(buffer, Buffer))
     given |= {buffer.name for buffer, _ in program.constants}
     fused = fuse(program, buffers, target)
-    uses, table = LastUses(fused.groups, fused.graph, buffers), KernelTable()
+    targets = landing_targets(program, fused.graph, buffers)
+    uses, table = LastUses(fused.groups, fused.graph, buffers, targets), KernelTable()
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target)]
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
+    writes = [(target, target if memory_of(source, buffers) == target else source) for target, source in program.writes]
     return KernelProgram(
         program.name, program.inputs, program.constants, steps, allocations(scheduled, given, buffers),
-        frees(scheduled, result_buffers(program) | given, buffers), program.outputs, program.writes, fused.not_fused,
+        frees(scheduled, result_buffers(program) | given, buffers), program.outputs, tuple(writes), fused.not_fused,
     )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def _steps(
     node = group.step
     if node is None:
         call = library_call(group, buffers, target)
-        yield ScheduledStep(call) if call else group_launch(group, fused, uses.dying(group), buffers, table, target)
+        yield ScheduledStep(call) if call else group_launch(group, fused, uses, buffers, table, target)
     elif isinstance(node, Scatter):
         if node.init not in (node.out.name, node.out.base):
             yield ScheduledStep(table.launch(copy_kernel(buffers[node.init], node.out, buffers, target)))

@@ -2,9 +2,11 @@
 
     y[i0] = exp(load x[i0])      x is dead after this kernel        =>    x[i0] = exp(load x[i0]), y is x's memory
 
+A result that is written back to an argument of the region takes over just that one.
+
 A result takes over an argument if it is stored once, at the index at which the argument is loaded, and not before its
-last load; and if the argument has memory of its own that the region made (`lifetimes.py`). The result's buffer becomes
-a view of the argument's.
+last load; and if the argument has memory of its own that the region made, or that it overwrites (`lifetimes.py`). The
+result's buffer becomes a view of the argument's.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ def take_over(draft: KernelDraft) -> KernelDraft:
     """The draft with results written over its dying arguments."""
     overwrites: dict[str, str] = {}
     for result, number, index in _single_stores(draft):
-        if draft.buffers[result].base is not None or draft.buffers[result].spec.offset != 0:
+        buffer = draft.buffers[result]
+        if buffer.base is not None or buffer.spec.offset != 0 or result in draft.memory.placed:
             continue
-        for name in draft.dying:
+        landing = draft.memory.landing.get(result)
+        for name in draft.memory.dying if landing is None else (landing,):
             if name not in overwrites.values() and _fits(draft, name, result, number, index):
                 overwrites[result] = name
                 break

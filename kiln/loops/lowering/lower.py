@@ -23,9 +23,11 @@ from kiln.loops.body.indexing import Axis
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
+from kiln.loops.lowering.in_place import InPlace
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.random import RandomStreams
-from kiln.loops.lowering.realise import THROUGH_STORAGE, choose_realised, results
+from kiln.loops.lowering.realise import choose_realised, results
+from kiln.loops.lowering.updates import THROUGH_STORAGE, Updates, find_updates
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -54,6 +56,7 @@ class Lowering:
         self.results_of_graph = frozenset([base_of(output.value) for output in graph.outputs if output.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
+        self.in_place = InPlace(self, Updates())
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
         self._count = 0
         self._streams = RandomStreams(self.new_buffer)
@@ -63,9 +66,12 @@ class Lowering:
         live = live_nodes(self.graph.nodes, results(self.graph))
         nodes = [node for node in self.graph.nodes if node in live]
         left_to_aten = without_loops(nodes, self.target)
-        realised = choose_realised(self.graph, nodes, left_to_aten)
+        self.in_place = InPlace(self, find_updates(self.graph, nodes, left_to_aten, self.env))
+        realised = choose_realised(self.graph, nodes, left_to_aten, self.in_place.updates)
         for node in nodes:
-            if node in left_to_aten:
+            if node in self.in_place:
+                self.in_place.update(node, origin_text(node))
+            elif node in left_to_aten:
                 STATEMENT["aten"](self, node)
             elif node in realised:
                 self._realise(node, realised[node])
@@ -140,6 +146,8 @@ class Lowering:
             if at is not axis.symbol and axis.size != 1:
                 return None
         source = self.buffers_by_name[load.buffer]
+        if node in self.in_place.updates.kept or self.in_place.changes(source):
+            return None
         return source if source.spec == node.tensor else None
 
     def argument(self, node: Node) -> BufferArg:
@@ -151,6 +159,11 @@ class Lowering:
         if buffer is None:
             raise NoMemory(op=root.op.name, spec=root.spec)
         spec = node.tensor
+        if root in self.in_place:
+            viewed = self.in_place.layout(node, root)
+            if viewed is None:
+                raise NoMemory(op=node.op.name, spec=node.spec)
+            spec = viewed
         return BufferArg(buffer.name, None if spec == buffer.spec else spec)
 
     def random_stream(self, node: Node) -> tuple[str, Int]:
@@ -192,6 +205,8 @@ class Lowering:
 
     def _write(self, target: Node, value: Node) -> tuple[str, str]:
         buffer = self.buffers.get(value)
+        if self.in_place.updates.memory.get(value) is target:
+            return self.buffers[target].name, self.buffers[target].name
         if buffer is None or self._is_overwritten(buffer):
             buffer = self.store(value.tensor.with_sizes(value.tensor.sizes), value)
         return self.buffers[target].name, buffer.name

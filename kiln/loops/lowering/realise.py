@@ -21,6 +21,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import ELEMENT
+from kiln.loops.lowering.updates import THROUGH_STORAGE, Updates
 from kiln.symbolic import Int, is_static
 from kiln.tensor.spec import TensorSpec
 
@@ -32,8 +33,6 @@ MAX_DEPTH = 64
 """Longest chain of inlined ops: limits the size of bodies and the depth of recursion."""
 MOST_LOADS = 64
 """Tensors that one body reads, small ones aside: the same for trees of ops."""
-THROUGH_STORAGE = frozenset({"as_strided", "view_dtype"})
-"""Views that need the memory of their input."""
 BY_DATA = frozenset({"gather", "index"})
 MASKING = frozenset({"cat", "pad", "select_scatter", "slice_scatter", "diagonal_scatter"})
 MOST_COPIES = 64
@@ -110,9 +109,21 @@ REALISE_RULES = (
 )
 
 
-def choose_realised(graph: Graph, nodes: Sequence[Node], calls: frozenset[Node] = frozenset()) -> dict[Node, str]:
-    """The nodes with element rules that get a buffer, with the name of the rule; `calls` are left to ATen."""
-    inlinable = {node for node in nodes if node not in calls and ELEMENT.get(node.op.name) is not None}
+OVERWRITTEN = "before_update"
+"""The rule by which a value gets a buffer because what it is computed from is overwritten."""
+
+
+def choose_realised(
+    graph: Graph, nodes: Sequence[Node], calls: frozenset[Node] = frozenset(), updates: Updates | None = None
+) -> dict[Node, str]:
+    """The nodes with element rules that get a buffer, with the name of the rule.
+
+    `calls` are left to ATen. `updates` have the memory of another node, and read their inputs where they stand.
+    """
+    updates = updates or Updates()
+    inlinable = {
+        node for node in nodes if node not in calls and node not in updates and ELEMENT.get(node.op.name) is not None
+    }
     costs = _costs(nodes, inlinable)
     uses: dict[Node, Use] = {node: Use() for node in nodes}
     for root in results(graph):
@@ -123,12 +134,16 @@ def choose_realised(graph: Graph, nodes: Sequence[Node], calls: frozenset[Node] 
         use = uses[node]
         is_view = node.op.kind is Kind.VIEW
         inlined = node in inlinable
-        if inlined and not is_view:
+        if inlined and node in updates.kept:
+            realised[node] = OVERWRITTEN
+            inlined = False
+        elif inlined and not is_view:
             rule = next((rule for rule in REALISE_RULES if rule.applies(node, use, costs[node])), None)
             if rule is not None:
                 realised[node] = rule.name
                 inlined = False
-        _pass_on(node, use, inlined, node in inlinable or (node not in calls and node.op.kind in LOOPS), uses)
+        in_loops = node in inlinable or node in updates or (node not in calls and node.op.kind in LOOPS)
+        _pass_on(node, use, inlined, in_loops, uses)
     return realised
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.lowering.column import STATEMENT
@@ -81,60 +80,53 @@ def scan(lowering: Lowering, node: Node) -> None:
 
 # Scatters.
 
-FRESH = frozenset({
-    "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default",
-    "aten.embedding_dense_backward.default",
-})  # fmt: skip
-"""Calls whose result has memory of its own."""
-
 
 def _initialised(lowering: Lowering, node: Node) -> Buffer:
-    """What a scatter writes into: its first input if a call made it and nothing else needs it, else a copy."""
-    x, *others = node.inputs
-    buffer = lowering.buffers.get(x)
-    fresh = x.op.kind is Kind.LIBRARY and x.attrs["target"] in FRESH and x.spec == node.spec
-    if buffer is None or buffer.base is not None or not fresh or x in others or x in lowering.results_of_graph:
-        return lowering.store(node.tensor, x)
-    written = any(write.value is x for write in lowering.graph.writes)
-    readers = sum(x in other.inputs for other in lowering.graph.nodes)
-    return lowering.store(node.tensor, x) if written or readers > 1 else buffer
+    """What a scatter writes into: the memory of its first input if that is overwritten, else a copy of it."""
+    return lowering.in_place.target(node) or lowering.store(node.tensor, node.inputs[0])
 
 
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     combine = None if node.attrs["reduce"] is None else ReduceOp(node.attrs["reduce"])
-    out = lowering.buffers[node] = _initialised(lowering, node)
+    out = _initialised(lowering, node)
     if 0 in indices.tensor.sizes:
+        lowering.buffers[node] = out
         return
     axes = loop_axes(indices.tensor.sizes)
     at = own_index(axes)
-    body = lowering.body(axes)
-    index = at
-    if x.tensor.rank:
-        axis = node.attrs["axis"]
-        chosen = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
-        index = (*at[:axis], chosen, *at[axis + 1 :])
-    value = body.element(source, at if source.tensor.rank else ())
-    loop = body.finish(value, used=symbols_of(*index))
-    lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
+    with lowering.in_place.apart_from(out, (indices, source)):
+        body = lowering.body(axes)
+        index = at
+        if x.tensor.rank:
+            axis = node.attrs["axis"]
+            chosen = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
+            index = (*at[:axis], chosen, *at[axis + 1 :])
+        value = body.element(source, at if source.tensor.rank else ())
+        loop = body.finish(value, used=symbols_of(*index))
+    lowering.buffers[node] = out
+    lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
 
 
 @STATEMENT("index_put")
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
-    out = lowering.buffers[node] = _initialised(lowering, node)
+    out = _initialised(lowering, node)
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"], lowering.env)
     if 0 in sizes:
+        lowering.buffers[node] = out
         return
     axes = loop_axes(sizes)
     at = own_index(axes)
-    body = lowering.body(axes)
-    index = indexed(body, node, x.tensor.sizes, indices, at, None)
-    value = body.broadcast_element(values, at, sizes, None)
-    loop = body.finish(value, used=symbols_of(*index))
-    lowering.emit(Scatter(out, out.name, axes, index, combine, loop, origin_text(node)))
+    with lowering.in_place.apart_from(out, (*indices, values)):
+        body = lowering.body(axes)
+        index = indexed(body, node, x.tensor.sizes, indices, at, None)
+        value = body.broadcast_element(values, at, sizes, None)
+        loop = body.finish(value, used=symbols_of(*index))
+    lowering.buffers[node] = out
+    lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
 
 
 def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], env: ShapeEnv | None) -> tuple[Int, ...]:

@@ -148,6 +148,7 @@ def _local_scalar(node: nodes.Extern, memory: Memory) -> None:
 
 OWN_STEPS: Mapping[str, Callable[[nodes.Extern, Memory], None]] = {
     "kiln.empty": _empty,
+    "kiln.view": _empty,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
     "kiln.local_scalar": _local_scalar,

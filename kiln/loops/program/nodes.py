@@ -132,6 +132,7 @@ class Extern:
 
     Targets that are no ATen overloads, each a step of its own in the plan:
         "kiln.empty"         outs[0] is fresh memory with any contents
+        "kiln.view"          outs[0] is its base under another layout
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
         "kiln.assert"        args = (buffer, message)
         "kiln.local_scalar"  args = (buffer, kind, symbol, checks)
