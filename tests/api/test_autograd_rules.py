@@ -1,4 +1,4 @@
-"""What autograd promises, call by call: a compiled function does as eager does, errors included.
+"""Autograd's behaviour, call by call: a compiled function does what eager does, errors included.
 
 Each scenario gets a function and tells what it saw: tensors, numbers, texts. It is run with the original and with the
 compiled one; both accounts must agree.
@@ -239,7 +239,7 @@ def modes(call: Call) -> Account:
 
 
 def inference_tensors(call: Call) -> Account:
-    """They may be inputs of a training call as long as nothing has to save them."""
+    """They may be inputs of a training call unless one has to be saved."""
     _x, w = inputs()
     with torch.inference_mode():
         frozen = torch.ones(3, 4)
@@ -286,7 +286,7 @@ def inside_a_function(call: Call) -> Account:
 
 
 def transforms(call: Call) -> Account:
-    """`torch.func` gives wrappers for arguments: the compiled function runs eager there."""
+    """`torch.func` passes wrapped tensors, on which the compiled function runs eager."""
     x, w = inputs()
     x, w = x.detach(), w.detach()
     return [
@@ -313,7 +313,7 @@ def dual_numbers(call: Call) -> Account:
 
 
 def batched_tangents(call: Call) -> Account:
-    """vmap over the backward, as `torch.autograd.functional.jacobian(vectorize=True)` does it."""
+    """vmap over the backward, as in `torch.autograd.functional.jacobian(vectorize=True)`."""
     x, w = inputs()
     many = torch.eye(6).reshape(6, 3, 2)
     (found,) = torch.autograd.grad(call(x, w), [x], many, is_grads_batched=True, retain_graph=True)
@@ -321,7 +321,7 @@ def batched_tangents(call: Call) -> Account:
 
 
 def tape_is_local(call: Call) -> Account:
-    """A graph that is dropped in the middle of another frees what it saved."""
+    """A graph that is dropped while another is alive frees what it saved."""
     x, w = inputs()
     kept = [call(x, w) for _ in range(4)]
     del kept[1:3]
@@ -426,7 +426,7 @@ def test_batched_tangents_without_a_replay_are_refused() -> None:
 
 
 def test_a_default_device_is_guarded() -> None:
-    """It is a TorchFunctionMode too, but one that only factories see."""
+    """It is a TorchFunctionMode too, but affects factory functions only."""
     compiled = kiln.compile(lambda x: x.shape[0] + torch.ones(3), fullgraph=True)
     x = torch.zeros(3)
     try:

@@ -1,4 +1,4 @@
-"""A graph break in a loop: right for any number of rounds, with a bounded number of compiles."""
+"""A graph break in a loop: right for any number of iterations, with a bounded number of compiles."""
 
 from __future__ import annotations
 

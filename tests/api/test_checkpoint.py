@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint` in compiled code: equal results, and the memory that it is for."""
+"""`torch.utils.checkpoint` in compiled code: equal results, and the memory that it saves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def saved_bytes(model: Any, *args: Tensor) -> int:
-    """What autograd keeps between forward and backward, parameters apart."""
+    """Bytes that autograd keeps between forward and backward, without parameters."""
     kept: dict[int, int] = {}
     parameters = {one.data_ptr() for one in model.parameters()}
 

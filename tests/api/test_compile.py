@@ -191,7 +191,7 @@ def test_dynamic_compiles_once() -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_an_input_that_only_tells_a_size(train: bool) -> None:
-    """Behind the break only the number of rows of `x` is needed, while `y` has a symbol of its own."""
+    """After the break only the number of rows of `x` is used; `y` has another symbol."""
 
     def rows(x: torch.Tensor) -> torch.Tensor:
         y = torch.sin(x)

@@ -1,4 +1,4 @@
-"""Gradients of compiled functions where their number or order is not that of the inputs."""
+"""Gradients of compiled functions whose number or order differs from that of the inputs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def gradients(function: Any, inputs: Sequence[Tensor], pick: Callable[[Any], Ten
 
 
 def two_results(x: Tensor, w: Tensor, pooler: Tensor) -> tuple[Tensor, Tensor]:
-    """As BERT: the second result has a parameter of its own."""
+    """As in BERT: the second result has a parameter of its own."""
     hidden = torch.tanh(x @ w)
     return hidden, torch.sigmoid(hidden[:, 0] * pooler)
 
 
 def mixed(x: Tensor, w: Tensor, pooler: Tensor) -> tuple[Tensor, ...]:
-    """Gradients that meet elsewhere than in sums, and one that is the tangent itself."""
+    """Gradients combined by other ops than sums, and a gradient that is the tangent itself."""
     a, b = (x * w).chunk(2)
     c = torch.cat([a * pooler, b])
     return a, c.cumsum(0), x + pooler, w - c[:4]
@@ -81,7 +81,7 @@ def test_results_that_the_loss_does_not_use_give_no_gradient(function: Any, pick
 
 
 def test_infinite_values_of_unused_results_do_not_reach_gradients() -> None:
-    """Zeros in place of missing tangents would make NaN of them."""
+    """With zeros for missing tangents they would become NaN."""
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         return x * 2, torch.sqrt(x)
@@ -92,7 +92,7 @@ def test_infinite_values_of_unused_results_do_not_reach_gradients() -> None:
 
 
 def test_no_tangent_at_all() -> None:
-    """A later node may run backward and give nothing."""
+    """A later node may run backward and return no gradient."""
 
     class Nothing(torch.autograd.Function):
         @staticmethod
@@ -110,7 +110,7 @@ def test_no_tangent_at_all() -> None:
 
 
 def test_equal_backward_graphs_of_different_inputs(tmp_path: Path) -> None:
-    """What is kept on disk of one is not taken for the other: their gradients belong to different inputs."""
+    """They are stored apart: their gradients belong to different inputs."""
 
     def first(b: Tensor, w: Tensor) -> Tensor:
         with torch.no_grad():
@@ -130,7 +130,7 @@ def test_equal_backward_graphs_of_different_inputs(tmp_path: Path) -> None:
 
 
 def test_an_input_that_only_the_backward_reads() -> None:
-    """The forward of a look-up in a tensor of rank 0 does not ask for the index; results after it count inputs anew."""
+    """The forward of indexing a tensor of rank 0 does not read the index."""
 
     def f(index: Tensor, x: Tensor, y: Tensor) -> Tensor:
         y.mul_(2.0)

@@ -1,4 +1,4 @@
-"""A compiled module is the original in everything but speed."""
+"""A compiled module behaves like the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python numbers that change from call to call: inputs of the region, not constants of a new variant each."""
+"""Python numbers that change from call to call are inputs of the region, not constants that need new variants."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Results = tuple[Tensor, ...]
 
 
 def assert_as_eager(function: Callable[..., Any], *args: Tensor) -> None:
-    """`args` are left as they were: each side gets its own."""
+    """`args` are not changed: each side gets copies."""
     ours, theirs = [one.clone() for one in args], [one.clone() for one in args]
     actual: Results = kiln.compile(function, fullgraph=True)(*ours)
     expected: Results = function(*theirs)
@@ -29,7 +29,7 @@ def assert_as_eager(function: Callable[..., Any], *args: Tensor) -> None:
 
 
 def sharing(results: Results) -> list[int]:
-    """For each result, the first that has its memory."""
+    """For each result, the first result with the same memory."""
     places = [one.untyped_storage().data_ptr() for one in results]
     return [places.index(one) for one in places]
 
@@ -40,7 +40,7 @@ def extremes(x: Tensor) -> Results:
 
 @pytest.mark.parametrize("value", [-math.inf, math.inf])
 def test_the_place_of_an_extreme_among_infinities(value: float) -> None:
-    """It is the first, though none is better than what a search starts from."""
+    """The first one, though none is better than the initial value of the search."""
     assert_as_eager(extremes, torch.full((5, 40), value))
 
 
@@ -133,7 +133,7 @@ def test_sizes_that_change_down_to_nothing(name: str) -> None:
 
 
 def test_integers_are_not_divided_where_the_quotient_is_not_taken() -> None:
-    """Beyond the slice that is put in, there is no divisor."""
+    """Outside of the inserted slice there is no divisor."""
 
     def part(x: Tensor) -> Results:
         quotient = torch.div(x, x, rounding_mode="trunc")
@@ -152,7 +152,7 @@ def complex_layouts(x: Tensor) -> Results:
 
 
 def test_complex_numbers_in_another_layout_or_padded() -> None:
-    """Nothing of it has loops; it is left to ATen, not the whole region to eager."""
+    """Ops on them are left to ATen; the region does not run eager."""
     assert_as_eager(complex_layouts, torch.randn(2, 3, 2, 3))
 
 
@@ -197,7 +197,7 @@ def parts_changed(z: Tensor) -> Results:
 
 
 def test_rules_of_real_numbers_are_not_taken_for_complex_ones() -> None:
-    """Eager computes these another way, so they break the graph."""
+    """Eager computes these differently, so they break the graph."""
     z = torch.randn(6, dtype=torch.complex64)
     for function in (
         lambda z: torch.logaddexp(z, z.conj()),
@@ -216,7 +216,7 @@ def at_no_places(x: Tensor, index: Tensor) -> Results:
 
 @pytest.mark.parametrize("index", [(0,), (2, 0), (0, 3)])
 def test_looking_up_at_no_places(index: tuple[int, ...]) -> None:
-    """Eager asks an index without elements neither for its rank nor for its dtype."""
+    """Eager checks neither rank nor dtype of an empty index."""
     assert_as_eager(at_no_places, torch.randn(5), torch.empty(index, dtype=torch.uint8))
 
 
@@ -225,7 +225,7 @@ def solved(matrix: Tensor, right: Tensor) -> Results:
 
 
 def test_pivots_of_a_factorisation_count_from_one() -> None:
-    """The shapes of a solution are learnt from a trial, which refuses pivots of 0."""
+    """Result shapes come from a trial run, which rejects pivots of 0."""
     matrix, right = (torch.randn(4, 4) + 4 * torch.eye(4)).requires_grad_(), torch.randn(4, 2, requires_grad=True)
     ours, theirs = kiln.compile(solved, fullgraph=True)(matrix, right), solved(matrix, right)
     torch.testing.assert_close(ours, theirs)
@@ -234,7 +234,7 @@ def test_pivots_of_a_factorisation_count_from_one() -> None:
 
 
 def test_an_op_that_returns_its_argument_is_no_step_of_a_plan() -> None:
-    """Eager's `conj_physical` of real numbers is the tensor itself, and its schema says that it is not."""
+    """Eager's `conj_physical` of real numbers returns the tensor itself, against its schema."""
 
     def f(x: Tensor) -> Results:
         return x.clone().conj_physical_(), x.conj_physical_()
@@ -266,7 +266,7 @@ def test_results_that_are_the_same_bytes_as_another_dtype(name: str) -> None:
 
 
 def test_autocast_casts_what_it_casts_on_this_device() -> None:
-    """On CPUs `mv` stays in float32, and the products inside of a pseudo-inverse do not."""
+    """On CPUs `mv` stays in float32, but products inside of a pseudo-inverse do not."""
 
     def f(weight: Tensor, x: Tensor) -> Results:
         with torch.autocast("cpu", torch.bfloat16):
@@ -279,7 +279,7 @@ def test_autocast_casts_what_it_casts_on_this_device() -> None:
 
 
 def test_gradients_of_complex_products() -> None:
-    """Their formulas conjugate; in a backward the conjugates need not be lazy."""
+    """Their formulas conjugate; in a backward the conjugates may be materialised."""
 
     def f(x: Tensor, angles: Tensor) -> Tensor:
         z = torch.view_as_complex(x.reshape(5, 4, 2)) * torch.polar(torch.ones_like(angles), angles)

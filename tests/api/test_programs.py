@@ -1,4 +1,4 @@
-"""Programs as users write them: results, side effects, output and exceptions are those of eager.
+"""Programs as users write them: results, side effects, output and exceptions are eager's.
 
 A case gets `compile` (`kiln.compile`, or nothing for eager), runs its program and returns all that can be seen of it.
 """
@@ -659,7 +659,7 @@ def parameters_changed_in_a_loop_with_breaks(compile):
 
 
 def seen(value: Any) -> Any:
-    """What can be compared of a result."""
+    """A result in comparable form."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.requires_grad, value.is_leaf, value.stride(), value.tolist()
     if isinstance(value, list | tuple):

@@ -33,7 +33,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def runs(function: Callable[..., Any], count: int = 3) -> list[torch.Tensor]:
-    """Results of `count` calls, and the number that the generator gives next."""
+    """Results of `count` calls, and the generator's next number."""
     torch.manual_seed(3)
     return [*[function(X.clone()) for _ in range(count)], torch.rand(1)]
 

@@ -18,7 +18,7 @@ import kiln
 
 @pytest.fixture(params=["compiled", "loaded"])
 def compile_twice(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """`kiln.compile`; "loaded": after a first compile, whose variant the second one finds on disk."""
+    """`kiln.compile`; "loaded": from the variant on disk that a first compile wrote."""
 
     def make(function: Any, *inputs: Any, **arguments: Any) -> Any:
         options = {"cache": True, "cache_dir": str(tmp_path)}
@@ -60,7 +60,7 @@ def without_grad(x: Tensor, w: Tensor) -> Tensor:
 
 
 def at_zero(x: Tensor, w: Tensor) -> Tensor:
-    """Where decompositions have other derivatives than eager: relu at 0, and so on."""
+    """Points where decompositions have other derivatives than eager: relu at 0, and so on."""
     return F.relu(x - x.detach()) + F.relu(x) @ w[:, :4]
 
 
@@ -166,7 +166,7 @@ def test_ambient_autocast_and_dtype_are_those_of_the_forward() -> None:
 
 
 def refused(function: Callable[..., Tensor], *inputs: Tensor) -> str:
-    """The first derivative is there; differentiating it raises."""
+    """The first derivative works; differentiating it raises."""
     result = kiln.compile(function, fullgraph=True)(*inputs)
     leaf = next(one for one in inputs if one.is_leaf and one.requires_grad)
     (gradient,) = torch.autograd.grad(result.sum(), [leaf], create_graph=True)
@@ -189,7 +189,7 @@ def test_changed_inputs_are_refused() -> None:
 
 
 def test_inputs_changed_later_are_noticed() -> None:
-    """The bias is needed for second derivatives only; a change between must not be overlooked."""
+    """The bias is saved for second derivatives only; changing it in between raises."""
 
     def function(x: Tensor, bias: Tensor) -> Tensor:
         return (x * 2 + bias).exp()
@@ -213,7 +213,7 @@ def test_the_graph_is_freed_unless_retained() -> None:
 
 
 def test_hooks_see_what_they_see_without_a_second_derivative() -> None:
-    """Inputs kept for the replay alone are no saved tensors."""
+    """Inputs kept only for the replay are not saved tensors."""
     seen: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one) or one, lambda one: one):
         x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)

@@ -145,7 +145,7 @@ def test_an_input_whose_part_was_written_and_another_that_nothing_needs() -> Non
 
 
 def test_tangents_of_a_row_whose_size_changes() -> None:
-    """The only size that the stride of a size-1 dimension would tell is not read off a tangent."""
+    """A size that only the stride of a size-1 dimension reveals is not read from a tangent."""
 
     def function(x: Tensor) -> Results:
         y = torch.nn.functional.pad(x, (0, -1))

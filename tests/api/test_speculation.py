@@ -1,4 +1,4 @@
-"""Speculation through the whole compiler: the check is a plan, side exits are dispatchers of the session."""
+"""Speculation in the whole compiler: the check is a plan, side exits are dispatchers of the session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_gradients_of_both_paths() -> None:
 
 
 def test_variants_are_few_whatever_the_values() -> None:
-    """Beyond the limit of side exits the test breaks the graph, and that variant is right for all values."""
+    """Beyond the limit of side exits the branch breaks the graph; that variant is right for all values."""
 
     def f(x: Tensor, bits: Tensor) -> Tensor:
         for index in range(5):
@@ -52,7 +52,7 @@ def test_variants_are_few_whatever_the_values() -> None:
 
 
 def test_a_check_that_needs_a_kernel() -> None:
-    """Padding is several ATen calls: it stays a primitive of the check."""
+    """Padding takes several ATen calls, so it stays a primitive of the check."""
 
     def f(x: Tensor, mask: Tensor) -> Tensor:
         longer = torch.nn.functional.pad(mask, (1, 0), value=1)

@@ -1,4 +1,4 @@
-"""The public surface: what may be compiled, disabled, marked, asked; and what is said of wrong arguments."""
+"""The public API: compiling, disabling, marking, queries, and errors for wrong arguments."""
 
 from __future__ import annotations
 

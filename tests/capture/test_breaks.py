@@ -1,4 +1,4 @@
-"""Graph breaks: the rest of the frame goes on where it was, with its handlers, loops and callers."""
+"""Graph breaks: the rest of the frame resumes with its handlers, loops and callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations can be resumed when the code that they call breaks the graph, and which break as a whole."""
+"""Which operations resume when code that they call breaks the graph, and which break in front of them."""
 
 from __future__ import annotations
 

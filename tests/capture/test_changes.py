@@ -1,4 +1,4 @@
-"""A change between two calls is noticed: a table of programs and changes, each result equal to eager.
+"""Changes between two calls are noticed: a table of programs and changes, with eager's results.
 
 A case gets `compile` (the dispatcher, or nothing for eager), calls its program before and after a change, and returns
 all results. What a guard may look at is all that Python lets a program change.
@@ -461,7 +461,7 @@ def attribute_of_a_function(compile):
 
 
 def in_namespace(source: str) -> dict[str, Any]:
-    """Globals of a module of its own, so that a case may spoil them."""
+    """Globals of a fresh module, which a case may change."""
     space: dict[str, Any] = {"torch": torch, "__name__": "tests_changes_of_a_namespace"}
     exec(source, space)
     return space

@@ -183,7 +183,7 @@ def test_state_is_noticed(lab, equal):
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_autocast_inside_is_in_the_graph(lab, equal, kind):
-    """Also for a device that is not there: the context manager asks about the machine first."""
+    """Also for a device that is missing: the context manager queries the machine first."""
 
     def product(x):
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=False):

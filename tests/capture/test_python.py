@@ -1,5 +1,5 @@
 # ruff: noqa  (odd Python is the point)
-"""More of Python in one graph: each program gives under capture what eager gives, without a break."""
+"""More of Python in one graph: captured programs give eager's results without a break."""
 
 from __future__ import annotations
 
@@ -862,7 +862,7 @@ def test_one_graph(same, function):
 
 
 def test_modules_made_inside_after_torch_compile_has_run(lab, equal):
-    """torch.compile replaces `nn.Module.__init__` by one that notes each module."""
+    """torch.compile replaces `nn.Module.__init__` by one that records each module."""
 
     class GenerationTracker:
         seen = []

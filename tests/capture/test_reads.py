@@ -9,7 +9,7 @@ import torch
 
 
 class Settings:
-    """Counts nothing, redirects one name: each read runs Python code."""
+    """Redirects one name, so each read runs Python code."""
 
     def __init__(self) -> None:
         self.scale = 2.0

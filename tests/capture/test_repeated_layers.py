@@ -74,7 +74,7 @@ def stack(count: int = 4, config: Config | None = None) -> Stack:
 
 
 def interpreted(s: Any, module: Any, args: Any, kwargs: Any, interpret: Callable[[], Any]) -> Any:
-    """In place of `call_repeatable`: nothing is repeated."""
+    """Replaces `call_repeatable`: nothing is repeated."""
     return interpret()
 
 
@@ -129,7 +129,7 @@ def test_equal_blocks_are_repeated(repeats: Any) -> None:
 
 
 def test_with_autograd(repeats: Any) -> None:
-    """What the first block gets requires no gradient, what the others get does."""
+    """The input of the first block requires no gradient, that of the others does."""
     assert repeats(stack(), x(), grad=True) == 2
     assert repeats(stack(), x().requires_grad_(), grad=True) == 2 + 3
 
@@ -139,7 +139,7 @@ def test_an_argument_is_shared_by_all(repeats: Any) -> None:
 
 
 def test_an_input_that_is_the_first_activation(repeats: Any) -> None:
-    """The first block gets an input of the frame, the others what was made in it."""
+    """The first block gets an input of the frame, the others get intermediate values."""
 
     class Direct(Stack):
         def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -165,7 +165,7 @@ class WithBatchNorm(nn.Module):
 
 
 def test_buffers_are_written_in_each(repeats: Any) -> None:
-    """Once inside the first block, too: its two norms are alike."""
+    """Also once inside the first block, whose two norms are equal."""
     assert repeats(Stack(*[WithBatchNorm() for _ in range(4)]).train(), x()) == 1 + 3
 
 
@@ -454,7 +454,7 @@ def test_blocks_inside_a_function_with_its_own_backward(repeats: Any) -> None:
 
 
 def test_blocks_called_on_different_lines(repeats: Any) -> None:
-    """Guards and nodes know the line that asked for them."""
+    """Guards and nodes have the line that caused them."""
 
     class Lines(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Python's semantics: each function gives under capture what eager gives, in one graph."""
+"""Python's semantics: captured functions give eager's results in one graph."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class SpeculatingLab(Lab):
         return Dispatcher(function, miss)
 
     def compile_region(self, recorder: Any, trace: Any) -> Callable[..., Any]:
-        """The graph of primitives, interpreted: what only a speculation needed is no input of it."""
+        """Interprets the graph of primitives; values that only a speculation needs are no inputs."""
 
         def run(*args: Any) -> tuple[Any, ...]:
             done = interpret(trace.graph, args, constants=trace.constants)
@@ -140,7 +140,7 @@ def test_a_value_that_follows_from_constants_needs_no_check(lab, agrees):
 
 
 def test_a_value_that_follows_from_sizes_needs_no_check(lab, agrees):
-    """Positions made by `arange`: known once the sizes are."""
+    """Positions made by `arange` depend on sizes only."""
 
     def packed(x):
         positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)

@@ -1,4 +1,4 @@
-"""All that captures give, as texts to compare."""
+"""All results of captures as texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kiln.graph.ir.text import graph_text
 
 
 def texts(captures: list[Capture]) -> dict[str, str]:
-    """All that a capture gives, but how many opcodes it took."""
+    """All results of a capture except the number of opcodes."""
     found: dict[str, list[str]] = {}
 
     def add(name: str, lines: Any) -> None:

@@ -28,7 +28,7 @@ from tests.loop_ir.parse import parse_kernel
 
 @dataclass
 class Case:
-    """A kernel and one call of it. `tensors`: all parameters by name; `sizes`: the size arguments by name."""
+    """A kernel and the arguments of a call: `tensors` and `sizes` by name."""
 
     kernel: KernelIR
     tensors: Mapping[str, torch.Tensor]
@@ -42,7 +42,7 @@ class Case:
         return Case(kernel, tensors, sizes, pieces)
 
     def expected(self) -> tuple[dict[str, torch.Tensor], str | None]:
-        """What the interpreter makes of it, and the fault that it reports."""
+        """The interpreter's result, and the fault that it reports."""
         memory = Memory({name: one.clone() for name, one in self.tensors.items()}, self.symbols())
         run_kernel(self.kernel, memory)
         return {name: memory.tensors[name] for name in self.kernel.writes}, memory.faults.fault

@@ -82,7 +82,7 @@ def pointwise_cases() -> list[Case]:
 
 
 def transposed_cases() -> list[Case]:
-    """A permuted copy, whole and in pieces that cut rows; and one with a load that keeps its order."""
+    """Permuted copies: whole, in pieces that split rows, and with a load in the original order."""
     swap = """
         kernel swap(x: f32[2, 37, s0], b: f32[37] -> out: f32[2, s0, 37]; s0) units (i0: 2, i1: s0, i2: 37) strip 16
             phase ():
@@ -234,7 +234,7 @@ def row_cases() -> list[Case]:
 
 
 def chain_cases() -> list[Case]:
-    """Sums in chains: rows of one and of two axes, two loops over one row, a register with whole and part blocks."""
+    """Blocked sums: rows of one and two axes, two loops over one row, a register with full and partial blocks."""
     narrow = """
         kernel narrow(x: f32[s0, 5] -> out: f32[5]; s0) units (i1: 5) strip 32
             local total: f32
@@ -321,7 +321,7 @@ PER_LANE = {"f32": F32, "f64": torch.float64, "i64": torch.int64, "i32": torch.i
 
 
 def lane_cases() -> list[Case]:
-    """Each lane has a place of its own: look-ups, and writes in order where places are equal."""
+    """Each lane has its own address: gathers, and scatters in order where addresses are equal."""
     cases = []
     for name, dtype in PER_LANE.items():
         picks = f"""

@@ -42,7 +42,7 @@ def kernel_of(ops: list[tuple[str, int]], dtype: torch.dtype, size: int) -> Kern
 def results(
     kernels: list[KernelIR], inputs: list[list[torch.Tensor]], folder: Path, target: Target | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """What each kernel makes of its inputs."""
+    """The results of each kernel on its inputs."""
     written, libraries = compiled(kernels, folder, target)
     found = []
     for kernel, one, given in zip(kernels, written, inputs, strict=True):
@@ -95,7 +95,7 @@ def close(op: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, x:
 
 
 def with_lanes(vector_bytes: int) -> Target:
-    """This machine with shorter vectors: other ways through the same functions."""
+    """This machine with shorter vectors, which take other branches of the prelude."""
     if vector_bytes > host_cpu().vector_bytes:
         pytest.skip("this machine has shorter vectors")
     return replace(host_cpu(), vector_bytes=vector_bytes)
@@ -120,7 +120,7 @@ DIVISIONS = [(name, 2) for name in ("floor_div", "trunc_div", "remainder", "fmod
 
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_integer_division_over_the_whole_range(vector_bytes: int, tmp_path: Path) -> None:
-    """Numbers of all sizes, and quotients on both sides of whole numbers; the reference is Python's."""
+    """Numbers of all magnitudes, and quotients on both sides of integers; the reference is Python's."""
     kernels, inputs = [], []
     for dtype in INTS:
         info, size = torch.iinfo(dtype), 4000
@@ -329,7 +329,7 @@ EDGES = [2.0**-149, 3.0 * 2.0**-149, 2.0**-127, 2.0**-126 * (1 - 2.0**-24), 2.0*
 
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_ends_of_ranges(vector_bytes: int, tmp_path: Path) -> None:
-    """Subnormal numbers, the largest ones, and both sides of where functions change their ways: 4 ulp, equal zeros,
+    """Subnormal and largest numbers, and both sides of each switch between formulas: 4 ulp, equal zeros,
     infinities and NaN."""
     x = torch.tensor(EDGES, dtype=F64).float()
     x = torch.cat([x, -x, torch.pi * torch.arange(1, 40000, 97), torch.pi / 2 * torch.arange(1, 80000, 94)])

@@ -24,7 +24,7 @@ from tests.fusion.check import arguments, random_tensor, scheduled
 from tests.loop_ir.parse import parse_kernel, parse_program
 
 GPU = cuda_gpu((9, 0), 4)
-"""A small one, so that small problems fill it."""
+"""A small GPU, so that small problems fill it."""
 
 
 @final
@@ -61,7 +61,7 @@ class Runner:
             memory.faults.report("a fault")
 
     def program(self, program: KernelProgram, args: list[Any]) -> list[Any]:
-        """Outputs that are whole buffers."""
+        """Loop programs whose outputs are whole buffers."""
         memory = Memory()
         for given, value in zip(program.inputs, args, strict=True):
             memory.bind(given, value)

@@ -27,7 +27,7 @@ import torch
 from kiln.plan.plan import Kernel, KernelParam
 
 _LOOP = re.compile(r"\brange\((?:0, )?(?!\d+[,)])")
-"""A loop whose bound is no number: not `tl.arange`, whose name goes on before it."""
+"""A loop whose bound is not a number; does not match `tl.arange`."""
 PROBE = Kernel(
     "probe",
     "triton",
@@ -70,7 +70,7 @@ class Interpreter:
 
     @property
     def loops_over_sizes(self) -> bool:
-        """Does this Triton's interpreter run a loop whose bound is an argument? Those of some versions cannot."""
+        """Whether this version of Triton's interpreter runs loops whose bound is an argument."""
         if self._loops is None:
             out = torch.zeros(1, dtype=torch.int64)
             job = Job(PROBE, 1, (out,), (9,))
@@ -83,7 +83,7 @@ class Interpreter:
         return self._loops
 
     def run(self, job: Job) -> int:
-        """Run the kernel on the tensors of `job`, which are changed; the status it leaves.
+        """Run the kernel in place on the tensors of `job`; returns its status.
 
         Skips the test where the interpreter cannot run what the kernel does.
         """
@@ -119,7 +119,7 @@ def _start() -> None:
     convert = interpreter._convert_float
 
     def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        """A GPU rounds to the nearest bf16; the interpreter cuts off."""
+        """A GPU rounds to the nearest bf16; the interpreter truncates."""
         if source == tl.float32 and target == tl.bfloat16:
             return torch.from_numpy(data.copy()).bfloat16().view(torch.uint16).numpy()
         return convert(data, source, target, mode)
@@ -128,7 +128,7 @@ def _start() -> None:
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, *rest: Any) -> None:
-        """Scalars are arrays of one element; Triton 3.6 makes no bound of a loop of them."""
+        """Scalars are arrays of one element, which Triton 3.6 does not accept as loop bounds."""
         patch(tensor, *rest)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 INF = float("inf")
 SPECIAL = 10
-"""The rows of which each is another kind; ordinary ones follow."""
+"""One row of each special kind; ordinary rows follow."""
 
 
 def special_rows(dtype: torch.dtype, columns: int, rows: int = SPECIAL) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels become cubins, without a GPU: a few always, all of them in the slow tests."""
+"""Kernels become cubins without a GPU: a few always, all in the slow tests."""
 
 from __future__ import annotations
 

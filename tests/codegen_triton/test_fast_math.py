@@ -1,4 +1,4 @@
-"""Cheaper functions where only 16-bit numbers are made of the result."""
+"""Cheaper functions for values that are rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_sum_of_numbers_below_one_may_be_cheap() -> None:
 
 
 def test_values(runner: Runner) -> None:
-    """Off by no more than the rounding to bf16, everywhere."""
+    """Errors are at most one rounding to bf16."""
     x = torch.cat([torch.linspace(-6, 6, 500), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-20])])
     lines = "\n".join(f"r{place}[i0] = convert({name}(load x[i0]), bf16)" for place, name in enumerate(NAMES))
     outs = ", ".join(f"r{place}: bf16[{x.numel()}]" for place in range(len(NAMES)))

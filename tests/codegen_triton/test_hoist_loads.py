@@ -1,4 +1,4 @@
-"""Loads that do not depend on what is combined stand in front of it."""
+"""Loads that do not depend on a reduction are hoisted in front of it."""
 
 from __future__ import annotations
 

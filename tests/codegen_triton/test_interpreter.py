@@ -1,4 +1,4 @@
-"""What the tests ask of Triton's interpreter before they use it."""
+"""Probes of Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_other_kernels_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loops_over_sizes(interpreter: Interpreter) -> None:
-    """The probe says the same each time, and does not end the worker."""
+    """The probe is repeatable, and the worker survives it."""
     assert interpreter.loops_over_sizes is interpreter.loops_over_sizes

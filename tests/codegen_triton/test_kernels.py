@@ -11,7 +11,7 @@ from tests.codegen.test_cpp_kernels import all_cases
 from tests.codegen_triton.check import Runner, check_parsed
 
 BACKWARDS = "large"
-"""Reads a row in another order: the schedule of a GPU does not make such kernels."""
+"""Reads a row in another order, which schedules for GPUs never do."""
 
 
 def cases() -> dict[str, Case]:

@@ -1,4 +1,4 @@
-"""Pointwise kernels over long odd rows: which they are, how they access memory, what they compute."""
+"""Pointwise kernels over long rows of odd length: which kernels qualify, memory accesses, values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_left_alone(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(("size", "alone"), [("4096", False), ("1024", False), ("768", True), ("1536", True)])
 def test_even_rows_with_numbers_of_their_own(size: str, alone: bool) -> None:
-    """Long ones, unless their block would be half empty."""
+    """Long rows, unless their block would be half empty."""
     text = CENTRED.replace("50257 | 50264, 1", size).replace("50257", size)
     kernel, without = parse_kernel(text), parse_kernel(text.replace("load top[i0]", "f32(2.0)"))
     assert (with_looped_rows(kernel, GPU) is kernel) is alone

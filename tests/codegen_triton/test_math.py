@@ -1,4 +1,4 @@
-"""Every primitive in Triton: that there is a form, that it compiles, that it computes what eager does."""
+"""Every primitive in Triton: it has a form, compiles, and computes what eager does."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_bools(runner: Runner) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32], ids=str)
 def test_shifts_by_the_width_and_more(dtype: torch.dtype, runner: Runner) -> None:
-    """What has no sign leaves nothing."""
+    """Unsigned numbers become 0."""
     info = torch.iinfo(dtype)
     x = torch.tensor([info.max, info.min, 1, 100], dtype=dtype).repeat_interleave(4)
     y = torch.tensor([info.bits - 1, info.bits, info.bits + 1, info.max], dtype=dtype).repeat(4)

@@ -1,4 +1,4 @@
-"""Maxima and sums of exp of long rows from one pass: the kernels as text, and values against two passes."""
+"""Online softmax: maximum and sum of exponentials in one pass over long rows; text, and values against two passes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_row_of_exponentials_that_is_needed_is_made_in_a_second_pass() -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_interpreter_of_loops(dtype: str) -> None:
-    """One pass and two are the same kernel to it."""
+    """The loop interpreter gives equal results for one pass and two."""
     text = filled(LOG_SOFTMAX, dtype, 10, 40000)
     two, one = parse_kernel(text), one_pass(text)
     assert one != two
@@ -148,7 +148,7 @@ def registers_hold(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two turns of 2048, in which the maximum grows."""
+    """Two blocks of 2048, the second with a larger maximum."""
     registers_hold(2048, monkeypatch)
     x, out = special_rows(torch.float32, 2900)[[2]], torch.zeros(1, 2900)
     check_kernel(runner, filled(LOG_SOFTMAX, "f32", 1, 2900), {"x": x, "out": out}, {})

@@ -38,7 +38,7 @@ def test_random_symbolic(seed: int, runner: Runner) -> None:
 
 @pytest.mark.parametrize("seed", [111, 165])
 def test_sums_of_many_columns_are_not_kept(seed: int, runner: Runner) -> None:
-    """A running sum per point of an axis of unknown size is no block of registers: of a scan, of a column's sum."""
+    """Running sums per point of an axis of unknown size do not fit into registers."""
     assert_same_values(runner, random_program(seed, symbolic=seed % 3 == 0), {"s0": 5})
 
 

@@ -1,4 +1,4 @@
-"""How blocks, warps and loads ahead are chosen."""
+"""How block sizes, warps and pipeline stages are chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stages(source: str) -> list[int]:
 
 
 def long_sum(dtype: str) -> str:
-    """Rows that are gone through in blocks of 8192, and a number per row."""
+    """Rows read in blocks of 8192, with one result per row."""
     kernel = parse_kernel(f"""
         kernel sums(x: {dtype}[64, 65536], r: {dtype}[64] -> out: {dtype}[64]) units (i0: 64)
             local total: {dtype}
@@ -33,12 +33,12 @@ def long_sum(dtype: str) -> str:
 
 
 def test_three_turns_are_loaded_ahead() -> None:
-    """Three blocks of 32 KiB are a program's share of shared memory; what a turn does not load does not count."""
+    """Three blocks of 32 KiB fill a program's share of shared memory; only loads of the loop count."""
     assert stages(long_sum("f32")) == stages(long_sum("f64")) == [3]
 
 
 def rows_in_place(read: str) -> str:
-    """Rows that are added up and written where they were; `read`: where the second loop reads them."""
+    """Rows that are summed and overwritten; `read`: where the second loop reads them."""
     return f"""
         kernel rows( -> io: f32[64, 65536]) units (i0: 64)
             local total: f32
@@ -74,7 +74,7 @@ def norm_gradient(rows: str, count: int) -> str:
 
 
 def test_a_last_block_with_fewer_rows_changes_no_choice() -> None:
-    """Two rows of 768 at a time, so that three turns of 10 bytes per element fit, and four warps."""
+    """Two rows of 768 at a time: three stages of 10 bytes per element fit, with four warps."""
     for text in (norm_gradient("64", 256), norm_gradient("min(64, 250 - 64*i0)", 250)):
         written = print_kernel(parse_kernel(text), GPU).kernel
         assert dict(written.meta)["num_warps"] == 4
@@ -83,7 +83,7 @@ def test_a_last_block_with_fewer_rows_changes_no_choice() -> None:
 
 
 def test_fewer_warps_read_more_each() -> None:
-    """Where a row is read once, and nothing written, a thread has 128 bytes on their way; else 64."""
+    """If a row is read once and nothing is written, a thread has 128 bytes in flight; else 64."""
 
     def warps(dtype: str) -> int:
         kernel = parse_kernel(f"""
@@ -125,7 +125,7 @@ WIDE = {
 
 @pytest.mark.parametrize("name", WIDE)
 def test_numbers_made_of_indices_may_be_large(name: str, runner: Runner) -> None:
-    """Though every tensor is small."""
+    """Although every tensor is small."""
     tensors = {"x": torch.arange(1024), "out": torch.zeros(1024, dtype=torch.int64)}
     text = WIDE[name]
     check_kernel(runner, text, {key: one for key, one in tensors.items() if f"{key}:" in text}, {})
@@ -152,7 +152,7 @@ ODD = """
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registers hold 256 elements."""
+    """With registers for 256 elements."""
     for name in ("LARGEST_BLOCK", "WHOLE_BLOCK", "LOOP_BLOCK"):
         monkeypatch.setattr(choose_tiles, name, 256)
 
@@ -170,7 +170,7 @@ def test_the_last_turn_alone_has_a_mask(runner: Runner) -> None:
 
 
 def test_rows_of_odd_length_are_read_16_bytes_at_a_time() -> None:
-    """Where they start at multiples of 16 bytes; only the last block goes element by element."""
+    """Rows that start at multiples of 16 bytes; only the last block is read by element."""
     kernel = parse_kernel("""
         kernel sums(x: bf16[64, 50257 | 50264, 1] -> out: f32[64]) units (i0: 64)
             local total: f32
@@ -185,7 +185,7 @@ def test_rows_of_odd_length_are_read_16_bytes_at_a_time() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "prod", "amax"])
 def test_rows_without_elements(op: str, runner: Runner) -> None:
-    """A block has at least one element: here it is none of the row's."""
+    """A block has at least one element, which is outside of an empty row."""
     text = f"""
         kernel k(x: f32[4, 0], y: f32[4] -> out: f32[4]) units (i0: 4)
             local total: f32
@@ -211,7 +211,7 @@ ODD_COLUMNS = """
 
 
 def test_all_blocks_of_columns_but_the_last_have_no_mask() -> None:
-    """A mask that ends at 30522 leaves accesses of two elements."""
+    """A mask that ends at 30522 would limit accesses to two elements."""
     source = print_kernel(parse_kernel(ODD_COLUMNS.format(30522, 30528)), GPU).kernel.source
     assert "if tl.program_id(0) < 476:" in source
     even = print_kernel(parse_kernel(ODD_COLUMNS.format(30520, 30520)), GPU).kernel.source

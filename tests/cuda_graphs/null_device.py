@@ -1,4 +1,4 @@
-"""A device without a GPU: a graph is a function and the addresses it was given, a replay writes into recorded memory.
+"""A device without a GPU: a graph is a function with recorded addresses; a replay writes to them.
 
 What a replay must not do to others it really does here: results, and everything over their memory, are overwritten.
 Recording leaves arguments as they were, as recording on a GPU does.
@@ -44,7 +44,7 @@ class NullGraph:
 
 
 def at_address(tensor: torch.Tensor) -> torch.Tensor:
-    """What a graph knows of a tensor: where it stands. Holds nothing."""
+    """The address of a tensor, as a graph has it; does not keep the tensor alive."""
     span = span_bytes(tensor)
     if span == 0:
         return tensor.detach()

@@ -22,7 +22,7 @@ from tests.cuda_graphs.null_device import NullDevice
 
 @dataclass
 class Setup:
-    """Where the programs run; `null` stands for the device's graphs."""
+    """The device of the programs; `null` replaces its graphs."""
 
     device: torch.device
     null: NullDevice | None = None
@@ -84,7 +84,7 @@ def scenario(function: Scenario) -> Scenario:
 
 
 def graphed(compiled: Any, count: int) -> Report:
-    """Some graphs are there, and nothing was refused."""
+    """Assert that graphs were recorded and nothing was refused."""
     report = report_of(compiled)
     assert report.graphs == count and not report.ungraphed, report.text()
     return report
@@ -277,7 +277,7 @@ def reset_gives_the_memory_back(setup: Setup) -> None:
 
 
 class Play:
-    """A random order of calls, backwards, holds, drops, writes; `seen` is everything that a user may look at."""
+    """A random sequence of calls, backwards, holds, drops and writes; `seen`: all that a user can observe."""
 
     def __init__(self, setup: Setup, model: Any, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -310,7 +310,7 @@ class Play:
         self.model.zero_grad(set_to_none=bool(self.pick(2)))
 
     def write(self) -> None:
-        """An optimizer's step: what was saved of the parameters has changed."""
+        """An optimizer step: it changes parameters that were saved."""
         self.losses.clear()
         with torch.no_grad():
             self.seen.append(self.model(self.input()))
@@ -338,7 +338,7 @@ class Play:
 
 
 def random_order(setup: Setup, seed: int, length: int = 40) -> None:
-    """The same order of actions, eager and compiled."""
+    """The same sequence of actions, eager and compiled."""
     model, fast = setup.pair()
     expected, found = Play(setup, model, seed).run(length), Play(setup, fast, seed).run(length)
     for ours, theirs in zip(found, expected, strict=True):

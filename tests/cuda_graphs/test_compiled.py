@@ -24,7 +24,7 @@ def test_scenario(device: NullDevice, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "forward" in name or "grad" in name])
 def test_scenario_with_twins(device: NullDevice, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every held result counts as large."""
+    """All held results count as large."""
     monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_BYTES", 8)
     monkeypatch.setattr("kiln.runtime.cuda_graphs.graphed.TWIN_SHARE", 1000)
     SCENARIOS[name](Setup(CPU, device))

@@ -1,4 +1,4 @@
-"""What a plan says about recording it."""
+"""Whether and how a plan can be recorded, from its steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_recorded(steps: tuple[Step, ...], reason: str) -> None:
 
 
 def test_a_plan_of_another_gpu_that_uses_the_first_cannot_be_recorded() -> None:
-    """A recording is one device's: launches on another one would not be in it."""
+    """A recording contains launches of one device only."""
     second = replace(spec(4), device=torch.device("cuda", 1))
     move = AtenStep("aten._to_copy.default", (Ref(0),), (), (1,), (on_cuda(spec(4)),))
     moved = Plan("net", (PlanInput("x", second),), (), (move,), (PlanOutput(slot=1),), (), 2)

@@ -1,4 +1,4 @@
-"""One plan behind graphs: arguments, results that are held, layouts, what runs plainly."""
+"""One graphed plan: arguments, held results, layouts, calls without a graph."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def full(value: float, *sizes: int) -> torch.Tensor:
 
 
 def fulls(count: int) -> list[torch.Tensor]:
-    """Arguments at different addresses, which decide what is recorded; those of temporaries are up to malloc."""
+    """Arguments at different addresses (malloc may reuse those of temporaries)."""
     return [full(n) for n in range(count)]
 
 

@@ -28,7 +28,7 @@ def run(folder: str, name: str) -> None:
 
 
 def run_in_fork(folder: str, name: str) -> str:
-    """What the toy raised, as text."""
+    """The traceback of the toy's error as text."""
     with tempfile.TemporaryFile("w+") as report:
         child = os.fork()
         if child == 0:

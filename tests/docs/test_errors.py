@@ -20,7 +20,7 @@ for code, error in ERRORS.items():
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: classes that tests define are in no page."""
+    """In a fresh process, without classes that tests define."""
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -35,6 +35,6 @@ def test_every_error_says_what_to_try() -> None:
 
 
 def test_codes_stand_in_python_only() -> None:
-    """Native code is handed its messages: a code that is written there is in no table, and may be another error's."""
+    """Native code gets its messages from Python: codes written there would be in no table."""
     for path in sorted((ROOT / "csrc").rglob("*")):
         assert path.is_dir() or "KILN4" not in path.read_text(), path

@@ -22,7 +22,7 @@ def test_at_most_sixty_terms_in_order() -> None:
 
 
 def test_every_term_names_something() -> None:
-    """A module, class, function or field of the package is called so: prose alone would prove nothing."""
+    """A module, class, function or field of the package has the term in its name."""
     names: set[str] = set()
     for path in (ROOT / "kiln").rglob("*.py"):
         names |= {path.stem, *re.findall(r"(?m)^ *(?:class |def )?(\w+) ?[(:=]", path.read_text())}

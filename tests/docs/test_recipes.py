@@ -73,7 +73,7 @@ PYTHON = [path for path in TOYS if not is_native(path)]
 
 
 def perform(folder: Path, paths: list[Path], *, edited: bool = True) -> dict[str, str]:
-    """Toy -> traceback, empty where it ran. One process imports torch and forks for each toy."""
+    """Toy -> traceback ("" if it ran). One process imports torch and forks for each toy."""
     outcomes = {}
     for path in paths:
         tree = folder / path.stem
@@ -103,7 +103,7 @@ def perform(folder: Path, paths: list[Path], *, edited: bool = True) -> dict[str
 
 
 def copy_sources(tree: Path) -> None:
-    """What setup.py builds from; the copy builds modules of its own."""
+    """Copy the native sources; the copy builds its own extension modules."""
     for folder in ("csrc", "tools"):
         shutil.copytree(ROOT / folder, tree / folder)
     shutil.copy(ROOT / "setup.py", tree)
@@ -131,7 +131,7 @@ def test_native_recipe(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_toys_need_their_edits(tmp_path: Path) -> None:
-    """On the package as it is, every toy fails: none proves nothing."""
+    """Without its edits every toy fails, so each tests its recipe."""
     outcomes = perform(tmp_path, PYTHON, edited=False)
     assert not [name for name, failure in outcomes.items() if not failure]
 

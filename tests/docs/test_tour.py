@@ -1,4 +1,4 @@
-"""docs/tour.md is what the compiler says today."""
+"""docs/tour.md is up to date."""
 
 from __future__ import annotations
 

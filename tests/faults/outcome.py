@@ -1,4 +1,4 @@
-"""What a call comes to, result or error, compared with eager."""
+"""Outcomes of calls, results or errors, compared with eager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def assert_like_eager(compiled: Callable[..., Any], program: Callable[..., Any], *arguments: Any) -> None:
-    """Equal results and arguments, or an error of a class that `except` clauses for eager's catch."""
+    """Equal results and arguments, or an error that `except` clauses for eager's error catch."""
     torch.manual_seed(0)
     expected = outcome(program, arguments)
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def assert_like_eager(compiled: Callable[..., Any], program: Callable[..., Any],
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Equal trees of tensors and plain values; of other objects the classes count."""
+    """Equal trees of tensors and plain values; other objects are compared by class."""
     assert type(actual) is type(expected)
     if isinstance(expected, list | tuple):
         assert len(actual) == len(expected)

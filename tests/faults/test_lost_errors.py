@@ -1,4 +1,4 @@
-"""Errors that eager raises and compiled code once lost."""
+"""Errors of eager that compiled code once did not raise."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ UNDECIDED = {
     "aten.lerp.Tensor", "aten.logaddexp.default", "aten.var.correction", "aten.std.correction",
     "aten.var_mean.correction", "aten.std_mean.correction",
 }  # fmt: skip
-"""Complex numbers, for which there is no rule: they run eager."""
+"""Complex numbers, which have no rule and run eager."""
 
 
 def example(kind: str, dtype: torch.dtype) -> Any:

@@ -68,7 +68,7 @@ def test_the_gradient_of_a_view_of_an_expanded_input() -> None:
 
 @pytest.mark.parametrize("rows", [(14, 7), (7, 14), (21, 14, 7)], ids=str)
 def test_whether_reshape_copies(rows: tuple[int, ...]) -> None:
-    """`reshape` of a column: a view where one row comes out, a copy else."""
+    """`reshape` of a column: a view if the result has one row, else a copy."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(-1, 7)

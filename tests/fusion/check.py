@@ -25,7 +25,7 @@ TARGET = Target(vector_bytes=32, threads=2)
 
 
 def random_tensor(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor laid out as `buffer` says; index-like integers stay small."""
+    """A tensor in the layout of `buffer`; integers stay small, as they may be indices."""
     spec = buffer.spec
     shape, strides = ([evaluate(one, sizes) for one in part] for part in (spec.sizes, spec.strides))
     offset = evaluate(spec.offset, sizes)
@@ -55,7 +55,7 @@ def scheduled(text: str | LoopProgram, target: Target = TARGET) -> KernelProgram
 def assert_same_values(
     text: str | LoopProgram, sizes: Mapping[str, int] | None = None, made: KernelProgram | None = None
 ) -> KernelProgram:
-    """Program and schedule give the same on random inputs, and change inputs alike."""
+    """Program and schedule give equal results and change inputs equally, on random inputs."""
     program = parse_program(text) if isinstance(text, str) else text
     made = made or scheduled(program)
     given = arguments(program, sizes or {})

@@ -1,4 +1,4 @@
-"""Programs as lowering gives them, for the tests of fusion."""
+"""Loop programs as lowering makes them, for the tests of fusion."""
 
 from __future__ import annotations
 

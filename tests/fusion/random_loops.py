@@ -103,7 +103,7 @@ class _Maker:
         return tuple(index)
 
     def _regrouped(self, buffer: Buffer, axes: tuple[Axis, ...]) -> Index | None:
-        """The buffer's elements in order under the sizes of the axes, if they are as many."""
+        """The buffer viewed in the sizes of the axes, if the numbers of elements are equal."""
         sizes = buffer.spec.sizes
         if product(sizes) != product(axis.size for axis in axes) or sizes == tuple(axis.size for axis in axes):
             return None

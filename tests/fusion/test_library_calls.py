@@ -1,4 +1,4 @@
-"""Lone functions that C++ evaluates number by number are calls of ATen; fused ones and others stay kernels."""
+"""Unfused functions that C++ computes element by element become ATen calls; others stay kernels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_which_loops_are_calls(text: str, expected: list[str]) -> None:
 
 
 def test_calls_in_place_of_views_and_of_sizes_that_change() -> None:
-    """What a call gives is written back, seen as a view, and has eager's strides."""
+    """Results of calls that are written back, viewed, or need eager's strides."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x.exp_()

@@ -1,4 +1,4 @@
-"""Lives of buffers: calls, views, writes to inputs, scatters in place, results over dead arguments."""
+"""Lifetimes of buffers: calls, views, writes to inputs, in-place scatters, reuse of dead arguments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def allocated_over(made: KernelProgram) -> dict[str, str | None]:
 
 
 def test_result_over_dead_argument(golden: Callable[..., None]) -> None:
-    """exp over the product; the sum may not, its argument is a result."""
+    """exp overwrites the product; the sum may not overwrite its argument, a result."""
     nodes = (
         mm(buffer("b0", 6, 4), "x", "w"),
         pointwise(buffer("b1", 6, 4), "exp", "b0"),
@@ -62,7 +62,7 @@ def test_result_over_dead_argument(golden: Callable[..., None]) -> None:
 
 
 def test_view_of_a_call_keeps_memory() -> None:
-    """A view of the argument is read later: nothing may be written over it."""
+    """A view of the argument is read later, so its memory is not reused."""
     view = Extern((buffer("v", 6, 4, base="b0"),), "aten.view.default", (BufferArg("b0"), [6, 4]))
     nodes = (
         mm(buffer("b0", 6, 4), "x", "w"),
@@ -85,7 +85,7 @@ def test_inputs_are_written_at_the_end() -> None:
 
 
 def test_parts_of_one_memory_are_not_fused() -> None:
-    """As concatenation is lowered: two loops write halves, a third reads the whole."""
+    """As concatenation is lowered: two loops write the halves of a buffer that a third reads."""
     empty = Extern((buffer("b0", 12, 4),), "kiln.empty", ())
     whole = (Axis(I0, 12), Axis(I1, 4))
     nodes = (
@@ -155,7 +155,7 @@ def test_events() -> None:
 
 
 def test_looked_up_value_of_memory_that_changes_is_made() -> None:
-    """`table` is looked up at few points, but a call changes what it is computed from, through a view."""
+    """`table` is read at few points, but a call changes its operand through a view."""
     at = Buffer("at", TensorSpec(torch.int64, (1,), (1,)))
     look = BodyBuilder()
     place = look.bind(look.load("at", (I0,), torch.int64), 6)

@@ -1,4 +1,4 @@
-"""Why loops stay apart: each veto on a small program, as the dump of the schedule says it."""
+"""Why loops are not fused: each veto on a small program, as in the dump of the schedule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chain(*loops: str, inputs: int = 1, size: int = 64) -> str:
 
 
 def added(first: int, last: int, value: str = "f32(0.0)") -> str:
-    """Inputs first to last - 1, and `value`, added up."""
+    """The sum of the inputs `first` to `last - 1` and `value`."""
     for place in range(first, last):
         value = f"add({value}, load a{place}[i0])"
     return value
@@ -131,7 +131,7 @@ def test_every_veto_has_a_program() -> None:
 
 
 def test_two_blockings() -> None:
-    """No program is known on which this one is the first to stop a fusion."""
+    """No known program reaches this veto first."""
     first, second = Group(blocked={symbol("g0"): 4}), Group(blocked={symbol("g1"): 8})
     empty = LoopProgram("empty", (), (), (), (), ())
     context = FusionContext({}, Dependencies(empty, {}), GroupOrder(), GroupSymbols(), TARGET)

@@ -1,4 +1,4 @@
-"""Passes over loop programs: text before and after, and the same values; what the GPU's make of a loss."""
+"""Passes over loop programs: text before and after, and equal values; a loss on the GPU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_text_and_values(name: str, golden: Callable[..., None]) -> None:
 
 
 def test_which_passes_run() -> None:
-    """A CPU keeps the rows in its cache: terms and columns stay."""
+    """Rows stay in a CPU's cache, so terms and column sums are not materialised."""
     for text in (ROW_TERMS, COLUMN_FIRST):
         program = parse_program(text)
         assert run_program_passes(program, TARGET, EventSink()) == program
@@ -99,7 +99,7 @@ loops other
 
 
 def test_a_loss_is_three_kernels() -> None:
-    """The rows with the terms; parts of both sums; the sums."""
+    """Row terms; partial sums; sums."""
     rows, parts, whole = launches(LOSS)
     assert [one.kernel.units[0].size for one in (rows, parts)] == [32768, 8] and not whole.kernel.units
     assert len(parts.kernel.writes) == len(whole.kernel.writes) == 2

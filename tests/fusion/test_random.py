@@ -20,6 +20,6 @@ def test_symbolic(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "nodes"), [(1020, 16), (1053, 16), (2201, 8), (2233, 8)])
 def test_digits_of_rows(seed: int, nodes: int) -> None:
-    """Seeds that once read a row at the wrong place."""
+    """Seeds that once read a row at the wrong offset."""
     assert_same_values(random_program(seed, nodes=nodes))
     assert_same_values(random_program(seed, nodes=nodes, symbolic=True), {"s0": 5})

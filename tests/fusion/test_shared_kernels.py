@@ -1,4 +1,4 @@
-"""Kernels that differ only in numbers which their code need not know are one kernel."""
+"""Kernels that differ only in sizes that their code does not need are shared."""
 
 from __future__ import annotations
 

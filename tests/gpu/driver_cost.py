@@ -1,4 +1,4 @@
-"""What the CUDA driver's own call takes for a launch: the executor's launches are compared with it."""
+"""The cost of a launch through the CUDA driver alone, to compare the executor's launches with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs compiled for the GPU against eager: library calls with results that are not there, blocks of models."""
+"""Programs compiled for the GPU against eager: library calls with missing results, blocks of models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_attention(backend: SDPBackend, train: bool) -> None:
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolutions(channels_last: bool, train: bool) -> None:
-    """Laid out anew inside; strides outside are eager's."""
+    """Channels last inside; strides outside are eager's."""
     torch.manual_seed(0)
     first = torch.randn(32, 16, 3, 3, device="cuda", dtype=torch.bfloat16) / 12
     second = torch.randn(32, 32, 1, 1, device="cuda", dtype=torch.bfloat16) / 6

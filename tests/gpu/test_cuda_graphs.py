@@ -1,4 +1,4 @@
-"""CUDA graphs on a GPU: the scenarios of `tests/cuda_graphs` on the real thing, and what only a GPU can show.
+"""CUDA graphs on a GPU: the scenarios of `tests/cuda_graphs`, and what only a GPU can show.
 
 The second half wraps eager functions, so that it tests recordings whatever the compiler can do.
 """
@@ -124,7 +124,7 @@ def test_matrix_products_and_parameters() -> None:
 
 
 def test_eager_work_on_held_memory_keeps_its_order() -> None:
-    """What was launched on a result before the next replay reads what it was."""
+    """Kernels launched on a result before the next replay read its old value."""
     run = graphed(lambda x: (x * 2,))
     size = 1 << 22
     sums = []

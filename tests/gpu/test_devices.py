@@ -49,7 +49,7 @@ def pair(mode: str, device: torch.device) -> tuple[nn.Module, Any]:
 @MODES
 @pytest.mark.parametrize("current", [0, 1])
 def test_a_model_on_the_other_device(mode: str, current: int) -> None:
-    """Results that are held, while another device is current; nothing is left on that one."""
+    """Held results while another device is current; no memory stays on that device."""
     device = (SECOND, FIRST)[current]
     model, fast = pair(mode, device)
     with torch.no_grad(), torch.cuda.device(current):
@@ -104,7 +104,7 @@ def test_gradients_on_two_devices() -> None:
 
 
 def test_the_current_device_may_change() -> None:
-    """What names no number is made on the device that is current in this call."""
+    """Devices without an index are the current one of each call."""
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         return x + 1, torch.ones(8, device="cuda") * 2

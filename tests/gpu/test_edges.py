@@ -64,7 +64,7 @@ def test_odd_layouts(name: str) -> None:
 
 
 def test_one_program_for_all_offsets() -> None:
-    """Nothing that holds for the first argument only is taken for granted."""
+    """No assumption from the first argument's alignment."""
     fast = compiled(lambda x: torch.exp(x) + 1)
     memory = torch.randn(5000, device=CUDA)
     for offset in (0, 1, 4, 2, 3, 16, 0):
@@ -88,7 +88,7 @@ def test_an_unaligned_argument_is_written_in_place() -> None:
 
 @torch.library.custom_op("kiln_tests::behind_one", mutates_args=())
 def behind_one(x: Tensor) -> Tensor:
-    """Its result starts four bytes behind a multiple of sixteen."""
+    """Its result starts four bytes after a multiple of sixteen."""
     return torch.nn.functional.pad(x, (1, 0))[1:]
 
 
@@ -166,7 +166,7 @@ def test_another_stream_in_each_call(mode: str) -> None:
 
 
 def test_memory_that_another_stream_still_reads() -> None:
-    """`record_stream` holds for results as for eager's."""
+    """`record_stream` works for results as in eager."""
     fast = compiled(lambda x: x * 2)
     side = torch.cuda.Stream()
     x = torch.full((1 << 20,), 1.0, device=CUDA)
@@ -237,7 +237,7 @@ def test_out_of_memory_inside_a_plan(mode: str) -> None:
 
 
 def everything() -> list[Tensor]:
-    """All memory that is left, and what other tests have left in torch's cache, but for blocks of less than 1 MiB."""
+    """All free memory, including torch's cache, except blocks of less than 1 MiB."""
     held, size = [], 1 << 37
     while size >= 1 << 20:
         try:
@@ -268,7 +268,7 @@ def test_out_of_memory_in_a_backward() -> None:
 
 
 def test_sums_have_one_order_if_asked_to() -> None:
-    """`use_deterministic_algorithms` is kept: nothing is added by atomic operations."""
+    """Under `use_deterministic_algorithms` there are no atomic additions."""
     table, rows = torch.zeros(7, 64, device=CUDA), torch.randn(1 << 15, 64, device=CUDA)
     at = torch.randint(0, 7, (1 << 15,), device=CUDA)
     fast = compiled(lambda table, at, rows: torch.index_put(table, (at,), torch.exp(rows), accumulate=True))

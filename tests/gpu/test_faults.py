@@ -1,4 +1,4 @@
-"""What the driver or Triton refuse: a code, eager's results, and the memory comes back."""
+"""What the driver or Triton rejects: a code, eager's results, and no leaked memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
 
 
 def program_of(number: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """A program with kernels of its own: a process loads equal code once, as it first came."""
+    """A program with unique kernels: a process loads equal code once."""
 
     def program(x: Tensor, weight: Tensor) -> Tensor:
         return (torch.tanh(x @ weight) * number).square().sum(-1)

@@ -118,7 +118,7 @@ def test_the_python_executor_agrees(libraries: Libraries) -> None:
 
 
 def test_a_scalar_on_the_cpu(libraries: Libraries) -> None:
-    """A kernel gets a copy of an argument that stands in CPU memory."""
+    """A kernel gets a copy of an argument in CPU memory."""
     plan = replace(gather(), inputs=(gather().inputs[0], PlanInput("index", spec(3, dtype=torch.int64))))
     table, index = torch.randn(5, device=CUDA), torch.tensor([4, 0, 2])
     assert torch.equal(make_executor(plan, libraries)(table, index)[0], table[index.cuda()])
@@ -144,7 +144,7 @@ def test_an_unaligned_input(libraries: Libraries) -> None:
 
 
 def test_streams(libraries: Libraries) -> None:
-    """Work goes to the stream that torch has selected, behind what stands there."""
+    """Work is queued on the stream that torch has selected."""
     run = make_executor(scaled_product(), libraries)
     x, w = torch.randn(4096, 64, device=CUDA), torch.randn(64, 32, device=CUDA)
     expected = wanted(x, w)
@@ -344,7 +344,7 @@ def test_cost_of_allocations(tmp_path: Path) -> None:
 
 
 def test_cost_of_loading(libraries: Libraries) -> None:
-    """An executor whose kernels stand in the store; the second has them on the device already."""
+    """An executor whose kernels are in the store; for the second they are loaded already."""
     for turn in ("first", "second"):
         started = time.perf_counter()
         make_executor(scaled_product(), Libraries({}, (), dict(libraries.cubins)))
@@ -366,7 +366,7 @@ def test_cost_of_torchs_own_ways(libraries: Libraries) -> None:
 
 
 def test_cost_of_compiling(tmp_path: Path) -> None:
-    """Worker processes against this one alone, on kernels that differ; the first with workers starts them."""
+    """Worker processes against a single process, on distinct kernels; the first run starts the workers."""
     body = """def {name}(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, at < n)

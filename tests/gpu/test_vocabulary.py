@@ -40,14 +40,14 @@ def test_cross_entropy(dtype: torch.dtype) -> None:
 
 
 def head(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """What a language model ends with."""
+    """The head of a language model."""
     logits = F.linear(x, weight)
     return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten()), logits
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_language_model_head(dynamic: bool) -> None:
-    """With symbols one variant is enough; what it returns has eager's strides."""
+    """With symbols one variant suffices; its results have eager's strides."""
     torch.manual_seed(0)
     weight = (torch.randn(WORDS, 768) / 28).bfloat16().to(DEVICE).requires_grad_()
     compiled = kiln.compile(head, fullgraph=True, dynamic=dynamic)

@@ -1,4 +1,4 @@
-"""Plans of recorded graphs on the null device, run to their end; attention, which the CPU lacks, is zeros."""
+"""Plans of recorded graphs run on the null device; attention, which the CPU lacks, gives zeros."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cpu_attention() -> Iterator[None]:
 
 
 def inputs_of(plan: Plan, symbols: Mapping[str, int] = MappingProxyType({})) -> list[object]:
-    """Memory in the planned layouts, for these numbers behind symbols; indices are zero."""
+    """Inputs in the planned layouts for these values of symbols; indices are zero."""
     made: list[object] = []
     for one in plan.inputs:
         assert one.spec is not None

@@ -44,7 +44,7 @@ TEXT_MODELS = ("bert-base", "gpt2", "llama-16x1024", "mobilebert", "t5-small")
 NAMES = [path.stem for path in RECORDED]
 INTERPRETED = [name for name in NAMES if name.startswith(TEXT_MODELS)]
 LARGEST = 1 << 16
-"""Elements of the tensors of a kernel that the interpreter is given."""
+"""The most elements in the tensors of a kernel that is interpreted."""
 
 
 def graph_of(name: str) -> Graph:
@@ -90,7 +90,7 @@ def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
 
 
 def values_for(kernel: KernelIR, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
-    """Small positive numbers; None where a tensor is too large to interpret, or has gaps, which a copy would close."""
+    """Small positive numbers; None if a tensor is too large to interpret or has gaps in memory."""
     generator = torch.Generator().manual_seed(0)
     symbols = {one: sizes[one.name] for one in kernel.ints if isinstance(one, Symbol)}
     made = {}

@@ -32,7 +32,7 @@ FACTOR = 16.0
 """Times the error of eager's rounding points, against the same graph in float32. Triton's interpreter cuts bf16 off
 where a GPU rounds, which is twice the error of one value and, in one direction, more of sums and chains."""
 FLOOR = 0.02
-"""Of the largest element; below it an error says nothing in bf16."""
+"""Relative to the largest element; smaller errors mean nothing in bf16."""
 
 
 def eager_attention(
@@ -101,7 +101,7 @@ def check(what: str, found: object, rounded: object, exact: object) -> None:
 
 
 def run_alone(name: str, make: str = "tests.gpu_graphs.test_recorded.plan_of") -> None:
-    """In a process of its own; `make`: the path of the function that makes the plan."""
+    """In a separate process; `make`: the path of the function that makes the plan."""
     root = Path(__file__).parents[2]
     module, _, function = make.rpartition(".")
     imports = f"from {module} import {function} as make; from tests.gpu_graphs.test_values import compare"

@@ -1,4 +1,4 @@
-"""Sources and guards as data: text, equality, and the way to disk and back."""
+"""Sources and guards as data: text, equality, serialisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each kind of guard and source, alone; explanations; bindings; life and death."""
+"""Each kind of guard and source alone; explanations; bindings; lifetimes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def tree_of(*guards: Guard, collect: tuple[Source, ...] = ()) -> _frames.GuardTr
 
 
 def holds(tree: _frames.GuardTree, x: Any, y: Any = None) -> bool:
-    """Asked twice: the second time on the path that the first has left, which must agree."""
+    """Checked twice: the second time on the fast path that the first leaves, which must agree."""
     first = tree.check((x, y), globals())
     assert tree.check((x, y), globals()) == first
     assert (tree.explain((x, y), globals()) is None) == first

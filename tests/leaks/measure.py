@@ -33,7 +33,7 @@ class Snapshot:
     resident: int
 
     def growth(self, before: Snapshot, slack: int = 0) -> dict[str, int]:
-        """What there is more of, by more than `slack`."""
+        """Counts that grew by more than `slack`."""
         return {name: more for name, more in (self.counts - before.counts).items() if more > slack}
 
 
@@ -65,7 +65,7 @@ def snapshot(watched: Sequence[object] = ()) -> Snapshot:
 def growth(
     work: Callable[[], object], count: int, *, warm: int, watched: Sequence[object] = (), slack: int = 0
 ) -> tuple[dict[str, int], float]:
-    """What `count` runs leave behind, and bytes of resident memory per run; `warm` runs go before."""
+    """What `count` runs leave behind, and resident bytes per run, after `warm` runs."""
     for _ in range(warm):
         work()
     snapshot(watched)  # the second one finds what the first one made

@@ -1,4 +1,4 @@
-"""Calls and compiles leave nothing behind: no object, reference, library, file, entry of a cache, page of memory.
+"""Calls and compiles leak nothing: objects, references, libraries, files, cache entries, memory.
 
 The quick tests count exactly; the slow ones run 10^6 calls and 10^4 compiles and look at resident memory too.
 Figures of the slow ones: `pytest -m slow -s tests/leaks`.
@@ -27,7 +27,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One thread, temporary files of its own, and objects that were there before out of the count."""
+    """One thread, its own temporary files; objects from before are not counted."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def training(model: Any, x: Tensor) -> Callable[[], object]:
 
 
 def raising(model: Any, x: Tensor) -> Callable[[], object]:
-    """Gradients that are never asked for, and a second backward that fails."""
+    """Gradients that are never computed, and a second backward that fails."""
 
     def step() -> None:
         model(x)
@@ -134,7 +134,7 @@ def test_compiles_of_a_user_backend(tmp_path: Path) -> None:
 
 
 def test_compiles_that_fail(tmp_path: Path) -> None:
-    """What raises in the compiler or in the user's function leaves no frame behind."""
+    """Errors in the compiler or in the user's function keep no frame alive."""
 
     def work() -> None:
         with pytest.raises(KilnError):

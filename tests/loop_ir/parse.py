@@ -158,7 +158,7 @@ class BodyParser:
 
 
 def _closing(text: str, start: int) -> int:
-    """Place of the bracket that closes the one at `start`."""
+    """Index of the bracket that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] in _OPEN) - (text[place] in _CLOSE)
@@ -229,7 +229,7 @@ def _parse_phases(lines: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> It
 
 
 def _target(text: str, parser: BodyParser) -> tuple[str, Index, str]:
-    """Name, index, and what stands behind them, of `out[i0, i1] ...`."""
+    """Name, index and rest of `out[i0, i1] ...`."""
     name, _, _ = text.partition("[")
     close = _closing(text, len(name))
     return name.strip(), parser.index(text[len(name) + 1 : close]), text[close + 1 :].strip()

@@ -1,4 +1,4 @@
-"""Equality of a graph with what later stages make of it."""
+"""Compares the results of a graph with those of its later stages."""
 
 from __future__ import annotations
 

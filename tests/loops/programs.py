@@ -33,7 +33,7 @@ class Env:
         return self.shapes.create_symbol(hint)
 
     def tensor(self, *sizes: Int, make: Callable[..., torch.Tensor] | None = None) -> Node:
-        """A contiguous input of random numbers; `make(shape)` gives others."""
+        """A contiguous input of random numbers, or of `make(shape)`."""
         shape = [self.shapes.hint(size) for size in sizes]
         value = (make or torch.randn)(shape)
         strides, step = [], 1
@@ -308,7 +308,7 @@ def embedding_backward(g: Env) -> Made:
 
 @program
 def put_into_product(g: Env) -> Made:
-    """The product is begun upon where nothing else needs it, else copied."""
+    """The product is written in place if nothing else reads it, else copied."""
     x, y, rows = g.tensor(7, 3), g.tensor(3, 6), g.tensor(5, 6)
     n = g.tensor(5, make=lambda s: torch.randint(0, 7, s))
     one, other = g.mm(x, y), g.mm(x, g.exp(y))

@@ -1,4 +1,4 @@
-"""Random nodes: counter-based, equal wherever they are read, other numbers in each run."""
+"""Random nodes: counter-based, equal wherever they are read, different in each run."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def run_compiled(row: SuiteRow, train: bool, seeds: int = SEEDS) -> Report:
 
 
 def check_report(report: Report, row: SuiteRow, train: bool) -> None:
-    """One region per compile. A classifier that trains notes the kind of its loss in its config at the first call."""
+    """One region per compile; a training classifier has two, as its first call sets its config's kind of loss."""
     assert report.breaks == [] and report.eager == 0
     assert report.compiles == (2 if train and row.data["input"] == "image" else 1)
     assert report.regions == report.compiles
@@ -96,7 +96,7 @@ def test_compiled(row: SuiteRow, train: bool) -> None:
 
 @pytest.mark.parametrize("row", MASKED, ids=[row.name for row in MASKED])
 def test_masks_may_alternate(row: SuiteRow) -> None:
-    """What a mask holds picks a path in eager; whatever it is next, the result is eager's, and variants are few."""
+    """The values of a mask choose a path in eager: results are eager's for all of them, with few variants."""
     case = build(tiny(row), train=False, seed=0)
     compiled = kiln.compile(case.model, backend="eager", fullgraph=True)
     ones = case.kwargs["attention_mask"]

@@ -1,4 +1,4 @@
-"""The rows of the suites with few layers, small widths and small images: the same programs."""
+"""The rows of the suites with fewer layers, smaller widths and images, but the same programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frame hook has to get right, as a script without torch or pytest, so that any CPython can run it.
+"""Scenarios of the frame hook, as a script without torch or pytest that any CPython can run.
 
 python hook_scenarios.py FOLDER MODULE      runs every scenario with MODULE from FOLDER
 python hook_scenarios.py FOLDER MODULE --tests test_scope test_call ...

@@ -1,4 +1,4 @@
-"""Dispatcher objects: binding of arguments, entries, misses, life and death."""
+"""Dispatcher objects: binding of arguments, entries, misses, lifetimes."""
 
 from __future__ import annotations
 

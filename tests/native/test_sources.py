@@ -1,4 +1,4 @@
-"""What the native sources keep away from."""
+"""What native sources must not use."""
 
 from __future__ import annotations
 

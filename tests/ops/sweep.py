@@ -29,9 +29,9 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 STARTING = 120.0
-"""Seconds that a child may take until it begins its first op."""
+"""Seconds until a child must begin its first op."""
 GRACE = 20.0
-"""Seconds after the time limit of an op, which the child keeps itself, until the child is killed."""
+"""Seconds after an op's time limit (which the child enforces) until the child is killed."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,7 +83,7 @@ class Tally:
             self.write(message)
 
     def write(self, failure: dict[str, Any]) -> None:
-        """Keep one line of the file, at once: whoever kills this run has what it found."""
+        """Append a line to the file at once, so that a killed run leaves its findings."""
         print(json.dumps(failure), file=self.out, flush=True)
         if failure["kind"] == "break":
             self.breaking += 1
@@ -113,7 +113,7 @@ def command_of(arguments: argparse.Namespace, position: int, deadline: float, ch
 
 
 def lines_of(source: int, deadline: float, limit: float) -> Iterator[dict[str, Any]]:
-    """What a child tells, until it ends, is silent for longer than `limit`, or the time is over."""
+    """The output lines of a child until it ends, is silent for longer than `limit`, or time runs out."""
     selector = selectors.DefaultSelector()
     selector.register(source, selectors.EVENT_READ)
     rest, silence = b"", STARTING
@@ -130,7 +130,7 @@ def lines_of(source: int, deadline: float, limit: float) -> Iterator[dict[str, A
 
 
 def run_child(arguments: argparse.Namespace, tally: Tally, deadline: float) -> bool:
-    """One child from the op at which the last one ended; False when there is nothing more to do."""
+    """Run one child from where the last one ended; False if nothing is left to do."""
     reading, writing = os.pipe()
     environment = os.environ | dict.fromkeys(ONE_THREAD, "1") | {"PYTHONFAULTHANDLER": "1"}
     before, done = tally.position, False
@@ -167,7 +167,7 @@ def wait_for(child: subprocess.Popen[bytes]) -> bool:
 
 
 def stop(child: subprocess.Popen[bytes]) -> None:
-    """End a child and whatever it has started: it leads a session of its own."""
+    """Kill a child and its descendants, which are one session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -22,7 +22,7 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5),
     torch.float16: (1e-3, 1e-5),
 }
-"""What `assert_close` grants: relative, absolute."""
+"""Tolerances of `assert_close`: relative, absolute."""
 Difference = tuple[str, str, str]
 """Kind, which result, what is different."""
 
@@ -33,7 +33,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def differences(ours: Any, eager: Any, exact: Any = None, scale: float = 0.0, values: bool = True) -> list[Difference]:
-    """What is different in two results; `exact`: what float64 gives, if known; `scale`: the size of the inputs."""
+    """The differences of two results; `exact`: the float64 result, if known; `scale`: magnitude of the inputs."""
     mine, theirs = leaves(ours), leaves(eager)
     if len(mine) != len(theirs):
         return [("structure", "results", f"{len(mine)} instead of {len(theirs)}")]

@@ -1,4 +1,4 @@
-"""The child of `sweep.py`: takes ops of the shard one by one, tells by JSON lines what it found.
+"""The child of `sweep.py`: checks the ops of a shard and reports findings as JSON lines.
 
 {"event": "op", "op": "nn.functional.gelu"}
 {"event": "failure", "op": "nn.functional.gelu", "kind": "values", "dtype": "bfloat16", ...}
@@ -38,25 +38,25 @@ from tests.ops.sweep_compare import Difference, differences, leaves, scale_of
 SEED = 20240229
 MOST_ELEMENTS = 1_000_000
 MOST_SAMPLES = 200
-"""Samples of an op that are made; those that are taken are spread over them."""
+"""Samples to generate per op; the checked ones are spread over them."""
 TAKEN = {torch.float32: 4, torch.bfloat16: 2}
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-"""Ops whose results have any values."""
+"""Ops with undefined or random results."""
 FALSE_CLAIMS = {"KILN1102", "KILN2201", "KILN2202", "KILN2203", "KILN2302", "KILN2303"}
-"""Breaks that say that eager would fail, or the graph is wrong: where eager did not fail they are failures."""
+"""Breaks that claim an error of eager or an invalid graph: failures if eager raised nothing."""
 OPTIONS = {"cache": False, "compile_workers": 1, "progress": False}
 
 
 class OutOfTime(BaseException):
-    """An op took longer than it may; no exception that the compiler would take for a fault of its own."""
+    """An op exceeded its time; not an Exception, which the compiler would handle."""
 
 
 class DeviceLost(BaseException):
-    """The GPU answers nothing any more in this process."""
+    """The GPU is unusable in this process."""
 
 
 def operators() -> list[Any]:
-    """torch's database. Its module asks for test libraries (expecttest) that nothing here uses: stand-ins will do."""
+    """torch's database. Its module imports test libraries (expecttest) that are not needed: they are stubbed."""
     database = None
     while database is None:
         try:
@@ -149,7 +149,7 @@ class OpCheck:
         return floats or [one for one in (torch.int64, torch.int32, torch.bool) if one in supported][:1]
 
     def chosen(self) -> Iterator[tuple[torch.dtype, int, Any]]:
-        """The samples, dtypes in turn: an op that gets no time for all of them has had each dtype."""
+        """The samples with dtypes alternating, so that a time limit does not skip a dtype."""
         self.stage = "samples"
         columns = [
             [(dtype, n, one) for n, one in spread(self.made(dtype), self.arguments.samples or TAKEN.get(dtype, 2))]
@@ -232,7 +232,7 @@ class OpCheck:
             self.fail(kind, f"result {which}", text)
 
     def fail(self, kind: str, which: str, detail: str, **more: Any) -> None:
-        """Tell of a failure; of the same in the second call, or in the gradient, only once per sample."""
+        """Report a failure, once per sample for call, second call and gradient."""
         key = (kind, which, detail, f"{self.context['dtype']} {self.context['sample']}")
         if key not in self.told:
             self.told.add(key)
@@ -288,7 +288,7 @@ def state_after(action: Callable[[], None], device: str) -> bytes:
 
 
 def spread(found: list[Any], count: int) -> list[tuple[int, Any]]:
-    """At most `count` of a list, from its beginning to its end, with their places."""
+    """At most `count` items spread evenly over a list, with their indices."""
     if len(found) <= count:
         return list(enumerate(found))
     return [(n, found[n]) for n in sorted({round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)})]
@@ -330,7 +330,7 @@ def doubled(value: Any) -> Any:
 
 
 def run_forward(function: Any, inputs: Any, sample: Any, number: int = SEED) -> Any:
-    """The result, and what became of the inputs."""
+    """The result, and the inputs afterwards."""
     args, kwargs = tree_map(copy_of, inputs)
     with torch.no_grad():
         seed(number)
@@ -353,7 +353,7 @@ def run_gradient(function: Any, inputs: Any, sample: Any, number: int = SEED) ->
 
 
 def tangent_of(result: Tensor) -> Tensor:
-    """Random numbers in the layout of the result, to which Kiln brings any tangent."""
+    """Random numbers in the layout of the result, as Kiln copies tangents into it."""
     generator = torch.Generator().manual_seed(SEED + result.dim())
     narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(result.dtype, result.dtype)
     numbers = torch.randn(result.shape, generator=generator, dtype=narrow)
@@ -361,7 +361,7 @@ def tangent_of(result: Tensor) -> Tensor:
 
 
 def reference(run: Any, function: Any, inputs: Any, sample: Any) -> Any:
-    """What double precision gives, or None."""
+    """The result in double precision, or None."""
     try:
         return run(function, tree_map(doubled, inputs), sample)
     except Exception as problem:
@@ -395,7 +395,7 @@ def ring(*_: Any) -> None:
 
 
 def check_op(op: Any, arguments: argparse.Namespace, channel: Channel) -> bool:
-    """One op under its time limit; False when this process is of no use any more."""
+    """Check one op within its time limit; False if this process must end."""
     finish_by = min(time.time() + arguments.op_seconds, arguments.deadline)
     one = OpCheck(op, arguments, channel, finish_by)
     channel.tell("op", op=name_of(op))

@@ -73,7 +73,7 @@ def test_error_is_at_most_twice_that_of_eager(name):
 @pytest.mark.skipif(DEVICE != "cpu", reason="of eager's kernel on the CPU")
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_is_eagers_to_the_last_bit(training):
-    """A relu after it cuts the same places, so that gradients are off by roundings, never by whole elements."""
+    """A relu behind it masks the same elements, so that gradients differ by rounding only."""
     torch.manual_seed(0)
     args = [torch.randn(4, 6, 9, 9) * 2 + 0.7, torch.randn(6), torch.rand(6), torch.randn(6), torch.randn(6)]
 

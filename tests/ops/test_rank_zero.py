@@ -1,4 +1,4 @@
-"""Ops that take a dimension, on tensors that have none: eager sees one dimension of size 1."""
+"""Ops with a `dim` argument on tensors of rank 0, which eager treats as one dimension of size 1."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The sweep over torch's sample database: what it calls a difference, and that it survives a crash."""
+"""The sweep over torch's sample database: what counts as a difference, and that it survives a crash."""
 
 import itertools
 import json

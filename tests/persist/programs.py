@@ -247,7 +247,7 @@ def flatten(value: Any) -> list[Any]:
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Everything that a call gives: results, changed arguments, gradients, what it logged."""
+    """All effects of a call: results, changed arguments, gradients, log messages."""
     LOG.clear()
     COUNTS["calls"] = 0
     result = function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Processes in odd places: a user without a home, names or folders; many processes with one cache."""
+"""Unusual environments: a user without home, name or folders; many processes with one cache."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiled_run(name: str, folder: Path) -> tuple[list[Any], Report, list[str]]:
-    """What a fresh session gives for a program, its report, the stages it went through."""
+    """A program's result in a fresh session, its report, the stages it went through."""
     function, args, kwargs = PROGRAMS[name]()
     compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder)})
     stages: list[str] = []
@@ -211,7 +211,7 @@ def test_what_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
 
 
 def why_missing(folder: Path, **options: Any) -> list[str]:
-    """What a fresh session says of a program that it does not find."""
+    """Why a fresh session does not find a program."""
     function, args, kwargs = PROGRAMS["plain"]()
     compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder), **options})
     events = session_of(compiled).events

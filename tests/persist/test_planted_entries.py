@@ -1,4 +1,4 @@
-"""A program whose cache is damaged and planted at random gives eager's result every time: a miss, never a crash."""
+"""A program with a randomly damaged cache gives eager's result: a miss, never a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(folder: Path) -> list[torch.Tensor]:
-    """Loss and gradients, by a session that finds whatever is in the folder."""
+    """Loss and gradients in a session with the cache folder as it is."""
     x, w = torch.arange(12.0).reshape(3, 4), torch.linspace(0, 1, 4, requires_grad=True)
     compiled = kiln.compile(program, options={"cache": True, "cache_dir": str(folder)})
     loss = compiled(x, w)
@@ -28,7 +28,7 @@ def gradients(folder: Path) -> list[torch.Tensor]:
 
 
 def mutate(folder: Path, pick: random.Random) -> None:
-    """One file of the cache becomes another one; never in place, since this process has libraries mapped."""
+    """Replace a file of the cache; not in place, since libraries are mapped into this process."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     victim, other = pick.choice(files), pick.choice(files)
     data = bytearray(victim.read_bytes())

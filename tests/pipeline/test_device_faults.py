@@ -1,4 +1,4 @@
-"""What a GPU refuses when a region is loaded: a code, eager's results, and nothing that stays behind."""
+"""What a GPU rejects when a region is loaded: a code, eager's results, and no leaks."""
 
 from __future__ import annotations
 

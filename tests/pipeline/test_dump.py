@@ -120,7 +120,7 @@ def test_threads_take_different_folders(tmp_path: Path) -> None:
 
 
 def test_stages_are_verified_where_texts_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lowering that forgets a node: the next stage may not notice, the verifier does."""
+    """A lowering that forgets a node is caught by the verifier."""
 
     def forgetful(*args: Any) -> LoopProgram:
         program = lower(*args)

@@ -105,7 +105,7 @@ graph(%0: f32[4096 @cuda:0] "x", %1: f32[4096 @cuda:1] "y"):
 
 
 def test_kernels_are_compiled_for_the_gpu_of_their_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for torch's current device."""
+    """Not for those of torch's current device."""
     kinds = {0: cuda_gpu((9, 0), 132), 1: cuda_gpu((8, 0), 108)}
     monkeypatch.setattr(targets, "gpu_of", kinds.__getitem__)
     kernels = plan_of(TWO_GPUS, tmp_path).kernels
@@ -126,7 +126,7 @@ def added(count: int, *, tree: bool) -> str:
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_kernels_do_not_grow_without_end(tree: bool, tmp_path: Path, null_device: Iterator[None]) -> None:  # noqa: F811
-    """A kernel of hundreds of tensors compiles for a minute, one of more than a driver takes not at all."""
+    """A kernel over hundreds of tensors takes a minute to compile; beyond the driver's limit it fails."""
     plan = plan_of(added(1100, tree=tree), tmp_path)
     assert max(len(kernel.params) for kernel in plan.kernels) <= 2 * 64 + 2
     make_executor(plan, fake_libraries(plan))(*(torch.zeros(4096) for _ in range(1100)))
@@ -145,7 +145,7 @@ graph(%0: f32[50, 8 @cuda:0] "x", %1: i64[100 @cuda:0] "i", %2: f32[100, 8 @cuda
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_sums_in_memory_have_one_order_if_asked_to(deterministic: bool, tmp_path: Path) -> None:
-    """As eager's under `torch.use_deterministic_algorithms`: atomic additions of floats have none."""
+    """As in eager under `torch.use_deterministic_algorithms`; atomic additions have no fixed order."""
     plan = plan_of(ADDED_AT, tmp_path, Target(deterministic=deterministic))
     assert any("tl.atomic_add" in kernel.source for kernel in plan.kernels) != deterministic
     called = [step.target for step in plan.steps if isinstance(step, AtenStep)]

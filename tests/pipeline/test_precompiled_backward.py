@@ -1,4 +1,4 @@
-"""A backward whose kernels are compiled before it is asked for, as on a GPU; here with the CPU's kernels."""
+"""A backward whose kernels are compiled before its first call, as on a GPU; here with CPU kernels."""
 
 from __future__ import annotations
 

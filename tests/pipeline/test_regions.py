@@ -1,4 +1,4 @@
-"""Regions are finished when their kernels are compiled; until then guards and files are made."""
+"""Kernels compile while guards and files are made; regions are finished afterwards."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Compiled = tuple[Graph, CompileContext]
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """The graphs that were compiled, each with what its stages were handed."""
+    """The compiled graphs, each with what its stages received."""
     found: list[Compiled] = []
 
     def record(graph: Graph, context: CompileContext, label: str = "") -> Plan:
@@ -121,7 +121,7 @@ def test_sizes_may_be_symbols(graphs: list[Compiled]) -> None:
 
 
 def test_report_counts_all_layers(graphs: list[Compiled]) -> None:
-    """Launches and calls of layers that no stage saw are launches and calls."""
+    """Launches and calls of repeated layers count, though no stage saw them."""
     model, x = Stack(12), torch.randn(2, 8, 16)
     with torch.no_grad():
         report = kiln.explain(model)(x)

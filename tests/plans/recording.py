@@ -1,4 +1,4 @@
-"""Every plan that runs in the tests is written to a folder with its first call; afterwards `replay.py` runs them all.
+"""Writes every plan that runs in the tests with its first call; `replay.py` runs them all afterwards.
 
 pytest --replay-plans          records, and fails where a plan does not run alike without the compiler
 """
@@ -25,7 +25,7 @@ from kiln.support.errors import KilnError
 from tests.plans.records import bits, snapshot
 
 LARGEST = 64 << 20
-"""Bytes of arguments: a larger call is not kept (a whole BERT-base would be 440 MB)."""
+"""Bytes of arguments of the largest call that is kept (BERT-base would have 440 MB)."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class PlanRecording:
         torch.save(call, self.folder / f"{key}.call")
 
     def replay(self) -> tuple[bool, str]:
-        """Run all recorded calls in a process without the compiler: whether all were alike, and what it says."""
+        """Run all recorded calls in a process without the compiler: whether all agreed, and its output."""
         script = Path(__file__).with_name("replay.py")
         root = str(Path(__file__).resolve().parents[2])
         done = subprocess.run([sys.executable, str(script), root, str(self.folder)], capture_output=True, text=True)

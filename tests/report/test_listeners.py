@@ -1,4 +1,4 @@
-"""Log and progress: what people see while a compile runs."""
+"""Log and progress: what users see during a compile."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class PlanBuilder:
         return self.random.choice([slot for slot, one in self.specs.items() if one == layout and slot not in self.dead])
 
     def allocate(self) -> int:
-        """New memory, or that of a slot that nothing refers to any more."""
+        """New memory, or that of an unused slot."""
         free = [slot for slot in self.specs if self.can_die(slot)]
         reuse = self.random.choice(free) if free and self.random.random() < 0.5 else None
         out = self.fresh(ROWS)

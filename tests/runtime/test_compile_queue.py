@@ -1,4 +1,4 @@
-"""The queue of kernels: order, equal calls, calls that nobody wants, what fails."""
+"""The queue of kernels: order, equal requests, cancelled ones, failures."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FakeCompiler = Callable[[str], Path]
 
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompiler]:
-    """Installs a script as g++; gives the file to which it writes the ids of its processes."""
+    """Installs a script as g++; returns the file to which it writes its process ids."""
     toolchain.cache_clear()
 
     def install(script: str) -> Path:
@@ -85,7 +85,7 @@ def test_a_compiler_that_needs_too_much_memory(tmp_path: Path) -> None:
 
 
 def test_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder and memory serve as well; without them there is a code."""
+    """The cache folder or memory replaces it; without them there is a code."""
 
     def none_usable() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")

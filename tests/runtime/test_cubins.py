@@ -144,7 +144,7 @@ THREADED = "import threading, time; threading.Thread(target=time.sleep, args=(60
 
 @pytest.mark.slow
 def test_a_server_with_threads_is_not_forked(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its workers are programs of their own."""
+    """Its workers are started as new programs."""
     monkeypatch.setattr(triton_workers, "STARTER", THREADED + triton_worker.STARTER)
     assert workers.compile(SCALE.source, SCALE.symbol, dict(SCALE.meta))["entry"] == "t_scale"
 
@@ -159,7 +159,7 @@ def test_a_server_without_work_ends(workers: Workers, monkeypatch: pytest.Monkey
 
 
 def test_the_stages_are_those_of_triton() -> None:
-    """No cubin comes by Triton's own way, and that gives the same."""
+    """Triton's own pipeline gives the same stages without a cubin."""
     meta = dict(SCALE.meta)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optional.load_required("triton", purpose="tests"), "compile", None)

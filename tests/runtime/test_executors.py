@@ -108,7 +108,7 @@ def test_wrong_arguments_are_refused(make: Make, libraries: Libraries) -> None:
 
 
 def test_wrong_prediction_is_copied_into_the_planned_layout(make: Make, libraries: Libraries) -> None:
-    """The plan believes that the op returns a contiguous tensor; it returns a transposed view."""
+    """The plan predicts a contiguous tensor, but the op returns a transposed view."""
     plan = Plan(
         "wrong",
         (PlanInput("x", spec(2, 3)),),

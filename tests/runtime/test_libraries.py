@@ -104,7 +104,7 @@ def test_kernels_may_call_libm_and_libgcc(tmp_path: Path) -> None:
 
 
 def test_kernels_run_on_torchs_threads(libraries: Libraries) -> None:
-    """No second team: after torch has used its threads, a split launch starts no further one."""
+    """After torch has used its threads, a split launch starts no others."""
     torch.set_num_threads(2)
     try:
         torch.randn(1 << 20).exp()

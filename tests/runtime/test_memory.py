@@ -1,4 +1,4 @@
-"""Memory of a plan: what dead inputs give their memory to."""
+"""Memory of a plan: which buffers reuse that of dead inputs."""
 
 from __future__ import annotations
 

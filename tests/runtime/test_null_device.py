@@ -1,4 +1,4 @@
-"""Plans for CUDA on the null device: what the driver would have been given, byte by byte, and in which order."""
+"""Plans for CUDA on the null device: what the driver would get, byte by byte, in order."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_unaligned_inputs_that_share_elements(null_device: None) -> None:
 
 
 def test_scalar_tensors_on_the_cpu(null_device: None) -> None:
-    """A kernel of the GPU gets a copy of what stands on the CPU; it never writes there."""
+    """A GPU kernel gets a copy of a CPU scalar, and never writes to it."""
     plan = replace(gather(), inputs=(gather().inputs[0], PlanInput("index", spec(3, dtype=torch.int64))))
     assert run_log(plan, [torch.randn(5), torch.tensor([0, 1, 2])]) == (
         "load t_gather on device 0\nallocate %2\ncall aten.clone.default\ncall aten._to_copy.default\n"
@@ -221,7 +221,7 @@ def test_what_a_device_reports_has_a_code() -> None:
 
 @torch.library.custom_op("kiln_tests::behind_padding", mutates_args=())
 def behind_padding(x: torch.Tensor) -> torch.Tensor:
-    """A part of fresh memory: it starts four bytes behind a multiple of sixteen."""
+    """A view of fresh memory that starts four bytes after a multiple of sixteen."""
     return torch.nn.functional.pad(x, (1, 0))[1:]
 
 

@@ -1,4 +1,4 @@
-"""The cache trusts nobody but the user: folders and files of others, links and planted entries are not used."""
+"""The cache trusts only the user: folders and files of others, links and planted entries are ignored."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ PLANTED = b"planted"
 
 
 def unkeyed_entry(folder: Path) -> None:
-    """As whoever knows the format, but not the key, would write it."""
+    """An entry written with the format but without the key."""
     digest = hashlib.blake2b(PLANTED, digest_size=32).digest()
     DiskStore(folder).path("plan", NAME).write_bytes(HEADER.pack(MAGIC, len(PLANTED), digest) + PLANTED)
 
@@ -144,7 +144,7 @@ def entry_with_another_key(folder: Path) -> None:
 
 
 def entry_of_another_name(folder: Path) -> None:
-    """Entries that are genuine, exchanged."""
+    """Genuine entries under exchanged names."""
     store, other = DiskStore(folder), content_key("other")
     store.put("plan", other, PLANTED)
     store.path("plan", other).replace(store.path("plan", NAME))
@@ -195,7 +195,7 @@ def test_a_planted_entry_is_a_miss(tmp_path: Path, plant: Callable[[Path], None]
 
 
 def test_a_planted_library_is_not_opened(tmp_path: Path) -> None:
-    """Its name is the plain digest of its contents, which everybody can compute."""
+    """Its name is the unkeyed digest of its contents, which anybody can compute."""
     store = DiskStore(tmp_path)
     genuine = store.put_file("library", b"genuine")
     assert store.file("library", genuine.name) == genuine

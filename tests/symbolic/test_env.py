@@ -274,7 +274,7 @@ def test_min_of_hint() -> None:
 
 
 def test_random_guards_hold_and_imply_what_was_decided() -> None:
-    """Every answer of `decide` is the truth, and holds at each point that passes the minimal guards."""
+    """Every answer of `decide` is true at each point that passes the minimal guards."""
     generator = random.Random(2)
     parts = ["s0", "s1", "s0*s1", "s0 + s1", "2*s0", "s1//2", "s0%3", "min(s0, s1)", "max(s1, 2)", "0", "1", "2", "3"]
     for _ in range(150):

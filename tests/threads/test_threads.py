@@ -50,7 +50,7 @@ def gradients(function: Callable[..., Tensor], x: Tensor, scale: float) -> list[
 
 
 class Workers:
-    """Threads that go on until one of them fails or all are done."""
+    """Threads that run until one of them fails or all are done."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -122,7 +122,7 @@ def test_many_calls_in_many_threads(backend: str) -> None:
 
 
 def test_threads_meet_at_the_first_call() -> None:
-    """All threads miss at once: one compiles, the others run the original meanwhile."""
+    """All threads miss at once: one compiles while the others run the original."""
     for _ in range(5):
         compiled = kiln.compile(lambda x: torch.exp(x) + 1, backend="eager")
         workers, x = Workers(), torch.randn(5)
@@ -139,7 +139,7 @@ def test_threads_meet_at_the_first_call() -> None:
 
 
 def test_threads_meet_at_the_first_backward() -> None:
-    """Each mask has its own backward; threads that ask for the same one at once may each compile it."""
+    """Each mask has its own backward, which several threads may compile at once."""
     compiled, workers = kiln.compile(lambda x, w: torch.tanh(x * w).sum()), Workers()
     compiled(torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True))
 

@@ -1,4 +1,4 @@
-"""The checks of tools/ find what they are for: each is run on a few lines that break it."""
+"""Each check of tools/ finds violations in a few lines of code."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_tracing_loads_no_other_compiler():
 
 
 def test_inference_mode():
-    """Composite ops arrive whole there."""
+    """Composite ops reach the recorder undecomposed there."""
 
     def function(x, w, b):
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Products of any ranks, written in calls that take symbols, are torch's."""
+"""Matrix products of any rank, written with ops that accept symbols, equal torch's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_compile_for_all_sizes() -> None:
 
 
 def test_plain_sizes_are_torchs_business() -> None:
-    """With numbers the call is the user's own: nothing of the table is asked."""
+    """With plain sizes the user's call is recorded as it is."""
 
     def fail(*args: object) -> Tensor:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""Trials of ops without a rule: which integers they are given."""
+"""Trial runs of ops without a rule: which integers they get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_gets_only_indices_that_the_cpu_takes(name: str) -> None:
-    """There a wrong one is an error, here the end of the process."""
+    """A wrong index is an error on the CPU; on a GPU it ends the process."""
     op, args, expected = CASES[name]
     assert integers_to_try(op, args, ()) == expected
 

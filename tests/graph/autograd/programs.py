@@ -1,4 +1,4 @@
-"""Records a program with its backward, runs both halves with the interpreter, compares with eager."""
+"""Records a program with its backward, interprets both parts, and compares with eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs of views, copies, writes and arithmetic, differentiated: both halves against eager."""
+"""Random programs of views, copies, writes and arithmetic: forward and backward against eager."""
 
 from __future__ import annotations
 

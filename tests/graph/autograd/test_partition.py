@@ -174,7 +174,7 @@ def stream(c: Any, x: Any, w: Any) -> Any:
 
 
 def test_sums_of_a_stream_are_saved_rather_than_made_from_all_branches() -> None:
-    """Also where a branch would be half as large: it has to be in memory in each stage of the backward."""
+    """Also if a branch is half as large: it would have to be in memory in each stage of the backward."""
     parts = partition(joint_of(stream, (grad(64, 8), grad(8, 8))))
     kept = [parts.forward.outputs[one.index].value.op.name for one in parts.saved if one.of == "output"]
     assert kept == ["sin", "add", "sin", "add", "sin"]  # sines for the products, no product

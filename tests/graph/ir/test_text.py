@@ -1,4 +1,4 @@
-"""The text of graphs, both ways, and what the verifier says of broken ones."""
+"""Printing and parsing graphs, and the verifier's messages for invalid ones."""
 
 from __future__ import annotations
 

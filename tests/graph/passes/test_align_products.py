@@ -295,7 +295,7 @@ def test_symbolic_rows() -> None:
 
 
 def test_the_backward_of_symbolic_rows() -> None:
-    """The contracted rows run in no factor: they may be anything."""
+    """The contracted rows are contiguous in neither factor, so any number works."""
     check(
         """
         graph(%0: bf16[s0, 11] "t", %1: bf16[11, 8] "w", %2: bf16[s0, 8] "x"):

@@ -274,7 +274,7 @@ def test_order_is_checked() -> None:
 
 
 def test_outputs_keep_even_the_strides_of_dimensions_of_size_one() -> None:
-    """A pass takes one value for the other, since no element is elsewhere; the caller still sees eager's strides."""
+    """Passes ignore strides of size-1 dimensions; the caller still sees eager's."""
     graph = parsed("""
         graph(%0: f32[4, 3, 1, 1] "x"):
             %1: f32[4, 3, 1, 1 | 3, 1, 3, 3] = clone(%0, strides=(3, 1, 3, 3))
@@ -330,7 +330,7 @@ POOL = """
 
 
 def test_max_pooling_runs_channels_last() -> None:
-    """Same values and same indices in eager's strides; few channels stay."""
+    """Same values and indices in eager's strides; a small number of channels is left alone."""
     image = torch.randn(2, 16, 64, 64).relu()
     image[0, 0, 3, 5] = float("nan")
     values, indices = ("f32[2, 16, 32, 32 | 16384, 1, 512, 16]", "i64[2, 16, 32, 32 | 16384, 1, 512, 16]")

@@ -1,4 +1,4 @@
-"""Every rule, on random inputs with special values: what replaces a pattern has the same bits."""
+"""Every rule on random inputs with special values: pattern and replacement give the same bits."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kiln.tensor.spec import TensorSpec
 
 
 class StaticOracle:
-    """Answers for static sizes; a symbolic question is a fault of the test."""
+    """Answers for static sizes only."""
 
     def decide(self, relation: object) -> bool:
         assert isinstance(relation, bool), relation
@@ -94,7 +94,7 @@ def _narrowed(rng: random.Random, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def same_layout(spec: TensorSpec, result: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
-    """`spec` says exactly what eager returned."""
+    """`spec` is exactly the layout that eager returned."""
     told = [f"{tuple(x.shape)} strides {x.stride()}" for x in operands]
     assert spec.sizes == tuple(result.shape), told
     assert spec.strides == tuple(result.stride()), (told, spec.strides, result.stride())

@@ -126,7 +126,7 @@ def test_symbolic_agrees_with_static(name: str) -> None:
 
 
 def same(left: TensorSpec, right: TensorSpec) -> bool:
-    """Equal up to what no element depends on: strides of size-1 dimensions, the layout of an empty tensor."""
+    """Equal except for strides of size-1 dimensions and of empty tensors."""
     if (left.sizes, left.dtype) != (right.sizes, right.dtype):
         return False
     strides = zip(left.strides, right.strides, left.sizes, strict=True)
