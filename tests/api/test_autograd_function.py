@@ -157,7 +157,7 @@ def in_place(x: Tensor, w: Tensor) -> Tensor:
 def gradients(function: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     x, w = x.clone().requires_grad_(x.requires_grad), w.clone().requires_grad_()
     result = function(x, w)
-    wanted = [one for one in (x, w) if one.requires_grad]
+    wanted = [item for item in (x, w) if item.requires_grad]
     return result.detach(), *torch.autograd.grad(result.sum(), wanted)
 
 
@@ -168,7 +168,7 @@ def check(function: Any, breaks: list[str], **options: Any) -> Any:
         for got, expected in zip(gradients(compiled, x, w), gradients(function, x, w), strict=True):
             torch.testing.assert_close(got, expected)
     report = kiln.report_of(compiled)
-    assert sorted({one.code for one in report.breaks}) == breaks, report.breaks
+    assert sorted({graph_break.code for graph_break in report.breaks}) == breaks, report.breaks
     assert report.eager == 0
     return report
 
@@ -187,7 +187,7 @@ def test_a_users_backend_gets_one_call(function: Any) -> None:
         return module.forward
 
     check(function, [], backend=backend)
-    assert any("apply" in one for one in targets)
+    assert any("apply" in target for target in targets)
 
 
 @pytest.mark.parametrize("function", [breaking, writing, in_place])

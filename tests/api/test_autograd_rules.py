@@ -172,7 +172,7 @@ def packed_elsewhere(call: Call) -> Account:
 
 
 def packed_in_another_layout(call: Call) -> Account:
-    x, w = (one.detach().t().contiguous().t().requires_grad_() for one in inputs())
+    x, w = (given.detach().t().contiguous().t().requires_grad_() for given in inputs())
     with torch.autograd.graph.saved_tensors_hooks(lambda one: one.detach().contiguous(), lambda one: one):
         y = call(x, w)
     y.sum().backward()
@@ -325,7 +325,7 @@ def tape_is_local(call: Call) -> Account:
     x, w = inputs()
     kept = [call(x, w) for _ in range(4)]
     del kept[1:3]
-    sum(one.sum() for one in kept).backward()
+    sum(result.sum() for result in kept).backward()
     return [x.grad]
 
 
@@ -411,9 +411,9 @@ def test_a_model_keeps_training_between_other_uses() -> None:
             loss = call(x).square().mean()
             loss.backward()
             with torch.no_grad():
-                for one in model.parameters():
-                    if one.grad is not None:
-                        one -= 0.1 * one.grad
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
             losses.append(loss.detach())
         torch.testing.assert_close(losses[1], losses[0])
 

@@ -36,7 +36,7 @@ class Net(nn.Module):
 def saved_bytes(model: Any, *args: Tensor) -> int:
     """Bytes that autograd keeps between forward and backward, without parameters."""
     kept: dict[int, int] = {}
-    parameters = {one.data_ptr() for one in model.parameters()}
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
 
     def pack(one: Tensor) -> Tensor:
         if one.data_ptr() not in parameters:
@@ -101,7 +101,7 @@ def test_nested_and_without_gradients() -> None:
         torch.testing.assert_close(compiled(x), program(x))
     got, expected = compiled(x), program(x)
     torch.testing.assert_close(got, expected)
-    pairs = [torch.autograd.grad(one.sum(), x)[0] for one in (got, expected)]
+    pairs = [torch.autograd.grad(item.sum(), x)[0] for item in (got, expected)]
     torch.testing.assert_close(*pairs)
     assert kiln.report_of(compiled).breaks == []
 

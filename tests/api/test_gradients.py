@@ -15,7 +15,7 @@ import kiln
 
 def check(function, *inputs: Tensor) -> None:
     """Values and gradients of `function`, compiled and eager."""
-    copies = [[one.detach().clone().requires_grad_(one.requires_grad) for one in inputs] for _ in range(2)]
+    copies = [[item.detach().clone().requires_grad_(item.requires_grad) for item in inputs] for _ in range(2)]
     results = [
         made(*given) for made, given in zip((kiln.compile(function, fullgraph=True), function), copies, strict=True)
     ]
@@ -36,10 +36,10 @@ def test_one_tensor_is_the_gradient_of_several_inputs() -> None:
 
 
 def gradients(function: Any, inputs: Sequence[Tensor], pick: Callable[[Any], Tensor]) -> list[Tensor | None]:
-    for one in inputs:
-        one.grad = None
+    for given in inputs:
+        given.grad = None
     pick(function(*inputs)).backward()
-    return [one.grad for one in inputs]
+    return [given.grad for given in inputs]
 
 
 def two_results(x: Tensor, w: Tensor, pooler: Tensor) -> tuple[Tensor, Tensor]:

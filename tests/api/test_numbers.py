@@ -99,7 +99,7 @@ def test_numbers_as_results_and_across_a_break() -> None:
         x = torch.randn(size)
         got, expected = compiled(x, a, n), program(x, a, n)
         torch.testing.assert_close(got[0], expected[0])
-        assert got[1:] == expected[1:] and [type(one) for one in got[1:]] == [float, int, float]
+        assert got[1:] == expected[1:] and [type(value) for value in got[1:]] == [float, int, float]
 
 
 def test_what_takes_only_numbers_gets_them() -> None:
@@ -154,7 +154,7 @@ def as_python(function: Any, *args: Any) -> Any:
         result = function(*args)
     except Exception as error:
         return type(error), str(error)
-    return [(type(one), one.tolist() if isinstance(one, Tensor) else one) for one in result]
+    return [(type(item), item.tolist() if isinstance(item, Tensor) else item) for item in result]
 
 
 def whole_numbers(x: Tensor, n: int) -> Any:
@@ -216,7 +216,7 @@ def test_a_divisor_that_becomes_zero_raises_where_the_program_divides() -> None:
         compiled: Any = kiln.compile(plain)
         sides: Any = [(compiled, torch.ones(1), []), (plain, torch.ones(1), [])]
         for number in numbers:
-            got, expected = (as_python(one, x, number, seen) for one, x, seen in sides)
+            got, expected = (as_python(side, x, number, seen) for side, x, seen in sides)
             assert got == expected
         assert sides[0][1:] == sides[1][1:]
 

@@ -18,20 +18,20 @@ Results = tuple[Tensor, ...]
 
 def assert_as_eager(function: Callable[..., Any], *args: Tensor) -> None:
     """`args` are not changed: each side gets copies."""
-    ours, theirs = [one.clone() for one in args], [one.clone() for one in args]
+    ours, theirs = [arg.clone() for arg in args], [arg.clone() for arg in args]
     actual: Results = kiln.compile(function, fullgraph=True)(*ours)
     expected: Results = function(*theirs)
-    for one, other in zip((*actual, *ours), (*expected, *theirs), strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert one.stride() == other.stride() or not one.numel()
-        assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+    for item, other in zip((*actual, *ours), (*expected, *theirs), strict=True):
+        assert item.dtype == other.dtype and item.shape == other.shape
+        assert item.stride() == other.stride() or not item.numel()
+        assert torch.equal(torch.nan_to_num(item), torch.nan_to_num(other))
     assert sharing(actual) == sharing(expected)
 
 
 def sharing(results: Results) -> list[int]:
     """For each result, the first result with the same memory."""
-    places = [one.untyped_storage().data_ptr() for one in results]
-    return [places.index(one) for one in places]
+    places = [result.untyped_storage().data_ptr() for result in results]
+    return [places.index(place) for place in places]
 
 
 def extremes(x: Tensor) -> Results:
@@ -127,8 +127,8 @@ def test_sizes_that_change_down_to_nothing(name: str) -> None:
     compiled = kiln.compile(function, fullgraph=True, dynamic=True)
     for sizes in ((5, 6), (7, 4), (1, 3), (3, 1), (3, 0), (0, 3), (2, 2)):
         x = torch.randn(sizes)
-        for one, other in zip(compiled(x), function(x), strict=True):
-            torch.testing.assert_close(one, other, equal_nan=True)
+        for result, other in zip(compiled(x), function(x), strict=True):
+            torch.testing.assert_close(result, other, equal_nan=True)
     assert kiln.report_of(compiled).compiles <= 3
 
 
@@ -229,7 +229,9 @@ def test_pivots_of_a_factorisation_count_from_one() -> None:
     matrix, right = (torch.randn(4, 4) + 4 * torch.eye(4)).requires_grad_(), torch.randn(4, 2, requires_grad=True)
     ours, theirs = kiln.compile(solved, fullgraph=True)(matrix, right), solved(matrix, right)
     torch.testing.assert_close(ours, theirs)
-    gradients = [torch.autograd.grad(sum(one.sum() for one in results), (matrix, right)) for results in (ours, theirs)]
+    gradients = [
+        torch.autograd.grad(sum(result.sum() for result in results), (matrix, right)) for results in (ours, theirs)
+    ]
     torch.testing.assert_close(*gradients)
 
 
@@ -260,8 +262,8 @@ def test_results_that_are_the_same_bytes_as_another_dtype(name: str) -> None:
 
     x = torch.randn(3, 2)
     ours, theirs = kiln.compile(f)(x), f(x)
-    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert [result.dtype for result in ours] == [their.dtype for their in theirs]
+    assert all(torch.equal(result, other) for result, other in zip(ours, theirs, strict=True))
     assert sharing((x, *ours)) == sharing((x, *theirs))
 
 
@@ -274,7 +276,7 @@ def test_autocast_casts_what_it_casts_on_this_device() -> None:
 
     weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(4)
     ours, theirs = kiln.compile(f)(weight, x), f(weight, x)
-    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
+    assert [result.dtype for result in ours] == [their.dtype for their in theirs]
     torch.testing.assert_close(ours[:3], theirs[:3])
 
 
@@ -303,7 +305,7 @@ def test_sizes_of_complex_numbers_are_real() -> None:
 def test_gradients_of_complex_functions(function: Callable[[Tensor], Tensor]) -> None:
     z = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
     results = kiln.compile(lambda z: function(z))(z), function(z)
-    torch.testing.assert_close(*[torch.autograd.grad(one, z, torch.ones_like(one)) for one in results])
+    torch.testing.assert_close(*[torch.autograd.grad(result, z, torch.ones_like(result)) for result in results])
 
 
 def test_the_variance_of_complex_numbers_is_left_to_eager() -> None:

@@ -335,7 +335,7 @@ def recurrent_networks(compile):
 def lines_of(error: BaseException) -> list[int]:
     """The user's lines on the way to an exception, without those of the test."""
     found = traceback.extract_tb(error.__traceback__)
-    return [one.lineno for one in found if one.filename == __file__][1:]
+    return [value.lineno for value in found if value.filename == __file__][1:]
 
 
 def outcome(function, *args):
@@ -410,9 +410,9 @@ def messages_of_wrong_programs(compile):
 
     def program(x):
         found = []
-        for one in attempts:
+        for attempt in attempts:
             try:
-                one(x)
+                attempt(x)
             except Exception as error:
                 found.append((type(error), str(error)))
         return found
@@ -425,7 +425,7 @@ def subscripts_of_classes(compile):
     def program(x):
         return isinstance(x, list) or collections.abc.Sequence[int] == list[int], type[int] == type[int], dict[str, int]
 
-    return [str(one) for one in compile(program)(ones())]
+    return [str(item) for item in compile(program)(ones())]
 
 
 # ---- gradients
@@ -444,7 +444,7 @@ def detached_results(compile):
     x = leaf()
     results = compile(program)(x), compile(program)(x * 1)
     results[0][4].add_(1)
-    return results, x, results[0][-1] is x, [one.grad_fn is None for one in results[0]]
+    return results, x, results[0][-1] is x, [result.grad_fn is None for result in results[0]]
 
 
 @case
@@ -663,9 +663,9 @@ def seen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.requires_grad, value.is_leaf, value.stride(), value.tolist()
     if isinstance(value, list | tuple):
-        return type(value), [seen(one) for one in value]
+        return type(value), [seen(item) for item in value]
     if isinstance(value, dict):
-        return type(value), [(key, seen(one)) for key, one in value.items()]
+        return type(value), [(key, seen(item)) for key, item in value.items()]
     if isinstance(value, BaseException):
         return type(value), str(value)
     return (

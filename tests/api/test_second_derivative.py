@@ -35,12 +35,12 @@ def compile_twice(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..
 
 def twice(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     """A loss of value and gradients, differentiated."""
-    wanted = [one for one in inputs if one.requires_grad]
+    wanted = [given for given in inputs if given.requires_grad]
     result = function(*inputs)
     gradients = torch.autograd.grad((result * result.detach().cos()).sum(), wanted, create_graph=True)
-    loss = result.sum() + sum((one * one).sum() for one in gradients)
+    loss = result.sum() + sum((gradient * gradient).sum() for gradient in gradients)
     second = torch.autograd.grad(loss, wanted, allow_unused=True)
-    return [*gradients, *[one for one in second if one is not None]]
+    return [*gradients, *[gradient for gradient in second if gradient is not None]]
 
 
 def chunks(x: Tensor, w: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def test_gradient_penalty_and_buffers() -> None:
         (gradient,) = torch.autograd.grad(y.sum(), [x], create_graph=True)
         loss = y.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
         loss.backward()
-        results.append([loss, gradient, *[one.grad for one in module.parameters()], *module.buffers()])
+        results.append([loss, gradient, *[parameter.grad for parameter in module.parameters()], *module.buffers()])
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -123,7 +123,7 @@ def test_hessian_vector_product() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     compiled = kiln.compile(model, fullgraph=True)
     x, parameters = torch.randn(6, 3), list(model.parameters())
-    vector = [torch.randn_like(one) for one in parameters]
+    vector = [torch.randn_like(parameter) for parameter in parameters]
     products = []
     for call in (model, compiled):
         gradients = torch.autograd.grad(call(x).square().mean(), parameters, create_graph=True)
@@ -168,7 +168,7 @@ def test_ambient_autocast_and_dtype_are_those_of_the_forward() -> None:
 def refused(function: Callable[..., Tensor], *inputs: Tensor) -> str:
     """The first derivative works; differentiating it raises."""
     result = kiln.compile(function, fullgraph=True)(*inputs)
-    leaf = next(one for one in inputs if one.is_leaf and one.requires_grad)
+    leaf = next(given for given in inputs if given.is_leaf and given.requires_grad)
     (gradient,) = torch.autograd.grad(result.sum(), [leaf], create_graph=True)
     assert gradient.requires_grad
     with pytest.raises(RuntimeError, match="KILN4008") as raised:
@@ -218,4 +218,4 @@ def test_hooks_see_what_they_see_without_a_second_derivative() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one) or one, lambda one: one):
         x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         kiln.compile(lambda x, bias: x * 3 + bias, fullgraph=True)(x, bias)
-    assert not any(one is bias or one is x for one in seen)
+    assert not any(item is bias or item is x for item in seen)

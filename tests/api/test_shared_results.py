@@ -72,26 +72,26 @@ FUNCTIONS = [
 
 
 def gradient(results: Results, x: Tensor) -> Tensor:
-    roots = [one for one in results if one.requires_grad]
-    tangents = [torch.linspace(0.5, 1.5, one.numel()).reshape(one.shape) for one in roots]
+    roots = [result for result in results if result.requires_grad]
+    tangents = [torch.linspace(0.5, 1.5, root.numel()).reshape(root.shape) for root in roots]
     (made,) = torch.autograd.grad(roots, x, tangents)
     return made
 
 
 def sharing(results: Results) -> list[int]:
-    places = [one.untyped_storage().data_ptr() for one in results]
-    return [places.index(one) for one in places]
+    places = [result.untyped_storage().data_ptr() for result in results]
+    return [places.index(place) for place in places]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_as_eager(function: Callable[..., Any]) -> None:
     ours, theirs = (torch.arange(12.0).div(12).reshape(3, 4).requires_grad_() for _ in range(2))
     actual, expected = kiln.compile(function, fullgraph=True)(ours), function(theirs)
-    assert [one.requires_grad for one in actual] == [one.requires_grad for one in expected]
+    assert [result.requires_grad for result in actual] == [value.requires_grad for value in expected]
     assert sharing(actual) == sharing(expected)
-    for one, other in zip(actual, expected, strict=True):
-        assert one.stride() == other.stride()
-        torch.testing.assert_close(one, other)
+    for result, other in zip(actual, expected, strict=True):
+        assert result.stride() == other.stride()
+        torch.testing.assert_close(result, other)
     torch.testing.assert_close(gradient(actual, ours), gradient(expected, theirs))
 
 

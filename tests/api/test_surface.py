@@ -132,8 +132,8 @@ def test_what_can_be_compiled(name: str) -> None:
 
 def test_a_decorated_forward() -> None:
     model, other = Decorated(), Decorated()
-    for one in (model, other):
-        torch.testing.assert_close(one(X), torch.relu(one.linear(X)))
+    for net in (model, other):
+        torch.testing.assert_close(net(X), torch.relu(net.linear(X)))
     report = kiln.report_of(Decorated.forward)
     assert report.regions >= 1 and report.eager == 0
     assert sorted(model.state_dict()) == ["linear.bias", "linear.weight"]
@@ -168,11 +168,11 @@ def pair() -> tuple[Net, Any]:
 def test_module_shares_everything(pair: tuple[Net, Any]) -> None:
     net, compiled = pair
     assert type(compiled).__name__ == "Net" and isinstance(compiled, Net) and repr(compiled) == repr(net)
-    assert [id(one) for one in compiled.parameters()] == [id(one) for one in net.parameters()]
+    assert [id(parameter) for parameter in compiled.parameters()] == [id(parameter) for parameter in net.parameters()]
     assert [name for name, _ in compiled.named_buffers()] == [name for name, _ in net.named_buffers()]
     assert list(compiled.children()) == list(net.children()) and compiled.get_submodule("first") is net.first
     assert list(compiled.state_dict()) == list(net.state_dict())
-    compiled.load_state_dict({name: torch.full_like(one, 2) for name, one in net.state_dict().items()})
+    compiled.load_state_dict({name: torch.full_like(tensor, 2) for name, tensor in net.state_dict().items()})
     assert net.offset.tolist() == [2.0] * 4
     assert vars(compiled) is vars(net)
 
@@ -233,8 +233,8 @@ def test_a_compiled_module_inside_another() -> None:
     outer = nn.Sequential(nn.Linear(3, 3), kiln.compile(inner)).eval()
     whole = kiln.compile(outer)
     expected = inner(outer[0](X))
-    for one in (outer, whole):
-        torch.testing.assert_close(one(X), expected)
+    for net in (outer, whole):
+        torch.testing.assert_close(net(X), expected)
     assert sorted(outer.state_dict()) == sorted(nn.Sequential(nn.Linear(3, 3), inner).state_dict())
 
 
@@ -247,9 +247,9 @@ def marked(x: Tensor) -> Tensor:
 
 def test_disable_forms() -> None:
     plain, late, with_reason = kiln.disable(marked), kiln.disable()(marked), kiln.disable(reason="slow")(marked)
-    for one in (plain, late, with_reason, kiln.disable(marked, recursive=False)):
-        assert one.__name__ == "marked"
-        compiled = kiln.compile(lambda x, one=one: one(x + 1) + 1)
+    for disabled in (plain, late, with_reason, kiln.disable(marked, recursive=False)):
+        assert disabled.__name__ == "marked"
+        compiled = kiln.compile(lambda x, disabled=disabled: disabled(x + 1) + 1)
         assert torch.equal(compiled(X), -(X + 1) + 1)
         assert len(kiln.report_of(compiled).breaks) == 1
     with pytest.raises(KilnError, match="`model`"):

@@ -58,7 +58,7 @@ def test_three_graphs_in_the_order_of_the_branches() -> None:
     def my_compiler(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Any:
         graphs.append(rows_of(gm))
         tabular.append(gm)
-        assert all(isinstance(one, torch.Tensor) for one in example_inputs)
+        assert all(isinstance(given, torch.Tensor) for given in example_inputs)
         return gm.forward
 
     compiled = kiln.compile(toy_example, backend=my_compiler)
@@ -80,5 +80,5 @@ def test_the_same_by_kilns_own_compiler() -> None:
         a, b = torch.randn(10), torch.randn(10)
         torch.testing.assert_close(compiled(a, b), toy_example(a, b))
     report = kiln.report_of(compiled)
-    assert [one.code for one in report.breaks] == ["KILN1007"]
+    assert [graph_break.code for graph_break in report.breaks] == ["KILN1007"]
     assert "test_toy_example.py" in report.breaks[0].where

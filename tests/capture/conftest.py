@@ -104,8 +104,8 @@ def same(lab: Lab) -> Callable[..., Any]:
     def check(function: Any, *args: Any, breaks: list[str] | None = None, **kwargs: Any) -> Any:
         expected = function(*args, **kwargs)
         got = lab.compile(function)(*args, **kwargs)
-        assert lab.skipped() == [], [str(one.skipped) for one in lab.captures]
-        assert lab.breaks() == (breaks or []), [str(stop) for one in lab.captures for stop in one.breaks]
+        assert lab.skipped() == [], [str(capture.skipped) for capture in lab.captures]
+        assert lab.breaks() == (breaks or []), [str(stop) for capture in lab.captures for stop in capture.breaks]
         assert lab.failures == [None] * len(lab.failures), "a guard fails on the call it was made from"
         assert_equal(got, expected)
         return got

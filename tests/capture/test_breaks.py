@@ -199,12 +199,12 @@ def test_result_is_eagers(lab, equal, function):
     expected = function(x)
     got = lab.compile(function)(x)
     assert lab.breaks(), "no break at all"
-    skipped = [str(one.skipped) for one in lab.captures if one.skipped]
-    assert not [one for one in skipped if "KILN9" in one], skipped
+    skipped = [str(capture.skipped) for capture in lab.captures if capture.skipped]
+    assert not [item for item in skipped if "KILN9" in item], skipped
     equal(got, expected)
     assert lab.captures[0].skipped is None, lab.captures[0].skipped
 
 
 def test_deep_callee_is_three_regions_at_most(lab):
     lab.compile(in_deep_callee)(torch.randn(3))
-    assert len([one for one in lab.captures if one.regions]) == 2
+    assert len([capture for capture in lab.captures if capture.regions]) == 2

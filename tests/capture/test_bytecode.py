@@ -78,7 +78,7 @@ def sample(a, b):
 def test_live_locals():
     decoded = decode(sample.__code__)
     live = live_locals(decoded)
-    branch = next(i for i, one in enumerate(decoded.instructions) if one.name == "POP_JUMP_IF_FALSE")
+    branch = next(i for i, instruction in enumerate(decoded.instructions) if instruction.name == "POP_JUMP_IF_FALSE")
     assert live[0] == {"a", "b"}
     assert live[branch + 1] == {"x"}
     assert live[decoded.instructions[branch].arg] == {"a"}

@@ -26,7 +26,7 @@ def test_messages_are_logged_in_order_at_each_call(lab, caplog):
         compiled = lab.compile(g)
         for _ in range(2):
             compiled(torch.ones(3))
-        assert [one.getMessage() for one in caplog.records] == ["first 3", "last 5%"] * 2
+        assert [record.getMessage() for record in caplog.records] == ["first 3", "last 5%"] * 2
         lab.compile(f)(torch.ones(3))
     assert lab.breaks() == ["KILN1010"]
 
@@ -52,7 +52,7 @@ def test_a_message_that_is_logged_once(same, lab, caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             compiled(x)
-    assert [one.getMessage() for one in caplog.records] == ["only now"]
+    assert [record.getMessage() for record in caplog.records] == ["only now"]
     assert lab.breaks() == []
 
 

@@ -64,8 +64,8 @@ class Point:
 def test_fields_of_a_dataclass(same: Any) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, list[str], list[str]]:
         point = Point(x)
-        values = [getattr(point, one.name) for one in dataclasses.fields(point)]
-        return values[0] * values[1], [one.name for one in dataclasses.fields(Point)], [type(point).__name__]
+        values = [getattr(point, field.name) for field in dataclasses.fields(point)]
+        return values[0] * values[1], [field.name for field in dataclasses.fields(Point)], [type(point).__name__]
 
     same(f, torch.ones(2))
 

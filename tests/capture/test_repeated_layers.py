@@ -110,7 +110,7 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
             labs.append(lab := Lab())
             function = lab.compile(type(model).forward)
             answers.append((function(model, *args), {n: v.clone() for n, v in model.state_dict().items()}))
-            assert lab.skipped() == [], [str(one.skipped) for one in lab.captures]
+            assert lab.skipped() == [], [str(capture.skipped) for capture in lab.captures]
             assert lab.failures == [None] * len(lab.failures)
         assert texts(labs[0].captures) == texts(labs[1].captures)
         assert_equal(answers[1], answers[0])

@@ -64,7 +64,7 @@ class SpeculatingLab(Lab):
         return tuple(DimChoice(DimKind.SYMBOL, "test") for _ in real.shape) if self.symbolic else None
 
     def speculated(self) -> list[list[bool]]:
-        return [[one.expected for one in got.speculations] for got in self.captures]
+        return [[speculation.expected for speculation in got.speculations] for got in self.captures]
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_paths_are_bounded_then_the_test_breaks_the_graph(lab, agrees):
 
     paths = [torch.tensor([bool(n & 1), bool(n & 2), bool(n & 4)]) for n in range(8)]
     agrees(f, *[(X, flags) for flags in [*paths, *reversed(paths)]])
-    assert len([one for one in lab.speculated() if one]) == lab.limit - 1
+    assert len([item for item in lab.speculated() if item]) == lab.limit - 1
     assert "KILN1007" in lab.breaks()
 
 

@@ -127,7 +127,7 @@ def run(function: Any) -> tuple[Any, str, list[str]]:
         warnings.simplefilter("always")
         result = function(torch.arange(6.0).reshape(2, 3))
     result = list(result) if hasattr(result, "__next__") else result
-    return result, out.getvalue(), [str(one.message) for one in caught]
+    return result, out.getvalue(), [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize(("function", "codes"), PROGRAMS, ids=lambda one: getattr(one, "__name__", ""))

@@ -15,11 +15,11 @@ def texts(captures: list[Capture]) -> dict[str, str]:
     def add(name: str, lines: Any) -> None:
         found.setdefault(name, []).extend(lines)
 
-    for one in captures:
-        add("guards", [f"{guard.text()} {guard.location}" for guard in one.guards])
-        add("collect", [source.text() for source in one.collect])
-        add("breaks", [f"{stop.code} {stop.at}" for stop in one.breaks])
-        for region in one.regions:
+    for capture in captures:
+        add("guards", [f"{guard.text()} {guard.location}" for guard in capture.guards])
+        add("collect", [source.text() for source in capture.collect])
+        add("breaks", [f"{stop.code} {stop.at}" for stop in capture.breaks])
+        for region in capture.regions:
             trace = region.trace
             add("graph", [graph_text(trace.graph)])
             add("torch", [trace.torch_graph().code])

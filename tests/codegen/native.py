@@ -43,16 +43,16 @@ class Case:
 
     def expected(self) -> tuple[dict[str, torch.Tensor], str | None]:
         """The interpreter's result, and the fault that it reports."""
-        memory = Memory({name: one.clone() for name, one in self.tensors.items()}, self.symbols())
+        memory = Memory({name: tensor.clone() for name, tensor in self.tensors.items()}, self.symbols())
         run_kernel(self.kernel, memory)
         return {name: memory.tensors[name] for name in self.kernel.writes}, memory.faults.fault
 
     def symbols(self) -> dict[Symbol, int]:
-        return {one: self.sizes[one.name] for one in self.kernel.ints if isinstance(one, Symbol)}
+        return {size: self.sizes[size.name] for size in self.kernel.ints if isinstance(size, Symbol)}
 
     def run(self, written: PrintedKernel, libraries: Libraries) -> tuple[dict[str, torch.Tensor], int]:
         """The written tensors and the status after the call, split into `pieces` ranges of units."""
-        tensors = {name: _cloned(one) for name, one in self.tensors.items()}
+        tensors = {name: _cloned(tensor) for name, tensor in self.tensors.items()}
         status = call(self.kernel, written, libraries, tensors, self.sizes, self.pieces)
         return {name: tensors[name] for name in self.kernel.writes}, status
 
@@ -66,9 +66,9 @@ def call(
     sizes: Mapping[str, int], pieces: int = 1,
 ) -> int:  # fmt: skip
     """Run a compiled kernel; its status."""
-    values = [evaluate(one, sizes) for one in kernel.ints]
+    values = [evaluate(size, sizes) for size in kernel.ints]
     names = {f"n{place}": value for place, value in enumerate(values)}
-    pointers = (ctypes.c_void_p * len(kernel.params))(*(tensors[one.name].data_ptr() for one in kernel.params))
+    pointers = (ctypes.c_void_p * len(kernel.params))(*(tensors[param.name].data_ptr() for param in kernel.params))
     ints = (ctypes.c_int64 * max(len(values), 1))(*values)
     scratch = torch.empty(evaluate(written.scratch, names) + 64, dtype=torch.uint8)
     status = (ctypes.c_int64 * 1)(0)
@@ -85,8 +85,8 @@ def compiled(
     kernels: Sequence[KernelIR], folder: Path, target: Target | None = None
 ) -> tuple[list[PrintedKernel], Libraries]:
     """All kernels in as few g++ calls as there are cores."""
-    written = [print_kernel(one, target or host_cpu()) for one in kernels]
-    return written, compile_kernels([one.kernel for one in written], DiskStore(folder), EventSink())
+    written = [print_kernel(kernel, target or host_cpu()) for kernel in kernels]
+    return written, compile_kernels([printed.kernel for printed in written], DiskStore(folder), EventSink())
 
 
 def check(
@@ -94,9 +94,9 @@ def check(
 ) -> None:
     """Every case gives in C++ what the interpreter gives."""
     written, libraries = compiled([case.kernel for case in cases], folder, target)
-    for case, one in zip(cases, written, strict=True):
+    for case, printed in zip(cases, written, strict=True):
         expected, fault = case.expected()
-        actual, status = case.run(one, libraries)
+        actual, status = case.run(printed, libraries)
         assert (status != 0) == (fault is not None), f"{case.kernel.name}: status {status}, {fault}"
         if fault is not None:
             continue
@@ -107,5 +107,5 @@ def check(
                 rtol=rtol,
                 atol=atol,
                 equal_nan=True,
-                msg=lambda text, one=one: f"{text}\n{one.kernel.source[-3000:]}",
+                msg=lambda text, printed=printed: f"{text}\n{printed.kernel.source[-3000:]}",
             )

@@ -348,9 +348,9 @@ def lane_cases() -> list[Case]:
         # In the last vector, which is not full; and in a lane that it does not have.
         wrong, below = at.clone(), at.clone()
         wrong[1, 44], below[0, 3] = 10, -11
-        cases += [Case.of(picks, {"x": x, "at": one, "out": y}) for one in (at, wrong, below)]
+        cases += [Case.of(picks, {"x": x, "at": item, "out": y}) for item in (at, wrong, below)]
         cases.append(Case.of(masked, {"x": x[0], "at": at[0], "out": y[0]}))
-        cases += [Case.of(writes, {"at": one, "y": y, "out": out}) for one in (at, wrong)]
+        cases += [Case.of(writes, {"at": item, "y": y, "out": out}) for item in (at, wrong)]
         if dtype not in (torch.bool, torch.bfloat16):
             cases.append(Case.of(sums, {"at": at, "y": y, "out": out}))
     return cases

@@ -34,7 +34,7 @@ def kernel_of(ops: list[tuple[str, int]], dtype: torch.dtype, size: int) -> Kern
     outs = [f"r{place}: {'b8' if PRIMS[op].result == 'bool' else name}[{size}]" for place, (op, _) in enumerate(ops)]
     loads = ["load x[i0]", "load y[i0]", "load z[i0]"]
     lines = [f"r{place}[i0] = {op}({', '.join(loads[:count])})" for place, (op, count) in enumerate(ops)]
-    params = ", ".join(f"{one}: {name}[{size}]" for one in "xyz")
+    params = ", ".join(f"{letter}: {name}[{size}]" for letter in "xyz")
     head = f"kernel all_{name}({params} -> {', '.join(outs)}) units (i0: {size}) strip 64"
     return parse_kernel("\n".join([head, "phase ():", *lines]))
 
@@ -45,10 +45,10 @@ def results(
     """The results of each kernel on its inputs."""
     written, libraries = compiled(kernels, folder, target)
     found = []
-    for kernel, one, given in zip(kernels, written, inputs, strict=True):
+    for kernel, printed, given in zip(kernels, written, inputs, strict=True):
         tensors = dict(zip("xyz", given, strict=True))
         outs = {p.name: torch.zeros(given[0].shape, dtype=p.spec.dtype) for p in kernel.params if p.name not in tensors}
-        status = call(kernel, one, libraries, tensors | outs, {})
+        status = call(kernel, printed, libraries, tensors | outs, {})
         found.append(outs | {"status": torch.tensor(status)})
     return found
 
@@ -139,7 +139,7 @@ def test_integer_division_over_the_whole_range(vector_bytes: int, tmp_path: Path
         trunc = [(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in pairs]
         left = [a - b * q for (a, b), q in zip(pairs, trunc, strict=True)]
         for place, want in enumerate((floor, trunc, rest, left)):
-            wide = torch.tensor([one - (1 << 64) if one >= 1 << 63 else one for one in want])
+            wide = torch.tensor([result - (1 << 64) if result >= 1 << 63 else result for result in want])
             bad = found[f"r{place}"] != wide.to(dtype)
             assert not bad.any(), f"{DIVISIONS[place][0]} {dtype}: {x[bad][:4]} by {y[bad][:4]}"
 
@@ -219,15 +219,15 @@ def test_conversions(tmp_path: Path) -> None:
     dtypes = [*INTS, torch.bool, F32, F64, torch.bfloat16, torch.float16]
     kernels, inputs = [], []
     for source in dtypes:
-        outs = ", ".join(f"r{place}: {NAMES[one]}[50]" for place, one in enumerate(dtypes))
-        lines = [f"r{place}[i0] = convert(load x[i0], {NAMES[one]})" for place, one in enumerate(dtypes)]
+        outs = ", ".join(f"r{place}: {NAMES[dtype]}[50]" for place, dtype in enumerate(dtypes))
+        lines = [f"r{place}[i0] = convert(load x[i0], {NAMES[dtype]})" for place, dtype in enumerate(dtypes)]
         head = f"kernel convert_{NAMES[source]}(x: {NAMES[source]}[50] -> {outs}) units (i0: 50) strip 32"
         kernels.append(parse_kernel("\n".join([head, "phase ():", *lines])))
         inputs.append((torch.rand(50) * 100 if source.is_floating_point else torch.randint(0, 100, (50,))).to(source))
     written, libraries = compiled(kernels, tmp_path)
-    for source, kernel, one, x in zip(dtypes, kernels, written, inputs, strict=True):
+    for source, kernel, printed, x in zip(dtypes, kernels, written, inputs, strict=True):
         outs = {f"r{place}": torch.zeros(50, dtype=target) for place, target in enumerate(dtypes)}
-        call(kernel, one, libraries, {"x": x} | outs, {})
+        call(kernel, printed, libraries, {"x": x} | outs, {})
         for place, target in enumerate(dtypes):
             assert torch.equal(outs[f"r{place}"], x.to(target)), f"{source} to {target}"
 
@@ -301,7 +301,7 @@ def test_worst_error_of_our_functions(vector_bytes: int, tmp_path: Path) -> None
     for (op, (bound, _)), got, (x, *_) in zip(ULPS.items(), found, inputs, strict=True):
         error = ulp_error(got["r0"], apply(PRIMS[op], F64, (x.double(),)))
         worst[op] = (round(error.max().item(), 2), bound, x[error.argmax()].item())
-    assert {op: one for op, one in worst.items() if not one[0] <= one[1]} == {}, worst
+    assert {op: item for op, item in worst.items() if not item[0] <= item[1]} == {}, worst
 
 
 @pytest.mark.parametrize("vector_bytes", [64, 32])

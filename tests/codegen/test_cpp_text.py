@@ -67,7 +67,7 @@ def test_text(name: str, golden: Callable[[object], None]) -> None:
 def test_equal_kernels_have_equal_sources() -> None:
     text = KERNELS["norm"]
     renamed = text.replace("square", "total").replace("x", "y").replace("i1", "i7").replace("s0", "s4")
-    first, second = (print_kernel(parse_kernel(one), TARGET).kernel for one in (text, renamed))
+    first, second = (print_kernel(parse_kernel(source), TARGET).kernel for source in (text, renamed))
     assert first == second
     assert print_kernel(parse_kernel(text.replace("0.01", "0.02")), TARGET).kernel.symbol != first.symbol
 

@@ -39,7 +39,7 @@ class Runner:
         """One launch; its status."""
         written = print_kernel(kernel, GPU)
         self.used.append(written)
-        values = tuple(evaluate(one, sizes) for one in kernel.ints)
+        values = tuple(evaluate(size, sizes) for size in kernel.ints)
         names = {f"n{place}": value for place, value in enumerate(values)}
         programs = 1
         for count in written.grid:
@@ -48,11 +48,11 @@ class Runner:
 
     def launch(self, launch: KernelLaunch, memory: Memory) -> None:
         sizes = {
-            one.name: number(value, memory.sizes)
-            for one, value in zip(launch.kernel.ints, launch.ints, strict=True)
-            if isinstance(one, Symbol)
+            size.name: number(value, memory.sizes)
+            for size, value in zip(launch.kernel.ints, launch.ints, strict=True)
+            if isinstance(size, Symbol)
         }
-        inner = Memory(sizes={one: sizes[one.name] for one in launch.kernel.ints if isinstance(one, Symbol)})
+        inner = Memory(sizes={size: sizes[size.name] for size in launch.kernel.ints if isinstance(size, Symbol)})
         tensors = [
             inner.seen_as(memory.tensors[name], param.spec)
             for param, name in zip(launch.kernel.params, launch.args, strict=True)
@@ -75,7 +75,7 @@ class Runner:
                 self.launch(step, memory)
             else:
                 run_extern(step, memory)
-        return [memory.tensors[one.buffer] if one.buffer else None for one in program.outputs]
+        return [memory.tensors[output.buffer] if output.buffer else None for output in program.outputs]
 
 
 def assert_same_values(
@@ -85,11 +85,11 @@ def assert_same_values(
     program = parse_program(text) if isinstance(text, str) else text
     made = scheduled(program, GPU)
     given = arguments(program, sizes or {})
-    again = [one.clone() if isinstance(one, torch.Tensor) and one._base is None else one for one in given]
+    again = [value.clone() if isinstance(value, torch.Tensor) and value._base is None else value for value in given]
     expected, actual = run_program(program, given), runner.program(made, again)
-    for one, other in zip(expected, actual, strict=True):
+    for value, other in zip(expected, actual, strict=True):
         if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance, equal_nan=True)
+            torch.testing.assert_close(other, value, rtol=tolerance, atol=tolerance, equal_nan=True)
     return made
 
 
@@ -106,11 +106,11 @@ def check_parsed(
     runner: Runner, kernel: KernelIR, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], tolerance: float
 ) -> None:
 
-    symbols = {one: sizes[one.name] for one in kernel.ints if isinstance(one, Symbol)}
-    memory = Memory({name: one.clone() for name, one in tensors.items()}, dict(symbols))
+    symbols = {size: sizes[size.name] for size in kernel.ints if isinstance(size, Symbol)}
+    memory = Memory({name: tensor.clone() for name, tensor in tensors.items()}, dict(symbols))
     run_kernel(kernel, memory)
-    own = {name: one.clone(memory_format=torch.preserve_format) for name, one in tensors.items()}
-    status = runner.run(kernel, [own[one.name] for one in kernel.params], sizes)
+    own = {name: tensor.clone(memory_format=torch.preserve_format) for name, tensor in tensors.items()}
+    status = runner.run(kernel, [own[param.name] for param in kernel.params], sizes)
     assert (status != 0) == (memory.faults.fault is not None), f"status {status}, {memory.faults.fault}"
     if status:
         return

@@ -175,11 +175,11 @@ class TorchFunctions:
         def call(*operands: Any) -> Any:
             tl = importlib.import_module("triton.language")
             handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
-            tensors = [torch.from_numpy(one.handle.data.copy()) for one in operands]
+            tensors = [torch.from_numpy(operand.handle.data.copy()) for operand in operands]
             result = function(*tensors).numpy()
             dtype = operands[0].dtype
             shape = list(result.shape)
-            kind = tl.block_type(dtype, shape) if any(one.type.is_block() for one in operands) else dtype
+            kind = tl.block_type(dtype, shape) if any(operand.type.is_block() for operand in operands) else dtype
             return tl.tensor(handle(result, dtype), kind)
 
         return call

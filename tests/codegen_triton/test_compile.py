@@ -71,7 +71,7 @@ def test_what_is_not_aligned_is_accessed_by_element() -> None:
     (written,) = kernels(COPY.format(dtype="f32", size=4096))
     assert "v4" in ptx_of(written)
     (step,) = (
-        one for one in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(one, KernelLaunch)
+        item for item in scheduled(COPY.format(dtype="f32", size=4096), GPU).steps if isinstance(item, KernelLaunch)
     )
     assert "v4" not in ptx_of(print_kernel(step.kernel, H100))
 

@@ -31,15 +31,15 @@ def kernel_of(ops: list[tuple[str, int]], dtype: torch.dtype, size: int) -> Kern
     outs = [f"r{place}: {'b8' if PRIMS[op].result == 'bool' else name}[{size}]" for place, (op, _) in enumerate(ops)]
     loads = ["load x[i0]", "load y[i0]", "load z[i0]"]
     lines = [f"r{place}[i0] = {op}({', '.join(loads[:count])})" for place, (op, count) in enumerate(ops)]
-    params = ", ".join(f"{one}: {name}[{size}]" for one in "xyz")
+    params = ", ".join(f"{letter}: {name}[{size}]" for letter in "xyz")
     return parse_kernel("\n".join([f"kernel k({params} -> {', '.join(outs)}) units (i0: {size})", "phase ():", *lines]))
 
 
 def results(runner: Runner, kernel: KernelIR, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
     given = dict(zip("xyz", inputs, strict=True))
-    tensors = [given.get(one.name, torch.zeros(inputs[0].shape, dtype=one.spec.dtype)) for one in kernel.params]
+    tensors = [given.get(param.name, torch.zeros(inputs[0].shape, dtype=param.spec.dtype)) for param in kernel.params]
     status = runner.run(kernel, tensors, {})
-    outs = {one.name: tensor for one, tensor in zip(kernel.params, tensors, strict=True)}
+    outs = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
     return [outs[f"r{place}"] for place in range(len(outs) - 3)], status
 
 
@@ -117,8 +117,8 @@ def test_conversions(runner: Runner) -> None:
     """Every pair of dtypes, on values that both can hold."""
     dtypes = [*INTS, torch.bool, F32, F64, torch.bfloat16, torch.float16]
     for source in dtypes:
-        outs = ", ".join(f"r{place}: {NAMES[one]}[50]" for place, one in enumerate(dtypes))
-        lines = [f"r{place}[i0] = convert(load x[i0], {NAMES[one]})" for place, one in enumerate(dtypes)]
+        outs = ", ".join(f"r{place}: {NAMES[dtype]}[50]" for place, dtype in enumerate(dtypes))
+        lines = [f"r{place}[i0] = convert(load x[i0], {NAMES[dtype]})" for place, dtype in enumerate(dtypes)]
         kernel = parse_kernel(
             "\n".join([f"kernel k(x: {NAMES[source]}[50] -> {outs}) units (i0: 50)", "phase ():", *lines])
         )

@@ -128,7 +128,7 @@ def test_numbers_made_of_indices_may_be_large(name: str, runner: Runner) -> None
     """Although every tensor is small."""
     tensors = {"x": torch.arange(1024), "out": torch.zeros(1024, dtype=torch.int64)}
     text = WIDE[name]
-    check_kernel(runner, text, {key: one for key, one in tensors.items() if f"{key}:" in text}, {})
+    check_kernel(runner, text, {key: tensor for key, tensor in tensors.items() if f"{key}:" in text}, {})
 
 
 def test_small_numbers_have_32_bits() -> None:

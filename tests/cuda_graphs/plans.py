@@ -39,7 +39,7 @@ def random_holds(make: Callable[[Function], Any], device: torch.device, seed: in
     held: list[tuple[torch.Tensor, torch.Tensor]] = [(first.clone(), first.clone())]
 
     def whole() -> tuple[torch.Tensor, torch.Tensor]:
-        found = [one for one in held if one[0].numel() == 64]
+        found = [result for result in held if result[0].numel() == 64]
         return found[pick(len(found))] if found else (first.clone(), first.clone())
 
     for _ in range(length):
@@ -47,16 +47,16 @@ def random_holds(make: Callable[[Function], Any], device: torch.device, seed: in
         if action <= 2:
             number = pick(3)
             pairs = [whole() for _ in range(truths[number][1])]
-            ours = plans[number](*(one for one, _ in pairs))
+            ours = plans[number](*(pair for pair, _ in pairs))
             theirs = truths[number][0](*(other for _, other in pairs))
             held.extend(zip(ours, theirs, strict=True))
         elif action == 3 and len(held) > 1:
             del held[pick(len(held))]
         elif action == 4:
-            for one in held[pick(len(held))]:
-                one.mul_(0.25)
+            for result in held[pick(len(held))]:
+                result.mul_(0.25)
         elif action == 5:
-            held.extend((one.detach(), other.detach()) for one, other in held[:2])
+            held.extend((result.detach(), other.detach()) for result, other in held[:2])
         held = held[-12:]
-        for one, other in held:
-            torch.testing.assert_close(one, other)
+        for result, other in held:
+            torch.testing.assert_close(result, other)

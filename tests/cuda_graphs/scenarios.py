@@ -104,13 +104,13 @@ def inference_with_held_results(setup: Setup) -> None:
 @scenario
 def training_steps(setup: Setup) -> None:
     model, fast = setup.pair()
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, fast)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (model, fast)]
     for _ in range(6):
         x = setup.randn(5, 6)
         losses = []
-        for one, optimizer in zip((model, fast), optimizers, strict=True):
+        for net, optimizer in zip((model, fast), optimizers, strict=True):
             optimizer.zero_grad()
-            losses.append(step(one, x))
+            losses.append(step(net, x))
             optimizer.step()
         close(*losses)
     graphed(fast, 2)
@@ -137,9 +137,9 @@ def several_forwards(setup: Setup, *, order: tuple[int, ...]) -> None:
     model, fast = setup.pair()
     for _ in range(5):
         inputs = [setup.randn(5, 6) for _ in order]
-        for one in (model, fast):
-            one.zero_grad()
-            losses = [one(x).square().mean() for x in inputs]
+        for net in (model, fast):
+            net.zero_grad()
+            losses = [net(x).square().mean() for x in inputs]
             for number in order:
                 losses[number].backward()
         same_gradients(fast, model)
@@ -155,9 +155,9 @@ def a_sum_of_forwards(setup: Setup) -> None:
     model, fast = setup.pair()
     for _ in range(5):
         inputs = [setup.randn(5, 6) for _ in range(3)]
-        for one in (model, fast):
-            one.zero_grad()
-            sum(one(x).square().mean() for x in inputs).backward()
+        for net in (model, fast):
+            net.zero_grad()
+            sum(net(x).square().mean() for x in inputs).backward()
         same_gradients(fast, model)
 
 
@@ -166,9 +166,9 @@ def retained_graphs(setup: Setup) -> None:
     model, fast = setup.pair()
     for _ in range(5):
         x = setup.randn(5, 6)
-        for one in (model, fast):
-            one.zero_grad()
-            y = one(x)
+        for net in (model, fast):
+            net.zero_grad()
+            y = net(x)
             y.sum().backward(retain_graph=True)
             y.square().sum().backward()
         same_gradients(fast, model)
@@ -183,9 +183,9 @@ def compiled_after_compiled(setup: Setup) -> None:
     other = setup.compiled(after)
     for _ in range(6):
         x = setup.randn(5, 6)
-        for one, then in ((model, after), (fast, other)):
-            one.zero_grad()
-            then(one(x)).sum().backward()
+        for item, then in ((model, after), (fast, other)):
+            item.zero_grad()
+            then(item(x)).sum().backward()
         same_gradients(fast, model)
 
 
@@ -195,9 +195,9 @@ def gradients_that_are_kept(setup: Setup) -> None:
     kept: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     for _ in range(5):
         x = setup.randn(5, 6)
-        for one in (model, fast):
-            one.zero_grad()
-            step(one, x)
+        for net in (model, fast):
+            net.zero_grad()
+            step(net, x)
         kept.append((gradients(fast), gradients(model)))
     for ours, theirs in kept:
         for one_gradient, other in zip(ours, theirs, strict=True):
@@ -211,9 +211,9 @@ def statistics_in_training(setup: Setup) -> None:
     fast = setup.compiled(copy.deepcopy(model))
     for _ in range(6):
         x = setup.randn(5, 6)
-        for one in (model, fast):
-            one.zero_grad()
-            step(one, x)
+        for net in (model, fast):
+            net.zero_grad()
+            step(net, x)
         for ours, theirs in zip(fast.buffers(), model.buffers(), strict=True):
             close(ours, theirs)
 
@@ -223,7 +223,7 @@ def dropout_differs_in_each_replay(setup: Setup) -> None:
     fast = setup.compiled(lambda x: F.dropout(x, 0.5))
     x = torch.ones(1000, device=setup.device)
     seen = [fast(x) for _ in range(6)]
-    assert len({tuple(one.tolist()) for one in seen}) == 6
+    assert len({tuple(item.tolist()) for item in seen}) == 6
     graphed(fast, 1)
 
 
@@ -323,8 +323,8 @@ class Play:
                 self.held[self.pick(len(self.held))].add_(1)
 
     def look(self) -> None:
-        self.seen.extend(one.detach().clone() for one in self.held)
-        self.seen.extend(one.clone() for one in gradients(self.model))
+        self.seen.extend(result.detach().clone() for result in self.held)
+        self.seen.extend(gradient.clone() for gradient in gradients(self.model))
 
     def run(self, length: int) -> list[torch.Tensor]:
         actions = (

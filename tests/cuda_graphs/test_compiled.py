@@ -78,7 +78,7 @@ def test_what_an_earlier_process_compiled_has_graphs_too(device: NullDevice, tmp
             seen.append(y.detach())
         assert report_of(fast).loaded == loaded
         assert report_of(fast).graphs == 2 and device.replays == before + 8
-        assert len({tuple(one.flatten().tolist()) for one in seen}) == 5
+        assert len({tuple(item.flatten().tolist()) for item in seen}) == 5
 
 
 def test_on_the_cpu_the_mode_changes_nothing() -> None:

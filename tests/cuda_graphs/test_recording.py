@@ -101,8 +101,8 @@ def test_views_and_detached_tensors_go_with_a_held_result(device: NullDevice) ->
     y = run(full(1))[0]
     view, detached = y[1:3], y.detach()
     run(full(5))
-    for one in (y, view, detached):
-        assert torch.equal(one, torch.full_like(one, 2))
+    for held in (y, view, detached):
+        assert torch.equal(held, torch.full_like(held, 2))
     view.fill_(7)
     assert y.tolist() == detached.tolist() == [2, 7, 7, 2]
 
@@ -117,10 +117,10 @@ def test_a_pointer_that_left_torch_stays_good(device: NullDevice) -> None:
         view = y[1:]
         outside.append((numpy.from_dlpack(y), view))
         assert not is_lent(view)
-    for n, (one, view) in enumerate(outside):
-        assert one.tolist() == [2 * n + 2] * 4 and view.tolist() == [2 * n + 2] * 3
+    for n, (array, view) in enumerate(outside):
+        assert array.tolist() == [2 * n + 2] * 4 and view.tolist() == [2 * n + 2] * 3
     view.fill_(1)
-    assert one[1] == 1
+    assert array[1] == 1
     assert len(device.graphs) == 1
 
 
@@ -133,7 +133,7 @@ def test_a_capsule_that_left_torch_stays_good(device: NullDevice) -> None:
     capsules = [torch.utils.dlpack.to_dlpack(run(x)[0]) for x in others]
     outside += [torch.from_dlpack(capsule) for capsule in capsules]
     run(first)
-    assert [one.tolist() for one in outside] == [[2 * n] * 4 for n in (1, 2, 3, 1, 2, 3)]
+    assert [result.tolist() for result in outside] == [[2 * n] * 4 for n in (1, 2, 3, 1, 2, 3)]
 
 
 def test_memory_shared_with_other_processes_is_moved_before(device: NullDevice) -> None:
@@ -224,8 +224,8 @@ def test_an_argument_that_stood_still_and_moves_later(device: NullDevice) -> Non
         run(x)
     assert run.recordings[0].copied == frozenset()
     keep = [full(n) for n in range(6)]
-    for n, one in enumerate(keep):
-        assert torch.equal(run(one)[0], full(2 * n))
+    for n, kept in enumerate(keep):
+        assert torch.equal(run(kept)[0], full(2 * n))
     assert len(device.graphs) == 2 and len(run.recordings) == 1
 
 
@@ -308,7 +308,7 @@ def test_recordings_take_a_share_of_the_memory(device: NullDevice) -> None:
     sizes = []
     for x in keep:
         assert torch.equal(run(x)[0], x * 2)
-        sizes.append([one.graph.bytes // 4 for one in run.recordings])
+        sizes.append([recording.graph.bytes // 4 for recording in run.recordings])
     assert sizes[1::2] == [[10], [10, 20], [30], [100], [10]], "the one used longest ago goes first; one always stays"
 
 
@@ -318,7 +318,7 @@ def test_no_twin_beyond_the_share_of_the_memory(device: NullDevice, monkeypatch:
     device.memory = int(4 * 6 / POOL_SHARE)
     keep = fulls(9)
     held = [run(x)[0] for x in keep]
-    assert [one[0].item() for one in held] == [2 * n for n in range(9)]
+    assert [result[0].item() for result in held] == [2 * n for n in range(9)]
     assert len(device.graphs) == 1
 
 
@@ -334,7 +334,7 @@ def test_a_large_held_result_stays_where_it_is(device: NullDevice, monkeypatch: 
         assert torch.equal(y, full(2 * n))
     assert len(device.graphs) == len(places) == 2
     held = [run(x)[0] for x in keep[:5]]
-    assert [one[0].item() for one in held] == [0, 2, 4, 6, 8]
+    assert [result[0].item() for result in held] == [0, 2, 4, 6, 8]
     assert len(device.graphs) == 2
 
 

@@ -37,8 +37,8 @@ def assert_same(actual: Any, expected: Any) -> None:
     assert type(actual) is type(expected)
     if isinstance(expected, list | tuple):
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other)
+        for result, other in zip(actual, expected, strict=True):
+            assert_same(result, other)
     elif isinstance(expected, dict):
         assert_same(list(actual.items()), list(expected.items()))
     elif isinstance(expected, torch.Tensor):

@@ -125,8 +125,12 @@ def test_refused_dtypes_are_those_of_eager() -> None:
         packet, overload = name.removeprefix("aten.").split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         for dtype in DTYPES:
-            given = [example(str(one.type), dtype) for one in op._schema.arguments if one.default_value is None]
-            arguments = [one for one in given if one is not None]
+            given = [
+                example(str(argument.type), dtype)
+                for argument in op._schema.arguments
+                if argument.default_value is None
+            ]
+            arguments = [value for value in given if value is not None]
             if refuses(lambda op=op, a=arguments: op(*a)) != refuses(lambda op=op, a=arguments: recorded(op, a)):
                 different.append((name, dtype))
     assert {name for name, _ in different} <= UNDECIDED, different
@@ -147,8 +151,8 @@ def example(kind: str, dtype: torch.dtype) -> Any:
 def recorded(op: Any, arguments: list[Any]) -> None:
     recorder = new_recorder()
     fakes = [
-        recorder.add_tensor(one, f"x{n}", LocalSource(f"x{n}")) if isinstance(one, torch.Tensor) else one
-        for n, one in enumerate(arguments)
+        recorder.add_tensor(argument, f"x{n}", LocalSource(f"x{n}")) if isinstance(argument, torch.Tensor) else argument
+        for n, argument in enumerate(arguments)
     ]
     recorder.call(op, fakes, {})
 

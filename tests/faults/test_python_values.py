@@ -117,8 +117,8 @@ def test_has_torch_function() -> None:
     def program(x: torch.Tensor, one: object) -> torch.Tensor:
         return x + torch.overrides.has_torch_function((one,)) + 2 * torch.overrides.has_torch_function_unary(one)
 
-    for one in (Overriding(), Hashed(), 3, None, torch.ones(1)):
-        assert_like_eager(kiln.compile(program), program, torch.zeros(1), one)
+    for item in (Overriding(), Hashed(), 3, None, torch.ones(1)):
+        assert_like_eager(kiln.compile(program), program, torch.zeros(1), item)
 
 
 @pytest.mark.filterwarnings("error")

@@ -40,7 +40,7 @@ def test_a_detached_result_beside_what_it_was_detached_from() -> None:
 
     for function in (program, kiln.compile(program)):
         results = function(torch.ones(3, requires_grad=True))
-        assert [one.requires_grad for one in results] == [False, False, True]
+        assert [result.requires_grad for result in results] == [False, False, True]
         assert results[1].data_ptr() == results[2].data_ptr()
 
 

@@ -27,7 +27,7 @@ TARGET = Target(vector_bytes=32, threads=2)
 def random_tensor(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
     """A tensor in the layout of `buffer`; integers stay small, as they may be indices."""
     spec = buffer.spec
-    shape, strides = ([evaluate(one, sizes) for one in part] for part in (spec.sizes, spec.strides))
+    shape, strides = ([evaluate(item, sizes) for item in part] for part in (spec.sizes, spec.strides))
     offset = evaluate(spec.offset, sizes)
     need = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 0)
     if spec.dtype.is_floating_point:
@@ -40,7 +40,7 @@ def random_tensor(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
 
 
 def arguments(program: LoopProgram, sizes: Mapping[str, int]) -> list[Any]:
-    return [sizes[one.name] if isinstance(one, Symbol) else random_tensor(one, sizes) for one in program.inputs]
+    return [sizes[given.name] if isinstance(given, Symbol) else random_tensor(given, sizes) for given in program.inputs]
 
 
 def scheduled(text: str | LoopProgram, target: Target = TARGET) -> KernelProgram:
@@ -62,13 +62,13 @@ def assert_same_values(
     once, again = _copies(given), _copies(given)
     constants = {key: random_tensor(buffer, sizes or {}) for buffer, key in program.constants}
     expected, actual = run_program(program, once, constants), run_kernel_program(made, again, constants)
-    for one, other in zip((*expected, *once), (*actual, *again), strict=True):
-        _assert_close(one, other)
+    for item, other in zip((*expected, *once), (*actual, *again), strict=True):
+        _assert_close(item, other)
     return made
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
-    return [_copy(one) if isinstance(one, torch.Tensor) else one for one in values]
+    return [_copy(value) if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

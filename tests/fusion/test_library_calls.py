@@ -65,9 +65,9 @@ def test_calls_in_place_of_views_and_of_sizes_that_change() -> None:
         want = program(x, y)
         got = compiled(kept, y)
         assert torch.equal(kept, x)
-        for one, other in zip(got, want, strict=True):
-            torch.testing.assert_close(one, other)
-            assert one.stride() == other.stride()
+        for value, other in zip(got, want, strict=True):
+            torch.testing.assert_close(value, other)
+            assert value.stride() == other.stride()
 
 
 def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:

@@ -31,7 +31,7 @@ def buffer(name: str, *sizes: int, base: str | None = None, offset: int = 0) -> 
 
 def body(op: str, *names: str) -> LoopBody:
     builder = BodyBuilder()
-    return builder.finish(builder.pointwise(PRIMS[op], F32, *(builder.load(one, (I0, I1), F32) for one in names)))
+    return builder.finish(builder.pointwise(PRIMS[op], F32, *(builder.load(name, (I0, I1), F32) for name in names)))
 
 
 def pointwise(out: Buffer, op: str, *names: str) -> Pointwise:
@@ -43,7 +43,7 @@ def mm(out: Buffer, one: str, other: str) -> Extern:
 
 
 def allocated_over(made: KernelProgram) -> dict[str, str | None]:
-    return {one.buffer.name: one.buffer.base for one in made.allocations}
+    return {allocation.buffer.name: allocation.buffer.base for allocation in made.allocations}
 
 
 def test_result_over_dead_argument(golden: Callable[..., None]) -> None:

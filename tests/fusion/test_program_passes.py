@@ -101,11 +101,11 @@ loops other
 def test_a_loss_is_three_kernels() -> None:
     """Row terms; partial sums; sums."""
     rows, parts, whole = launches(LOSS)
-    assert [one.kernel.units[0].size for one in (rows, parts)] == [32768, 8] and not whole.kernel.units
+    assert [item.kernel.units[0].size for item in (rows, parts)] == [32768, 8] and not whole.kernel.units
     assert len(parts.kernel.writes) == len(whole.kernel.writes) == 2
 
 
 def test_large_sums_do_not_wait_for_each_other() -> None:
     large = LOSS.replace("32768", str(1 << 22)).replace("4096", "64")
     _, parts, _, more_parts, _ = launches(large)
-    assert [len(one.kernel.writes) for one in (parts, more_parts)] == [1, 1]
+    assert [len(item.kernel.writes) for item in (parts, more_parts)] == [1, 1]

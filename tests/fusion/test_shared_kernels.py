@@ -14,8 +14,8 @@ def padded(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 def test_images_of_all_sizes_are_padded_by_one_kernel() -> None:
     x, y = torch.randn(2, 5, 6, 16), torch.randn(3, 9, 4, 24)
-    for one, other in zip(kiln.compile(padded, fullgraph=True)(x, y), padded(x, y), strict=True):
-        assert torch.equal(one, other)
+    for item, other in zip(kiln.compile(padded, fullgraph=True)(x, y), padded(x, y), strict=True):
+        assert torch.equal(item, other)
     report = kiln.explain(padded)(x, y)
     assert (report.kernels, report.launches) == (1, 2)
 
@@ -25,6 +25,6 @@ def test_parts_of_rows_are_copied_by_one_kernel() -> None:
         return x[:, 1:, 3:].exp(), y[:, 4:, 2:].exp()
 
     x, y = torch.randn(4, 6, 40), torch.randn(5, 9, 30)
-    for one, other in zip(kiln.compile(parts, fullgraph=True)(x, y), parts(x, y), strict=True):
-        torch.testing.assert_close(one, other)
+    for item, other in zip(kiln.compile(parts, fullgraph=True)(x, y), parts(x, y), strict=True):
+        torch.testing.assert_close(item, other)
     assert kiln.explain(parts)(x, y).kernels == 1

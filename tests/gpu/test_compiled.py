@@ -21,9 +21,9 @@ def both(function: Callable[..., Tensor], *inputs: Tensor, train: bool) -> None:
     """Equal results, and in training equal gradients, up to the rounding of bf16."""
     compiled = kiln.compile(function, fullgraph=True)
     found = []
-    for one in (function, compiled):
+    for run in (function, compiled):
         given = [value.clone().requires_grad_(train and value.is_floating_point()) for value in inputs]
-        result = one(*given)
+        result = run(*given)
         values = [result]
         if train:
             tangent = torch.ones_like(result)
@@ -101,8 +101,8 @@ def test_a_cpu_scalar_meets_a_tensor_of_the_gpu() -> None:
 def test_a_misaligned_input() -> None:
     x = torch.randn(1025, device="cuda")
     compiled = kiln.compile(lambda x: x.exp() + 1, fullgraph=True)
-    for one in (x[:1024], x[1:], x[:1024]):
-        torch.testing.assert_close(compiled(one), one.exp() + 1)
+    for item in (x[:1024], x[1:], x[:1024]):
+        torch.testing.assert_close(compiled(item), item.exp() + 1)
 
 
 def test_batch_norm_in_training() -> None:
@@ -116,7 +116,7 @@ def test_batch_norm_in_training() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
         expected.square().mean().backward()
         got.square().mean().backward()
-    for (name, one), other in zip(mine.state_dict().items(), eager.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
-    for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-4)
+    for (name, tensor), other in zip(mine.state_dict().items(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-3, msg=name)
+    for parameter, other in zip(mine.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-2, atol=1e-4)

@@ -108,8 +108,8 @@ def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_results_are_eagers_and_stay() -> None:
     run = graphed(chain)
     held = [run(full(n)) for n in range(8)]
-    for n, (one, two) in enumerate(held):
-        assert torch.equal(one, full(n + 10)) and torch.equal(two, full(2 * n + 20))
+    for n, (result, two) in enumerate(held):
+        assert torch.equal(result, full(n + 10)) and torch.equal(two, full(2 * n + 20))
     assert len(run.recordings) == 1 and isinstance(run.log, Log) and run.log.bytes > 0 and not run.log.reasons
 
 
@@ -133,7 +133,7 @@ def test_eager_work_on_held_memory_keeps_its_order() -> None:
         for _ in range(5):
             y = y * 1
         sums.append(y.sum())
-    assert [int(one.item()) for one in sums] == [2 * n * size for n in range(20)]
+    assert [int(total.item()) for total in sums] == [2 * n * size for n in range(20)]
 
 
 def test_replays_on_other_streams_follow_one_another() -> None:
@@ -179,7 +179,7 @@ def test_dropout_in_the_users_own_capture() -> None:
         graph.replay()
         assert torch.equal(gradient, y) and 0.4 < (y > 0).float().mean() < 0.6
         seen.append(y.detach().clone())
-    assert not any(torch.equal(one, other) for n, one in enumerate(seen) for other in seen[:n])
+    assert not any(torch.equal(item, other) for n, item in enumerate(seen) for other in seen[:n])
     runs = []
     for _ in range(2):
         torch.cuda.manual_seed(5)
@@ -273,8 +273,8 @@ def test_torchs_own_random_numbers() -> None:
     expected = [F.dropout(x, 0.5) for _ in range(5)]
     torch.cuda.manual_seed(5)
     found = [run(x)[0] for _ in range(5)]
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    for value, other in zip(found, expected, strict=True):
+        assert torch.equal(value, other)
 
 
 def test_seed_rows_draw_as_plain_runs_do() -> None:

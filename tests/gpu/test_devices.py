@@ -70,9 +70,9 @@ def test_training_on_the_other_device(mode: str) -> None:
     model, fast = pair(mode, SECOND)
     for _ in range(4):
         x = torch.randn(32, 64, device=SECOND)
-        for one in (model, fast):
-            one.zero_grad()
-            one(x).square().mean().backward()
+        for net in (model, fast):
+            net.zero_grad()
+            net(x).square().mean().backward()
         for ours, theirs in zip(fast.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
 

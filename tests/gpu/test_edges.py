@@ -278,6 +278,6 @@ def test_sums_have_one_order_if_asked_to() -> None:
         results = [fast(table, at, rows) for _ in range(5)]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(one, results[0]) for one in results)
+    assert all(torch.equal(result, results[0]) for result in results)
     expected = torch.index_put(table.double(), (at,), torch.exp(rows).double(), accumulate=True)
     torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-4)

@@ -65,7 +65,7 @@ def test_the_region_runs_eager(name: str, graphs: bool, monkeypatch: pytest.Monk
             y = fast(x, weight)
             assert torch.equal(y, program(x, weight))
             assert torch.equal(torch.autograd.grad(y.sum(), weight)[0], expected)
-    told = [str(one.message) for one in seen if issubclass(one.category, KilnWarning)]
+    told = [str(warning.message) for warning in seen if issubclass(warning.category, KilnWarning)]
     assert len(told) == 1 and code in told[0], told
     del y
     gc.collect()

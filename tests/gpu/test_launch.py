@@ -76,7 +76,7 @@ def launch_kernel(
     grid: Sequence[int],
 ) -> None:
     """One launch of a GPU kernel as a plan of its own, on the current stream of the device of `tensors`."""
-    layouts = [TensorSpec(one.dtype, tuple(one.shape), one.stride(), 0, one.device) for one in tensors]
+    layouts = [TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), 0, tensor.device) for tensor in tensors]
     slots = tuple(range(len(tensors)))
     plan = Plan(
         name=kernel.symbol,
@@ -88,7 +88,7 @@ def launch_kernel(
         num_slots=len(tensors),
         mutated=tuple(n for n, param in enumerate(kernel.params) if param.access != "read"),
     )
-    names = [one.name for one in plan.inputs]
+    names = [given.name for given in plan.inputs]
     load_executor(encode_program(plan), libraries, (), Explain(plan.name, names, libraries))(*tensors)
 
 

@@ -44,12 +44,12 @@ def cpu_attention() -> Iterator[None]:
 def inputs_of(plan: Plan, symbols: Mapping[str, int] = MappingProxyType({})) -> list[object]:
     """Inputs in the planned layouts for these values of symbols; indices are zero."""
     made: list[object] = []
-    for one in plan.inputs:
-        assert one.spec is not None
+    for given in plan.inputs:
+        assert given.spec is not None
         sizes, strides = (
-            [evaluate(value, symbols) for value in values] for values in (one.spec.sizes, one.spec.strides)
+            [evaluate(value, symbols) for value in values] for values in (given.spec.sizes, given.spec.strides)
         )
-        made.append(torch.empty_strided(sizes, strides, dtype=one.spec.dtype).zero_())
+        made.append(torch.empty_strided(sizes, strides, dtype=given.spec.dtype).zero_())
     return made
 
 

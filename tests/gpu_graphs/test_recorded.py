@@ -78,11 +78,11 @@ def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
     program = schedule(loops, GPU, EventSink())
     found = []
     for kernel in distinct_kernels(program):
-        launch = next(one for one in program.steps if isinstance(one, KernelLaunch) and one.kernel is kernel)
+        launch = next(step for step in program.steps if isinstance(step, KernelLaunch) and step.kernel is kernel)
         sizes = {
-            one.name: evaluate(value, {})
-            for one, value in zip(kernel.ints, launch.ints, strict=True)
-            if isinstance(one, Symbol)
+            size.name: evaluate(value, {})
+            for size, value in zip(kernel.ints, launch.ints, strict=True)
+            if isinstance(size, Symbol)
         }
         text = kernel_text(kernel).replace(" @cuda:0", "").replace("@cuda:0", "")
         found.append((parse_kernel(text), sizes))
@@ -92,7 +92,7 @@ def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
 def values_for(kernel: KernelIR, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
     """Small positive numbers; None if a tensor is too large to interpret or has gaps in memory."""
     generator = torch.Generator().manual_seed(0)
-    symbols = {one: sizes[one.name] for one in kernel.ints if isinstance(one, Symbol)}
+    symbols = {item: sizes[item.name] for item in kernel.ints if isinstance(item, Symbol)}
     made = {}
     for param in kernel.params:
         shape = [evaluate(size, symbols) for size in param.spec.sizes]
@@ -113,7 +113,7 @@ def test_kernels_are_interpreted(name: str, runner: Runner) -> None:
     for kernel, sizes in cases(name):
         tensors = values_for(kernel, sizes)
         if tensors is not None:
-            half = any(one.spec.dtype in (torch.bfloat16, torch.float16) for one in kernel.params)
+            half = any(param.spec.dtype in (torch.bfloat16, torch.float16) for param in kernel.params)
             check_parsed(runner, kernel, tensors, sizes, 2e-2 if half else 1e-4)
             done += 1
     assert done

@@ -47,11 +47,13 @@ def values_for(plan: Plan, *, positive: bool) -> list[Tensor]:
     """Small numbers, in backwards positive ones (some are saved variances); indices are 0 or 1."""
     generator = torch.Generator().manual_seed(0)
     made = []
-    for one in plan.inputs:
-        assert one.spec is not None
-        sizes, strides = ([evaluate(value, {}) for value in values] for values in (one.spec.sizes, one.spec.strides))
-        tensor = torch.empty_strided(sizes, strides, dtype=one.spec.dtype)
-        if one.spec.dtype.is_floating_point:
+    for given in plan.inputs:
+        assert given.spec is not None
+        sizes, strides = (
+            [evaluate(value, {}) for value in values] for values in (given.spec.sizes, given.spec.strides)
+        )
+        tensor = torch.empty_strided(sizes, strides, dtype=given.spec.dtype)
+        if given.spec.dtype.is_floating_point:
             drawn = torch.randn(sizes, generator=generator) / 2
             made.append(tensor.copy_(drawn.abs() / 2 + 0.5 if positive else drawn))
         else:
@@ -72,7 +74,9 @@ def compare(name: str, make: Callable[[str, Path], Plan] = plan_of) -> None:
         plan = on_cpu(make(name, Path(folder)))
     given = values_for(plan, positive=name.endswith("backward"))
     rounded = outputs(text, given)
-    exact = outputs(text.replace("bf16", "f32"), [one.float() if one.is_floating_point() else one for one in given])
+    exact = outputs(
+        text.replace("bf16", "f32"), [value.float() if value.is_floating_point() else value for value in given]
+    )
     results = PythonExecutor(plan, Libraries({}, ()), (), Interpreter().launch)(*given)
     found = [*results, *(given[place] for place in plan.mutated)]
     assert len(found) == len(exact)
@@ -83,7 +87,7 @@ def compare(name: str, make: Callable[[str, Path], Plan] = plan_of) -> None:
 
 def outputs(text: str, given: list[Tensor]) -> list[object]:
     """Results of the graph, then what it writes into its inputs, in their order."""
-    run = interpret(parse_graph(text), [one.clone(memory_format=torch.preserve_format) for one in given])
+    run = interpret(parse_graph(text), [item.clone(memory_format=torch.preserve_format) for item in given])
     return [*run.outputs, *(value for _, value in sorted(run.written, key=lambda pair: pair[0]))]
 
 
@@ -94,8 +98,8 @@ def check(what: str, found: object, rounded: object, exact: object) -> None:
     assert found.dtype == rounded.dtype and found.shape == exact.shape, what
     truth = exact.double()
     scale, eager, ours = (
-        one.abs().max().item() if one.numel() else 0.0
-        for one in (truth, rounded.double() - truth, found.double() - truth)
+        item.abs().max().item() if item.numel() else 0.0
+        for item in (truth, rounded.double() - truth, found.double() - truth)
     )
     assert ours <= FACTOR * eager + FLOOR * scale, f"{what}: off by {ours}, eager {eager}, the largest is {scale}"
 

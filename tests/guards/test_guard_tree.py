@@ -541,4 +541,4 @@ def test_a_model_that_holds_its_dispatcher_is_freed() -> None:
     gone = weakref.ref(model), weakref.ref(dispatcher), weakref.ref(model.weight)
     del model, dispatcher, tree, guards, collect
     gc.collect()
-    assert [one() for one in gone] == [None] * 3
+    assert [reference() for reference in gone] == [None] * 3

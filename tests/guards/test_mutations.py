@@ -298,14 +298,14 @@ def test_new_values_of_the_same_kind_pass_and_are_bound() -> None:
     assert setup.check()
     after = setup.tree.bindings
     assert before is not after
-    assert any(one is linear.weight for one in after)
-    assert not any(one is linear.weight for one in before)
+    assert any(parameter is linear.weight for parameter in after)
+    assert not any(parameter is linear.weight for parameter in before)
     linear.weight.data = torch.randn(4, 4)
     assert setup.check()
     assert setup.tree.bindings is after
     setup.model.blocks[1] = Block()
     assert setup.check()
-    assert any(one is setup.model.blocks[1].linear.weight for one in setup.tree.bindings)
+    assert any(binding is setup.model.blocks[1].linear.weight for binding in setup.tree.bindings)
 
 
 def test_writing_what_no_guard_looks_at_stays_on_the_fast_path() -> None:

@@ -85,13 +85,13 @@ def guards_on(rng: random.Random, value: Any, source: Source) -> list[Guard]:
 def containers(value: Any) -> list[Any]:
     """All mutable things in `value`."""
     if isinstance(value, (list, tuple)):
-        inner = [one for item in value for one in containers(item)]
+        inner = [container for item in value for container in containers(item)]
         return inner if isinstance(value, tuple) else [value, *inner]
     if isinstance(value, (dict, Box, Crate)):
         held = value.values() if isinstance(value, dict) else list(vars(value).values())
         if isinstance(value, Bin):
             held = [*held, value.content]
-        return [value, *(one for item in held for one in containers(item))]
+        return [value, *(container for item in held for container in containers(item))]
     return []
 
 
@@ -137,7 +137,7 @@ def test_a_tree_with_a_history_agrees_with_a_fresh_one(seed: int) -> None:
     roots = [(random_value(rng, 3), random_value(rng, 2))]
     roots = [roots[0], (roots[0][0], random_value(rng, 2)), (random_value(rng, 3), roots[0][1])]
     guards = guards_on(rng, roots[0][0], LocalSource("x")) + guards_on(rng, roots[0][1], LocalSource("y"))
-    collect = [one.source for one in guards if isinstance(one.source, (AttrSource, DictAttrSource, ItemSource))]
+    collect = [guard.source for guard in guards if isinstance(guard.source, (AttrSource, DictAttrSource, ItemSource))]
     tree = build_tree(guards, collect=collect, function=function)
 
     def agree(arguments: tuple[Any, Any]) -> None:
@@ -153,8 +153,8 @@ def test_a_tree_with_a_history_agrees_with_a_fresh_one(seed: int) -> None:
         agree(arguments)
         undo = [change(rng, rng.choice(arguments)) for _ in range(rng.randrange(3))]
         agree(arguments)
-        for one in reversed(undo):
-            one()
+        for action in reversed(undo):
+            action()
         if rng.random() < 0.3:
             agree(arguments)
     assert tree.check(roots[0])

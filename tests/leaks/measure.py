@@ -42,23 +42,23 @@ def snapshot(watched: Sequence[object] = ()) -> Snapshot:
     while gc.collect():  # what a freed object of C held becomes garbage in the next pass
         pass
     counts: Counter[str] = Counter()
-    for one in gc.get_objects():
-        counts[f"object {type(one).__module__}.{type(one).__qualname__}"] += 1
-        if type(one) is functools._lru_cache_wrapper and str(one.__module__).startswith("kiln."):
-            info = one.cache_info()
-            assert info.maxsize is not None, f"{one} is not bounded"
-            counts[f"cache {one.__module__}.{one.__qualname__}"] += info.currsize
+    for thing in gc.get_objects():
+        counts[f"object {type(thing).__module__}.{type(thing).__qualname__}"] += 1
+        if type(thing) is functools._lru_cache_wrapper and str(thing.__module__).startswith("kiln."):
+            info = thing.cache_info()
+            assert info.maxsize is not None, f"{thing} is not bounded"
+            counts[f"cache {thing.__module__}.{thing.__qualname__}"] += info.currsize
     counts.update({f"table {name}": len(table) for name, table in TABLES.items()})
     common = (None, True, False, 1.0, (), torch, torch.float32, torch.Tensor, torch.nn.Linear, dict, type)
-    for number, one in enumerate((*common, *watched)):
-        counts[f"references {number} {type(one).__name__}"] = sys.getrefcount(one)
+    for number, item in enumerate((*common, *watched)):
+        counts[f"references {number} {type(item).__name__}"] = sys.getrefcount(item)
     counts["reports"] = len(REPORTS)
     counts["linecache"] = len(linecache.cache)
     counts["open files"] = len(os.listdir("/proc/self/fd"))
     counts["libraries"] = len(
         {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
     )
-    counts["temporary files"] = sum(1 for one in Path(tempfile.gettempdir()).glob("kiln-*"))
+    counts["temporary files"] = sum(1 for path in Path(tempfile.gettempdir()).glob("kiln-*"))
     return Snapshot(counts, psutil.Process().memory_info().rss)
 
 

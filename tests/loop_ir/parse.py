@@ -149,7 +149,7 @@ class BodyParser:
 
     def _compute(self, op: Prim, args: list[str]) -> int:
         named = DTYPES_BY_NAME[args.pop()] if op.result == "attr" else None
-        operands = tuple(self.value(one) for one in args)
+        operands = tuple(self.value(arg) for arg in args)
         dtype = named or (torch.bool if op.result == "bool" else self.builder.dtype_of(operands[-1]))
         return self.builder.append(Compute(op, operands, dtype))
 
@@ -189,17 +189,17 @@ def parse_kernel(text: str) -> KernelIR:
         raise ValueError(f"not the head of a kernel: {first!r}")
     params_text, _, ints = match[2][1:-1].partition(";")
     read, _, written = params_text.partition("->")
-    reads, writes = ([parse_buffer(one) for one in split(part)] for part in (read, written))
+    reads, writes = ([parse_buffer(item) for item in split(part)] for part in (read, written))
     params = (*reads, *writes)
     locals_ = tuple(_parse_local(line) for line in rest if line.startswith("local "))
-    dtypes = {one.name: one.spec.dtype for one in params} | {one.name: one.dtype for one in locals_}
+    dtypes = {param.name: param.spec.dtype for param in params} | {item.name: item.dtype for item in locals_}
     return KernelIR(
         name=match[1],
         units=parse_axes(match[3])[0],
         phases=tuple(_parse_phases(rest, dtypes)),
         locals=locals_,
         params=params,
-        writes=frozenset(one.name for one in writes),
+        writes=frozenset(write.name for write in writes),
         ints=tuple(map(parse_int, split(ints))),
         grain=parse_int(match[5]) if match[5] else 1,
         strip=int(match[4] or 0),

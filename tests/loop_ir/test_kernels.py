@@ -52,7 +52,7 @@ def test_canonical_order_ignores_order_of_ops() -> None:
 def test_analyses() -> None:
     kernel = parse_kernel(CENTRE)
     body = kernel.phases[1].body
-    assert [one.buffer for one in accesses(body)] == ["x", "total"]
+    assert [access.buffer for access in accesses(body)] == ["x", "total"]
     assert flops(body) == 2
     assert kernel_reads(kernel) == {"x"}
     assert kernel_symbols(kernel) == {s0}

@@ -22,7 +22,9 @@ def lowered(graph: Graph) -> LoopProgram:
 
 
 def copies(inputs: list[Any]) -> list[Any]:
-    return [one.clone(memory_format=torch.preserve_format) if one._is_view() is False else one for one in inputs]
+    return [
+        given.clone(memory_format=torch.preserve_format) if given._is_view() is False else given for given in inputs
+    ]
 
 
 def expected(graph: Graph, inputs: list[Any]) -> list[Any]:
@@ -44,7 +46,7 @@ def strides(tensor: torch.Tensor) -> list[int]:
 
 def assert_same(actual: list[Any], wanted: list[Any]) -> None:
     assert len(actual) == len(wanted)
-    for one, other in zip(actual, wanted, strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert strides(one) == strides(other) or one.numel() == 0
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6, equal_nan=True)
+    for result, other in zip(actual, wanted, strict=True):
+        assert result.dtype == other.dtype and result.shape == other.shape
+        assert strides(result) == strides(other) or result.numel() == 0
+        torch.testing.assert_close(result, other, rtol=2e-5, atol=2e-6, equal_nan=True)

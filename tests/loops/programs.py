@@ -55,8 +55,8 @@ class Env:
             raise AttributeError(op)
 
         def make(*inputs: Any, **attrs: Any) -> Node:
-            like = next((one.tensor.dtype for one in reversed(inputs) if isinstance(one, Node)), F32)
-            nodes = [one if isinstance(one, Node) else self.const(one, like) for one in inputs]
+            like = next((given.tensor.dtype for given in reversed(inputs) if isinstance(given, Node)), F32)
+            nodes = [given if isinstance(given, Node) else self.const(given, like) for given in inputs]
             return self.builder.node(op.rstrip("_"), *nodes, **attrs)
 
         return make
@@ -476,8 +476,8 @@ def mlp(g: Env) -> Made:
 @program
 def attention_like(g: Env) -> Made:
     q, k = g.tensor(2, 5, 8), g.tensor(2, 5, 8)
-    a, b = (g.permute(g.view(one, sizes=(2, 5, 2, 4)), dims=(0, 2, 1, 3)) for one in (g.exp(q), k))
-    a, b = (g.reshape(one, sizes=(4, 5, 4)) for one in (a, b))
+    a, b = (g.permute(g.view(item, sizes=(2, 5, 2, 4)), dims=(0, 2, 1, 3)) for item in (g.exp(q), k))
+    a, b = (g.reshape(item, sizes=(4, 5, 4)) for item in (a, b))
     spec = a.tensor.with_sizes((4, 5, 5))
     scores = g.builder.aten("aten.bmm.default", (a, g.permute(b, dims=(0, 2, 1))), {}, spec)
     e = g.exp(g.sub(scores, g.keep(g.amax(scores, axes=(2,)), 2)))

@@ -68,7 +68,7 @@ class Maker:
         return getattr(self.env, self.random.choice(UNARY))(x)
 
     def binary(self, x: Node) -> Node:
-        same = [one for one in self.values if one.tensor.sizes == x.tensor.sizes]
+        same = [value for value in self.values if value.tensor.sizes == x.tensor.sizes]
         return getattr(self.env, self.random.choice(BINARY))(x, self.random.choice(same))
 
     def fresh_operand(self, x: Node) -> Node:
@@ -144,8 +144,8 @@ class Maker:
 
     def finish(self) -> Made:
         outputs = {self.values[-1], *self.random.sample(self.values[2:], 2)}
-        chosen = [one for one in self.values if one in outputs]
-        made = [one if one.op.kind.name != "VIEW" else self.env.clone(one, strides=None) for one in chosen]
+        chosen = [value for value in self.values if value in outputs]
+        made = [node if node.op.kind.name != "VIEW" else self.env.clone(node, strides=None) for node in chosen]
         return self.env.done(*made)
 
 

@@ -35,7 +35,7 @@ def reasons(name: str) -> list[tuple[str, str]]:
     """(op, rule) of each value that got a buffer."""
     events = EventSink()
     lower(PROGRAMS[name]()[0], TARGET, events)
-    (event,) = [one for one in events.events if one.kind == "realise"]
+    (event,) = [event for event in events.events if event.kind == "realise"]
     return list(event.data["reasons"])
 
 

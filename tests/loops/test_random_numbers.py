@@ -28,8 +28,8 @@ def run(g: Env, *outputs: Node, **seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed.get("seed", 0))
     wanted = run_program(program, inputs)
     torch.manual_seed(seed.get("seed", 0))
-    for one, other in zip(run_kernel_program(schedule(program, TARGET, EventSink()), inputs), wanted, strict=True):
-        torch.testing.assert_close(one, other)
+    for result, other in zip(run_kernel_program(schedule(program, TARGET, EventSink()), inputs), wanted, strict=True):
+        torch.testing.assert_close(result, other)
     return wanted
 
 

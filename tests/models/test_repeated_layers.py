@@ -33,8 +33,8 @@ def test_equal_texts(row: SuiteRow, train: bool, monkeypatch: pytest.MonkeyPatch
         with torch.set_grad_enabled(train):
             forward(case.model, *case.args, **case.kwargs)
         assert lab.skipped() == []
-        steps = sum(one.steps for one in lab.captures)
-        found.append((texts(lab.captures), steps, steps + sum(one.repeated_steps for one in lab.captures)))
+        steps = sum(capture.steps for capture in lab.captures)
+        found.append((texts(lab.captures), steps, steps + sum(capture.repeated_steps for capture in lab.captures)))
     assert found[0][0] == found[1][0]
     assert found[0][1] <= found[1][1]
     # The first block may take some more opcodes than its like: what all share is asked once.

@@ -146,9 +146,9 @@ def _worst(mine: Tensor, theirs: Tensor, error: Tensor, wrong: Tensor) -> str:
 def scale_of(tensors: Sequence[Tensor]) -> float:
     """The largest number among floating-point tensors."""
     found = 0.0
-    for one in tensors:
-        if one.layout == torch.strided and (one.is_floating_point() or one.is_complex()) and one.numel():
-            sizes = one.detach().abs().double()
+    for tensor in tensors:
+        if tensor.layout == torch.strided and (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
+            sizes = tensor.detach().abs().double()
             sizes = sizes[sizes.isfinite()]
             found = max(found, sizes.max().item() if sizes.numel() else 0.0)
     return found

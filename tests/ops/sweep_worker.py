@@ -144,15 +144,15 @@ class OpCheck:
         supported = self.op.supported_dtypes(self.device)
         if self.arguments.dtypes:
             asked = [getattr(torch, name) for name in self.arguments.dtypes.split(",")]
-            return [one for one in asked if one in supported]
-        floats = [one for one in (torch.float32, torch.bfloat16) if one in supported]
-        return floats or [one for one in (torch.int64, torch.int32, torch.bool) if one in supported][:1]
+            return [dtype for dtype in asked if dtype in supported]
+        floats = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype in supported]
+        return floats or [dtype for dtype in (torch.int64, torch.int32, torch.bool) if dtype in supported][:1]
 
     def chosen(self) -> Iterator[tuple[torch.dtype, int, Any]]:
         """The samples with dtypes alternating, so that a time limit does not skip a dtype."""
         self.stage = "samples"
         columns = [
-            [(dtype, n, one) for n, one in spread(self.made(dtype), self.arguments.samples or TAKEN.get(dtype, 2))]
+            [(dtype, n, item) for n, item in spread(self.made(dtype), self.arguments.samples or TAKEN.get(dtype, 2))]
             for dtype in self.dtypes()
         ]
         for row in itertools.zip_longest(*columns):
@@ -167,7 +167,7 @@ class OpCheck:
         except Exception as problem:  # a sample that this machine cannot make (a library that is not there)
             lost(problem)
             return []
-        return [one for one in found if elements(one) <= MOST_ELEMENTS]
+        return [value for value in found if elements(value) <= MOST_ELEMENTS]
 
     def check(self, sample: Any, dtype: torch.dtype, gradient: bool) -> None:
         """Eager twice, float64, ours twice. An op that draws random numbers has no values to compare."""
@@ -176,7 +176,7 @@ class OpCheck:
         run = run_gradient if gradient else run_forward
         inputs = (sample.input, *sample.args), dict(sample.kwargs)
         plain = self.plain(gradient)
-        tensors = [one for one in leaves(inputs) if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
         try:
             eager = run(plain, inputs, sample)
             drew = random_state(self.device) != state_after(seed, self.device)
@@ -218,12 +218,12 @@ class OpCheck:
                 lost(problem)
                 return None
             finally:
-                for one in said:
-                    self.note_warning(str(one.message))
+                for warning in said:
+                    self.note_warning(str(warning.message))
         return result
 
     def note_warning(self, text: str) -> None:
-        code = next((one for one in ERRORS if one in text), "")
+        code = next((error for error in ERRORS if error in text), "")
         if not code or not issubclass(ERRORS[code], TraceBreak):
             self.fail("warning", code, text[:1200])
 
@@ -241,11 +241,11 @@ class OpCheck:
             )
 
     def count_breaks(self, compiled: Any) -> None:
-        for one in kiln.report_of(compiled).breaks:
-            text = f"{one.code} {one.reason}"[:300]
+        for graph_break in kiln.report_of(compiled).breaks:
+            text = f"{graph_break.code} {graph_break.reason}"[:300]
             self.breaks[text] = self.breaks.get(text, 0) + 1
-            if one.code in FALSE_CLAIMS:
-                self.fail("refused", one.code, one.reason[:600])
+            if graph_break.code in FALSE_CLAIMS:
+                self.fail("refused", graph_break.code, graph_break.reason[:600])
 
 
 def calling(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -295,8 +295,8 @@ def spread(found: list[Any], count: int) -> list[tuple[int, Any]]:
 
 
 def elements(sample: Any) -> int:
-    tensors = [one for one in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(one, Tensor)]
-    return max((one.numel() for one in tensors), default=0)
+    tensors = [leaf for leaf in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(leaf, Tensor)]
+    return max((tensor.numel() for tensor in tensors), default=0)
 
 
 def summary(sample: Any) -> str:
@@ -335,20 +335,20 @@ def run_forward(function: Any, inputs: Any, sample: Any, number: int = SEED) -> 
     with torch.no_grad():
         seed(number)
         result = function(*args, **kwargs)
-    return result, [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
+    return result, [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
 def run_gradient(function: Any, inputs: Any, sample: Any, number: int = SEED) -> Any:
     """The result and its gradients, by tangents that are the same in each run."""
     args, kwargs = tree_map(copy_of, inputs)
-    sources = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+    sources = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.requires_grad]
     seed(number)
     result = function(*args, **kwargs)
     ends = leaves(sample.output_process_fn_grad(result))
-    ends = [one for one in ends if isinstance(one, Tensor) and one.requires_grad]
+    ends = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
     if not sources or not ends:
         return [result]
-    gradients = torch.autograd.grad(ends, sources, [tangent_of(one) for one in ends], allow_unused=True)
+    gradients = torch.autograd.grad(ends, sources, [tangent_of(end) for end in ends], allow_unused=True)
     return [result, list(gradients)]
 
 
@@ -387,7 +387,10 @@ def lost(problem: Exception) -> None:
 def where(problem: BaseException) -> list[str]:
     """The innermost frames of an exception, those of torch's database left out."""
     frames = traceback.extract_tb(problem.__traceback__)[-6:]
-    return [f"{Path(one.filename).parent.name}/{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames]
+    return [
+        f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+        for frame in frames
+    ]
 
 
 def ring(*_: Any) -> None:

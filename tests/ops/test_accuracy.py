@@ -46,7 +46,7 @@ CASES = {
 
 
 def doubled(args):
-    return [one.detach().double().requires_grad_(one.requires_grad) for one in args]
+    return [arg.detach().double().requires_grad_(arg.requires_grad) for arg in args]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +59,7 @@ def test_error_is_at_most_twice_that_of_eager(name):
     exact = [outputs.detach(), *torch.autograd.grad(outputs, inputs, tangent_of(single[0]).double())]
     traced = trace(function, copies(args), backward=True)
     got = interpret(
-        traced.trace.graph, [one.detach() for one in traced.inputs], constants=traced.trace.constants
+        traced.trace.graph, [given.detach() for given in traced.inputs], constants=traced.trace.constants
     ).outputs
     assert len(got) == len(exact)
     for ours, theirs, true in zip(got, single, exact, strict=True):

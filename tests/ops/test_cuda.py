@@ -57,7 +57,7 @@ def test_batch_norm_and_convolution():
     stats = [torch.zeros(5, device="cuda"), torch.ones(5, device="cuda")]
     weights = [torch.rand(5, device="cuda").requires_grad_() for _ in range(2)]
     check(block, [*args, *stats, *weights], backward=True, rtol=1e-3, atol=1e-3)
-    last = [one.detach().to(memory_format=torch.channels_last).requires_grad_() for one in args]
+    last = [arg.detach().to(memory_format=torch.channels_last).requires_grad_() for arg in args]
     check(block, [*last, *stats, *weights], backward=True, rtol=1e-3, atol=1e-3)
 
 

@@ -473,5 +473,5 @@ def skip_if_eager_raises(name):
 def test_equals_eager(group, name):
     skip_if_eager_raises(name)
     function, args = GROUPS[group][name]
-    backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+    backward = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
     check(function, args, backward=backward, rtol=1e-4, atol=1e-5)

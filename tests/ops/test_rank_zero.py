@@ -36,4 +36,4 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_rank_zero(name):
     function, args = CASES[name]
-    check(function, args, backward=any(one.requires_grad for one in args))
+    check(function, args, backward=any(arg.requires_grad for arg in args))

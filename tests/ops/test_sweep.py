@@ -43,10 +43,10 @@ def test_a_value_may_be_off_by_three_times_what_eager_is_off():
 
 
 def test_copies_keep_strides_and_own_their_memory():
-    for one in (X.t(), X[:, ::2], X[:1].expand(4, 3), X[1]):
-        copy = copy_of(one)
-        assert copy.stride() == one.stride() and torch.equal(copy, one)
-        assert copy.untyped_storage().data_ptr() != one.untyped_storage().data_ptr()
+    for item in (X.t(), X[:, ::2], X[:1].expand(4, 3), X[1]):
+        copy = copy_of(item)
+        assert copy.stride() == item.stride() and torch.equal(copy, item)
+        assert copy.untyped_storage().data_ptr() != item.untyped_storage().data_ptr()
 
 
 def test_samples_are_spread_and_shards_are_disjoint():

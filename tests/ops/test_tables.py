@@ -35,6 +35,6 @@ def test_an_overload_has_one_rule():
 
 def test_coverage():
     table = rows()
-    known = [one for one in table if one.kind and one.kind != "composite"]
+    known = [row for row in table if row.kind and row.kind != "composite"]
     assert len(known) >= 1000
     assert coverage_text().splitlines()[0].startswith(f"{len(table)} ATen overloads")

@@ -240,7 +240,7 @@ def flatten(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [item for key in value for item in flatten(value[key])]
     if isinstance(value, (list, tuple)):
-        return [item for one in value for item in flatten(one)]
+        return [item for each in value for item in flatten(each)]
     if hasattr(value, "__dict__"):
         return flatten(vars(value))
     return [repr(value)]
@@ -251,7 +251,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     LOG.clear()
     COUNTS["calls"] = 0
     result = function(*args, **kwargs)
-    leaves = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.requires_grad]
+    leaves = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor) and item.requires_grad]
     if leaves:
         result.sum().backward()
-    return [*flatten(result), *flatten([one.grad for one in leaves]), *flatten(list(args)), list(LOG)]
+    return [*flatten(result), *flatten([leaf.grad for leaf in leaves]), *flatten(list(args)), list(LOG)]

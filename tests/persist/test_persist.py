@@ -35,11 +35,11 @@ def compiled_run(name: str, folder: Path) -> tuple[list[Any], Report, list[str]]
 
 def assert_same(got: list[Any], expected: list[Any]) -> None:
     assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
+    for value, other in zip(got, expected, strict=True):
         if isinstance(other, torch.Tensor):
-            assert one.dtype == other.dtype and torch.equal(one, other), (one, other)
+            assert value.dtype == other.dtype and torch.equal(value, other), (value, other)
         else:
-            assert one == other
+            assert value == other
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -50,7 +50,7 @@ def test_a_second_session_compiles_nothing(name: str, tmp_path: Path) -> None:
     assert_same(second, first)
     assert (again.compiles, again.loaded, again.eager) == (0, report.compiles, 0)
     assert "capture" not in stages and "lowering" not in stages
-    assert [one.code for one in again.breaks] == [one.code for one in report.breaks]
+    assert [graph_break.code for graph_break in again.breaks] == [graph_break.code for graph_break in report.breaks]
     assert (again.regions, again.guards) == (report.regions, report.guards)
     if name != "differentiable":  # a backward is counted where it is compiled
         assert again.kernels == report.kernels
@@ -80,14 +80,14 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     """Three processes that start together, empty cache: all are right, and a fourth finds everything."""
     names = ("plain", "closure", "one_break", "differentiable")
     files = [tmp_path / str(number) for number in range(3)]
-    assert [one.wait() for one in [in_process(tmp_path / "cache", file, *names) for file in files]] == [0] * 3
+    assert [process.wait() for process in [in_process(tmp_path / "cache", file, *names) for file in files]] == [0] * 3
     results = [torch.load(file, weights_only=False) for file in files]
     assert in_process(tmp_path / "cache", tmp_path / "last", *names).wait() == 0
     last = torch.load(tmp_path / "last", weights_only=False)
     for name in names:
         assert last[name]["compiles"] == 0, name
-        for one in results:
-            assert_same(one[name]["result"], last[name]["result"])
+        for result in results:
+            assert_same(result[name]["result"], last[name]["result"])
 
 
 def source(name: str, text: str, folder: Path) -> Any:
@@ -175,7 +175,7 @@ def test_sizes_seen_by_an_earlier_session_count(tmp_path: Path) -> None:
 def test_damaged_files_are_misses(tmp_path: Path) -> None:
     x = torch.randn(4)
     assert loaded(pointwise, tmp_path, x)[1:] == (1, 0)
-    (file,) = [one for one in (tmp_path / "variant").rglob("*") if one.is_file()]
+    (file,) = [path for path in (tmp_path / "variant").rglob("*") if path.is_file()]
     data, secret = file.read_bytes(), seal_key(tmp_path)
     no_variants = [sealed(body, secret, "variant", file.name) for body in (b"no bundle", pack({"checks": b"{}"}))]
     for bad in (b"", data[: len(data) // 2], data[:-1] + b"!", *no_variants):
@@ -216,7 +216,7 @@ def why_missing(folder: Path, **options: Any) -> list[str]:
     compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder), **options})
     events = session_of(compiled).events
     run(compiled, args, kwargs)
-    return [str(one.data["reason"]) for one in events.events if one.kind == "variant_missing"]
+    return [str(event.data["reason"]) for event in events.events if event.kind == "variant_missing"]
 
 
 def test_a_miss_says_what_is_different(tmp_path: Path) -> None:

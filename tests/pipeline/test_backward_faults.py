@@ -43,7 +43,7 @@ def test_gradients_come_from_eager() -> None:
                 assert not ours.requires_grad
         (only,) = torch.autograd.grad(compiled(x, w), [w])
     torch.testing.assert_close(only, expected[1])
-    ours = [str(one.message) for one in seen if issubclass(one.category, KilnWarning)]
+    ours = [str(warning.message) for warning in seen if issubclass(warning.category, KilnWarning)]
     assert len(ours) == 1 and "KILN9000" in ours[0] and "a fault of the compiler" in ours[0]
     assert kiln.report_of(compiled).eager >= 1
     with pytest.raises(RuntimeError, match="second time"):
@@ -71,6 +71,6 @@ def test_a_damaged_backward_on_disk_is_compiled_again(tmp_path: Path) -> None:
         compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(tmp_path)})
         for ours, theirs in zip(torch.autograd.grad(compiled(x, w), [x, w]), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
-        files = [one for one in (tmp_path / "backward").rglob("*") if one.is_file()]
+        files = [path for path in (tmp_path / "backward").rglob("*") if path.is_file()]
         assert len(files) == 1
         files[0].write_bytes(files[0].read_bytes()[:-20])

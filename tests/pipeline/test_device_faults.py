@@ -44,11 +44,11 @@ def test_the_region_runs_eager(code: str, train: bool, monkeypatch: pytest.Monke
     assert torch.equal(y, program(x)) and torch.equal(fast(x), y), "said once"
     if train:
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(program(x).sum(), x)[0])
-    gone = [weakref.ref(one) for one in (x, y)]
+    gone = [weakref.ref(tensor) for tensor in (x, y)]
     FAULTS[code].__traceback__ = None
     del x, y
     gc.collect()
-    assert [one() for one in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_whoever_wants_the_whole_graph_gets_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

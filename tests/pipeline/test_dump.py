@@ -83,7 +83,7 @@ def test_what_is_on_disk_is_compiled_again(folder: Path, tmp_path: Path) -> None
     options = {"cache": True, "cache_dir": str(tmp_path / "cache")}
     for _ in range(2):
         kiln.compile(function, options=options)(torch.ones(3, 4), torch.ones(4, 2))
-    names = [sorted(file.name for file in one.iterdir()) for one in sorted(folder.iterdir())]
+    names = [sorted(file.name for file in region.iterdir()) for region in sorted(folder.iterdir())]
     assert len(names) == 2 and names[0] == names[1]
 
 
@@ -95,8 +95,8 @@ def test_parts_around_a_break_and_user_backends(folder: Path) -> None:
     kiln.compile(broken, backend="eager")(torch.ones(3))
     first, rest = sorted(folder.iterdir())
     assert re.fullmatch(r"001_.*broken", first.name) and rest.name.startswith("002_")
-    for one in (first, rest):
-        assert {"torch_graph", "bytecode", "guards"} <= {file.stem[3:] for file in one.iterdir()}
+    for item in (first, rest):
+        assert {"torch_graph", "bytecode", "guards"} <= {file.stem[3:] for file in item.iterdir()}
 
 
 def test_without_a_folder_no_text_is_made() -> None:
@@ -112,10 +112,10 @@ def test_a_folder_is_made_when_there_is_something_in_it(tmp_path: Path) -> None:
 
 def test_threads_take_different_folders(tmp_path: Path) -> None:
     threads = [threading.Thread(target=Dump(tmp_path, "f").write, args=("graph", str)) for _ in range(20)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(list(tmp_path.iterdir())) == 20
 
 

@@ -66,7 +66,7 @@ CASES: dict[str, Case] = {
             %14: f32[64, 32 @cuda:0] = mul(%10, %13)
             return %14
         """,  # noqa: E501
-        lambda: [*(torch.randn(*one) for one in ((64, 128), (32, 128), (32,), (100, 32))), torch.arange(64)],
+        lambda: [*(torch.randn(*item) for item in ((64, 128), (32, 128), (32,), (100, 32))), torch.arange(64)],
     ),
     "scalar_on_the_cpu": (
         """

@@ -91,8 +91,8 @@ def test_plan_of_few_layers_is_that_of_all(graphs: list[Compiled], every: bool) 
     model, x = Stack(9, every), torch.randn(2, 8, 16)
     with torch.no_grad():
         found, expected = kiln.compile(model, fullgraph=True)(x), model(x)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for value, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, other)
     ((graph, context),) = graphs
     assert_same_plan(graph, context)
 
@@ -100,11 +100,11 @@ def test_plan_of_few_layers_is_that_of_all(graphs: list[Compiled], every: bool) 
 def test_plan_of_a_training_step(graphs: list[Compiled]) -> None:
     model, x = Stack(8, kind=NormedLayer), torch.randn(2, 8, 16)
     kiln.compile(model, fullgraph=True)(x)[0].square().sum().backward()
-    found = [one.grad for one in model.parameters()]
+    found = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     model(x)[0].square().sum().backward()
-    for one, other in zip(found, model.parameters(), strict=True):
-        torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-5)
+    for value, other in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(value, other.grad, rtol=1e-4, atol=1e-5)
     for graph, context in graphs:
         assert_same_plan(graph, context)
 

@@ -92,7 +92,7 @@ class RecordedExecutor:
         if pending is None:
             return self._executor(*args)
         bundle, recording, key = pending
-        if sum(one.untyped_storage().nbytes() for one in args if isinstance(one, torch.Tensor)) > LARGEST:
+        if sum(arg.untyped_storage().nbytes() for arg in args if isinstance(arg, torch.Tensor)) > LARGEST:
             recording.too_large += 1
             return self._executor(*args)
         call: dict[str, Any] = {"before": snapshot(args), "random": torch.get_rng_state(), "error": ""}
@@ -103,7 +103,7 @@ class RecordedExecutor:
             call["error"] = error.code
             recording.keep(key, bundle, call)
             raise
-        call["results"] = [bits(one) for one in results]
-        call["after"] = [bits(one) for one in args]
+        call["results"] = [bits(result) for result in results]
+        call["after"] = [bits(arg) for arg in args]
         recording.keep(key, bundle, call)
         return results

@@ -37,9 +37,9 @@ def difference(file: Path) -> str:
     for kind, found, expected in (("result", results, call["results"]), ("argument", args, call["after"])):
         if len(found) != len(expected):
             return f"{len(found)} {kind}s, recorded were {len(expected)}"
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            if bits(one) != other:
-                return f"{kind} {number} differs: {bits(one)[:-1]}, recorded {other[:-1]}"
+        for number, (value, other) in enumerate(zip(found, expected, strict=True)):
+            if bits(value) != other:
+                return f"{kind} {number} differs: {bits(value)[:-1]}, recorded {other[:-1]}"
     return ""
 
 

@@ -85,9 +85,9 @@ def test_one_bar_per_compile_the_backward_too(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys.modules["kiln.api.compiler"], "ProgressBar", Bar)
     compiled = kiln.compile(lambda x: torch.sin(x).sum())
     result = compiled(torch.ones(3, requires_grad=True))
-    assert [one for one in made if one != "event"] == ["open", "close"]
+    assert [value for value in made if value != "event"] == ["open", "close"]
     result.backward()
-    assert [one for one in made if one != "event"] == ["open", "close"] * 2
+    assert [value for value in made if value != "event"] == ["open", "close"] * 2
     quiet = kiln.compile(lambda x: x + 1, options={"progress": False})
     quiet(torch.ones(3))
     assert made.count("open") == 2
@@ -102,6 +102,6 @@ def test_a_warning_is_given_once_and_names_the_function() -> None:
         warnings.simplefilter("always")
         for _ in range(3):
             next(compiled(torch.ones(2)))
-    ours = [one for one in seen if issubclass(one.category, KilnWarning)]
+    ours = [warning for warning in seen if issubclass(warning.category, KilnWarning)]
     assert len(ours) == 1 and "stubborn` runs eager: KILN" in str(ours[0].message)
     assert kiln.report_of(compiled).eager == 1 and "stubborn" in str(kiln.report_of(compiled))

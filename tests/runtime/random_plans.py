@@ -37,7 +37,9 @@ class PlanBuilder:
         return self.slots - 1
 
     def pick(self, layout: TensorSpec = ROWS) -> int:
-        return self.random.choice([slot for slot, one in self.specs.items() if one == layout and slot not in self.dead])
+        return self.random.choice(
+            [slot for slot, item in self.specs.items() if item == layout and slot not in self.dead]
+        )
 
     def allocate(self) -> int:
         """New memory, or that of an unused slot."""
@@ -50,7 +52,7 @@ class PlanBuilder:
         return out
 
     def can_die(self, slot: int) -> bool:
-        family = {one for one, base in self.base.items() if base == slot}
+        family = {item for item, base in self.base.items() if base == slot}
         old = slot < self.slots - 4 and slot > 2 and slot not in self.dead and slot not in self.base
         return old and family <= set(self.dead) and self.specs[slot] == ROWS
 
@@ -68,7 +70,7 @@ class PlanBuilder:
 
     def allocate_after(self, *used: int) -> int:
         """Allocate, but not in the memory of `used`."""
-        kept, self.specs = self.specs, {slot: one for slot, one in self.specs.items() if slot not in used}
+        kept, self.specs = self.specs, {slot: layout for slot, layout in self.specs.items() if slot not in used}
         out = self.allocate()
         self.specs = kept | self.specs
         return out
@@ -81,7 +83,7 @@ class PlanBuilder:
 
     def aten(self) -> None:
         if TURNED in self.specs.values() and self.random.random() < 0.5:
-            turned = [slot for slot, one in self.specs.items() if one == TURNED and slot not in self.dead]
+            turned = [slot for slot, layout in self.specs.items() if layout == TURNED and slot not in self.dead]
             if turned:
                 source = self.random.choice(turned)
                 target, args = "aten.t.default", (Ref(source),)

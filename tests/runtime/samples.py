@@ -36,7 +36,7 @@ def spec(*sizes: Int, strides: tuple[Int, ...] | None = None, dtype: torch.dtype
 def kernel(symbol: str, body: str, params: str, ints: int = 0, floats: int = 0, **more: Any) -> Kernel:
     """`params`: one of r, w, b per tensor, all float32 (upper case: int64)."""
     access = {"r": "read", "w": "write", "b": "both"}
-    rows = tuple(KernelParam(F32 if one.islower() else torch.int64, access[one.lower()]) for one in params)  # type: ignore[arg-type]
+    rows = tuple(KernelParam(F32 if param.islower() else torch.int64, access[param.lower()]) for param in params)  # type: ignore[arg-type]
     return Kernel(symbol, "cpp", HEAD + f"KERNEL({symbol}) {{ {body} }}\n", rows, ints, floats, **more)
 
 

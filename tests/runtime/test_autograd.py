@@ -96,11 +96,11 @@ def inputs() -> Inputs:
 
 
 def gradients(function: Callable[..., Any], inputs: Inputs, tangent: torch.Tensor | None = None) -> list[Any]:
-    for one in inputs:
-        one.grad = None
+    for given in inputs:
+        given.grad = None
     y = function(*inputs)[0]
     y.backward(torch.ones_like(y) if tangent is None else tangent)
-    return [one.grad for one in inputs]
+    return [given.grad for given in inputs]
 
 
 def test_gradients_are_eagers(libraries: Libraries, inputs: Inputs) -> None:
@@ -166,10 +166,10 @@ def test_saved_tensor_hooks(libraries: Libraries, inputs: Inputs) -> None:
     with saved_tensors_hooks(pack, lambda number: packed[number]):
         y = region(*inputs)[0]
     assert len(packed) == 3
-    for one in inputs:
-        one.grad = None
+    for given in inputs:
+        given.grad = None
     y.sum().backward()
-    assert all(torch.equal(one.grad, other) for one, other in zip(inputs, wanted, strict=True))
+    assert all(torch.equal(given.grad, other) for given, other in zip(inputs, wanted, strict=True))
 
 
 def test_tensor_and_node_hooks(libraries: Libraries, inputs: Inputs) -> None:
@@ -246,7 +246,7 @@ def test_a_result_that_the_loss_does_not_use_adds_nothing() -> None:
     for _ in range(2):
         region(x, w)[0].sum().backward()
     assert w.grad is None and x.grad is not None and x.grad.tolist() == [4.0] * 3
-    sum(one.sum() for one in region(x, w)).backward()  # type: ignore[union-attr]
+    sum(result.sum() for result in region(x, w)).backward()  # type: ignore[union-attr]
     assert compiled == [((True, True), (True, False)), ((True, True), (True, True))]
     first = torch.autograd.grad(region(x, w)[1].sum(), [x, w], create_graph=True, allow_unused=True)
     assert first[0] is None and first[1].tolist() == [2.0, 2.0]

@@ -21,7 +21,7 @@ def test_calls_are_made_in_order_by_few_threads() -> None:
         return number * number
 
     futures = [queue.submit(str(number), lambda number=number: call(number), 1) for number in range(20)]  # type: ignore[misc]
-    assert [one.result(10) for one in futures] == [number * number for number in range(20)]
+    assert [future.result(10) for future in futures] == [number * number for number in range(20)]
     assert made == list(range(20)) and set(most) == {1}
 
 

@@ -40,14 +40,14 @@ def for_capability(kernel: Kernel, capability: int) -> Kernel:
 @pytest.mark.slow  # imports Triton and LLVM
 def test_two_kinds_of_gpu(store: DiskStore) -> None:
     for capability in (80, 90):
-        scale, gather = (for_capability(one, capability) for one in (SCALE, GATHER))
+        scale, gather = (for_capability(plan, capability) for plan in (SCALE, GATHER))
         made = start_cubins([scale, gather, scale], store, EventSink(), workers=2).wait()
-        assert {symbol: one.letters for symbol, one in made.items()} == {"t_scale": "ppif", "t_gather": "pppqip"}
-        for symbol, one in made.items():
-            assert one.code.startswith(b"\x7fELF") and one.entry == symbol
-            assert (one.num_warps, one.scratch_bytes) == (4, 0) and one.trailing in (0, 1, 2)
-            assert one.capability == capability and one.status == (symbol == "t_gather")
-            assert Cubin.decode(one.encode()) == one
+        assert {symbol: value.letters for symbol, value in made.items()} == {"t_scale": "ppif", "t_gather": "pppqip"}
+        for symbol, value in made.items():
+            assert value.code.startswith(b"\x7fELF") and value.entry == symbol
+            assert (value.num_warps, value.scratch_bytes) == (4, 0) and value.trailing in (0, 1, 2)
+            assert value.capability == capability and value.status == (symbol == "t_gather")
+            assert Cubin.decode(value.encode()) == value
 
 
 @pytest.mark.slow

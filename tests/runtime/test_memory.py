@@ -41,7 +41,7 @@ def backward() -> Plan:
 
 def test_buffers_take_the_memory_of_dead_inputs() -> None:
     plan = backward()
-    assert [one.slot for one in plan_memory(plan).buffers] == [6]
+    assert [buffer.slot for buffer in plan_memory(plan).buffers] == [6]
     given = with_donations(plan, (0, 1))
     verify_plan(given)
     assert given.donated == (0,) and "%6 = allocate f32[128, 128] in memory of %0" in plan_text(given)

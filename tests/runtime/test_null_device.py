@@ -214,8 +214,8 @@ def test_without_a_device() -> None:
 def test_what_a_device_reports_has_a_code() -> None:
     explain = Explain("plan", ())
     found = [explain(DEVICE, problem, "", "k_1: reason") for problem in range(6)]
-    assert [one.code for one in found] == [f"KILN401{n}" for n in (0, 0, 1, 2, 3, 4)]  # type: ignore[attr-defined]
-    assert all("k_1" in str(one) and "reason" in str(one) for one in found)
+    assert [value.code for value in found] == [f"KILN401{n}" for n in (0, 0, 1, 2, 3, 4)]  # type: ignore[attr-defined]
+    assert all("k_1" in str(value) and "reason" in str(value) for value in found)
     assert isinstance(found[5], torch.OutOfMemoryError)
 
 

@@ -26,8 +26,8 @@ def triton_kernel(symbol: str, body: str, params: str, signature: tuple[str, ...
     access = {"r": "read", "w": "write", "b": "both"}
     dtypes = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*i64": torch.int64}
     rows = tuple(
-        KernelParam(dtypes[kind], access[one])  # type: ignore[arg-type]
-        for one, kind in zip(params, signature, strict=False)
+        KernelParam(dtypes[kind], access[param])  # type: ignore[arg-type]
+        for param, kind in zip(params, signature, strict=False)
     )
     floats = sum(not kind.startswith(("*", "i")) for kind in signature)
     status = more.pop("status", False)

@@ -225,7 +225,7 @@ def test_layout_questions_agree_with_torch(name: str, sizes: tuple[int, ...], st
         assert answer == expected[name]()
     elif answer:
         assert torch.empty_like(real).stride() == real.stride()
-    values = {one: env.hint(one) for one in env.symbols()}
+    values = {symbol: env.hint(symbol) for symbol in env.symbols()}
     assert all(guard.relation.evaluate(values) for guard in env.guards)
 
 

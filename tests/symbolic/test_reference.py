@@ -44,9 +44,9 @@ def test_polynomials_are_equal_exactly_when_sympy_expands_them_equal(a: str, b: 
 
 def test_prover_is_the_last_resort() -> None:
     env, plain = ShapeEnv(prover=prove), ShapeEnv()
-    for one in (env, plain):
+    for item in (env, plain):
         for _ in range(2):
-            one.create_unbacked(lo=-5)
+            item.create_unbacked(lo=-5)
     u0, u1 = symbol("u0"), symbol("u1")
     square = rel_ge(u0 * u0 + 2 * u0 * u1 + u1 * u1, 0)
     assert env.known(square) is None

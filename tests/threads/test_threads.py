@@ -72,16 +72,16 @@ class Workers:
         self.threads.append(threading.Thread(target=run, args=(len(self.threads),)))
 
     def run(self) -> None:
-        for one in self.threads:
-            one.start()
-        for one in self.threads:
-            one.join()
+        for thread in self.threads:
+            thread.start()
+        for thread in self.threads:
+            thread.join()
         assert self.problems == []
 
 
 def stress(backend: str, calls: int, compiles: int) -> None:
     programs: list[tuple[Any, Any]] = [
-        (kiln.compile(one, backend=backend, options={"variants": 64}), one) for one in (branches, pointwise, Net())
+        (kiln.compile(item, backend=backend, options={"variants": 64}), item) for item in (branches, pointwise, Net())
     ]
 
     def call(chance: random.Random) -> None:
@@ -93,8 +93,8 @@ def stress(backend: str, calls: int, compiles: int) -> None:
         else:
             with torch.no_grad():
                 got, expected = [compiled(x, scale)], [original(x, scale)]
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other)
+        for value, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(value, other)
 
     def compile_fresh(chance: random.Random) -> None:
         offset = chance.randint(0, 3)
@@ -148,8 +148,8 @@ def test_threads_meet_at_the_first_backward() -> None:
         wanted = chance.choice(([x], [w], [x, w]))
         ours = torch.autograd.grad(compiled(x, w), wanted)
         theirs = torch.autograd.grad(torch.tanh(x * w).sum(), wanted)
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other)
+        for result, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(result, other)
 
     for _ in range(4):
         workers.start(call, 20)

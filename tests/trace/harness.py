@@ -47,14 +47,14 @@ def trace(function: Function, args: Sequence[Any], *, backward: bool = False, di
     recorder = new_recorder()
     flat, structure = pytree.tree_flatten(list(args))
     fakes = [
-        recorder.add_tensor(one, f"x{i}", LocalSource(f"x{i}"), dims and dims.get(i))
-        if isinstance(one, torch.Tensor)
-        else one
-        for i, one in enumerate(flat)
+        recorder.add_tensor(leaf, f"x{i}", LocalSource(f"x{i}"), dims and dims.get(i))
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for i, leaf in enumerate(flat)
     ]
     leaves = list(fakes)
     result = recorder.call(function, pytree.tree_unflatten(fakes, structure), {})
-    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if backward:
         outputs += _gradients(recorder, outputs, leaves)
     traced = recorder.finish(outputs)
@@ -68,10 +68,10 @@ def tangent_of(output: Any) -> torch.Tensor:
 
 
 def _gradients(recorder: Recorder, outputs: list[Any], leaves: list[Any]) -> list[Any]:
-    differentiable = [one for one in outputs if one.requires_grad]
-    tangents = [_tangent(recorder, one, f"t{i}") for i, one in enumerate(differentiable)]
-    inputs = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
-    return [one for one in recorder.run_backward(differentiable, tangents, inputs) if one is not None]
+    differentiable = [output for output in outputs if output.requires_grad]
+    tangents = [_tangent(recorder, output, f"t{i}") for i, output in enumerate(differentiable)]
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [gradient for gradient in recorder.run_backward(differentiable, tangents, inputs) if gradient is not None]
 
 
 def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
@@ -89,14 +89,14 @@ def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
 def eager(function: Function, args: Sequence[Any], *, backward: bool = False) -> list[torch.Tensor]:
     flat = pytree.tree_leaves(list(args))
     result = function(*args)
-    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if backward:
-        differentiable = [one for one in outputs if one.requires_grad]
-        inputs = [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+        differentiable = [output for output in outputs if output.requires_grad]
+        inputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         grads = torch.autograd.grad(
-            differentiable, inputs, [tangent_of(one) for one in differentiable], allow_unused=True
+            differentiable, inputs, [tangent_of(output) for output in differentiable], allow_unused=True
         )
-        outputs += [one for one in grads if one is not None]
+        outputs += [grad for grad in grads if grad is not None]
     return outputs
 
 
@@ -132,11 +132,11 @@ def check(
     traced = trace(function, copies(args), backward=backward)
     # The graph runs on tensors that nobody wrote to.
     by_real = {id(a): b for a, b in zip(_tensors(traced), _tensors_of(for_graph), strict=False)}
-    inputs = [by_real.get(id(one), one) for one in traced.inputs]
+    inputs = [by_real.get(id(given), given) for given in traced.inputs]
     torch.manual_seed(seed)
     expected = eager(function, for_eager, backward=backward)
     torch.manual_seed(seed)
-    run = interpret(traced.trace.graph, [one.detach() for one in inputs], constants=traced.trace.constants)
+    run = interpret(traced.trace.graph, [given.detach() for given in inputs], constants=traced.trace.constants)
     assert len(run.outputs) == len(expected)
     for i, (got, fake, want) in enumerate(zip(run.outputs, traced.fakes, expected, strict=True)):
         where = f"output {i} of {function}"
@@ -166,10 +166,10 @@ def _tensors(traced: Traced) -> list[torch.Tensor]:
 
 
 def _tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(list(args)) if isinstance(one, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(list(args)) if isinstance(leaf, torch.Tensor)]
 
 
 def _real_order(traced: Traced, args: Sequence[Any]) -> list[torch.Tensor | None]:
     """The eager counterparts of the graph's inputs; None for tangents."""
-    by_name = {f"x{i}": one for i, one in enumerate(pytree.tree_leaves(list(args)))}
+    by_name = {f"x{i}": leaf for i, leaf in enumerate(pytree.tree_leaves(list(args)))}
     return [by_name.get(record.name) for record in traced.trace.used_inputs]

@@ -12,7 +12,7 @@ def run(function, x, w):
     from kiln.graph.ir.interpret import interpret
 
     recorder = new_recorder()
-    fakes = [recorder.add_tensor(one, name, LocalSource(name)) for one, name in ((x, "x"), (w, "w"))]
+    fakes = [recorder.add_tensor(item, name, LocalSource(name)) for item, name in ((x, "x"), (w, "w"))]
     with torch.autocast("cpu", torch.bfloat16):
         y = function(recorder, *fakes)
     tangent = recorder.add_tensor(tangent_of(torch.empty(y.shape, dtype=y.dtype)), "t", LocalSource("t"))

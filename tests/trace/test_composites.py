@@ -40,11 +40,11 @@ def test_one_compile_for_all_sizes() -> None:
     for batch, length in ((2, 3), (4, 5), (3, 7)):
         x, y = torch.randn(batch, length, 8, requires_grad=True), torch.randn(batch, 8, 4, requires_grad=True)
         got, expected = compiled(x, w, y, v), products(x, w, y, v)
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other)
-        grads = [torch.autograd.grad(sum(one.sum() for one in found), (x, y)) for found in (got, expected)]
-        for one, other in zip(*grads, strict=True):
-            torch.testing.assert_close(one, other)
+        for value, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(value, other)
+        grads = [torch.autograd.grad(sum(value.sum() for value in found), (x, y)) for found in (got, expected)]
+        for grad, other in zip(*grads, strict=True):
+            torch.testing.assert_close(grad, other)
     assert kiln.api.report_of(compiled).compiles == 1
 
 

@@ -14,7 +14,7 @@ SYMBOL = DimChoice(DimKind.SYMBOL, "test")
 
 
 def symbols(args):
-    return {i: (SYMBOL,) * one.dim() for i, one in enumerate(args) if isinstance(one, torch.Tensor)}
+    return {i: (SYMBOL,) * arg.dim() for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
 
 
 def serves(function, args, others, *, backward=False, allow_guards=False):
@@ -23,10 +23,10 @@ def serves(function, args, others, *, backward=False, allow_guards=False):
     env = traced.recorder.env
     for inputs in (args, others):
         want = eager(function, copies(inputs), backward=backward)
-        by_name = {f"x{i}": one for i, one in enumerate(inputs)}
+        by_name = {f"x{i}": item for i, item in enumerate(inputs)}
         if backward:
-            results = [one for one in want if one.requires_grad]
-            by_name |= {f"t{i}": tangent_of(one) for i, one in enumerate(results)}
+            results = [result for result in want if result.requires_grad]
+            by_name |= {f"t{i}": tangent_of(result) for i, result in enumerate(results)}
         given = [by_name[record.name].detach() for record in traced.trace.used_inputs]
         hints = {}
         for record in traced.trace.inputs:
@@ -109,7 +109,7 @@ CASES = [
 def test_every_op_takes_symbols(group, name):
     skip_if_eager_raises(name)
     function, args = GROUPS[group][name]
-    backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+    backward = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
     serves(function, args, args, backward=backward, allow_guards=True)
 
 

@@ -62,11 +62,11 @@ def run_partition(
     """Results of the user, new contents of written inputs in order, gradients by input."""
     run = interpret(parts.forward, inputs)
     saved = []
-    for one in parts.signature.saved:
-        if isinstance(one, SavedTensor):
-            saved.append(inputs[one.index] if one.of == "input" else run.outputs[one.index])
+    for entry in parts.signature.saved:
+        if isinstance(entry, SavedTensor):
+            saved.append(inputs[entry.index] if entry.of == "input" else run.outputs[entry.index])
         else:
-            saved.append(run.symbols[symbol(one.name)])
+            saved.append(run.symbols[symbol(entry.name)])
     fitted = [
         torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype).copy_(tangent)
         if all(isinstance(size, int) for size in spec.sizes)

@@ -101,7 +101,7 @@ def test_recomputation_saves_no_more_bytes_than_keeping_all() -> None:
         sizes = []
         for recompute in (True, False):
             parts = partition(joint_of(whole(function), make()), recompute=recompute)
-            fresh = {one.index for one in parts.saved if one.of == "output"}
+            fresh = {entry.index for entry in parts.saved if entry.of == "output"}
             sizes.append(sum(parts.forward.outputs[i].value.tensor.numel() for i in fresh))
         assert sizes[0] <= sizes[1], name
 
@@ -111,7 +111,7 @@ def test_backward_for_some_inputs() -> None:
     inputs = make()
     parts = partition(joint_of(whole(function), inputs))
     run = interpret(parts.forward, inputs)
-    saved = [inputs[one.index] if one.of == "input" else run.outputs[one.index] for one in parts.saved]
+    saved = [inputs[entry.index] if entry.of == "input" else run.outputs[entry.index] for entry in parts.saved]
     arguments = [*saved, torch.randn(2, 3, 8)]
     every = interpret(parts.backward, arguments).outputs
     for wanted in ([0], [2, 4], [0, 1, 2, 3, 4], []):

@@ -98,7 +98,7 @@ def test_a_value_that_a_library_op_reads_twice_is_saved() -> None:
     joint = joint_of(mlp, CASES["mlp"][1]())
     parts = partition(joint)
     # The product of sines feeds matmuls of both directions, so it is kept; the sine itself is computed again.
-    kept = [parts.forward.outputs[one.index].value.op.name for one in parts.saved if one.of == "output"]
+    kept = [parts.forward.outputs[entry.index].value.op.name for entry in parts.saved if entry.of == "output"]
     assert kept == ["aten", "mul"]
 
 
@@ -115,7 +115,7 @@ graph(%0: f32[1000] "x", %1: f32[1000] "tangent"):
     return %6 requires_grad, %7""", 1, 1, (1,),
     )  # fmt: skip
     parts = partition(joint)
-    kept = [parts.forward.outputs[one.index].value.op.name for one in parts.saved]
+    kept = [parts.forward.outputs[entry.index].value.op.name for entry in parts.saved]
     assert kept == ["lt"]  # a bool mask is the cheapest cut
     assert all(node.op.name != "random" for node in parts.backward)
 
@@ -129,7 +129,9 @@ graph(%0: f32[s0, s1] "x", %1: f32[s0*s1] "tangent"):
     return %2 requires_grad, %3""", 1, 1, (1,),
     )  # fmt: skip
     parts = partition(joint)
-    assert [(one.name, one.kind, one.slot, one.dim) for one in parts.saved if isinstance(one, SymbolBinding)] == [
+    assert [
+        (entry.name, entry.kind, entry.slot, entry.dim) for entry in parts.saved if isinstance(entry, SymbolBinding)
+    ] == [
         ("s0", "size", 0, 0),
         ("s1", "size", 0, 1),
     ]
@@ -149,7 +151,7 @@ def test_gradients_that_share_memory_say_so() -> None:
 
 def test_a_written_input_is_saved_as_a_copy() -> None:
     parts = check(saves_what_it_overwrites, CASES["saves_what_it_overwrites"][1]())
-    assert all(one.of == "output" for one in parts.saved)
+    assert all(entry.of == "output" for entry in parts.saved)
 
 
 def test_history_of_a_written_input_goes_through_autograd() -> None:
@@ -176,7 +178,7 @@ def stream(c: Any, x: Any, w: Any) -> Any:
 def test_sums_of_a_stream_are_saved_rather_than_made_from_all_branches() -> None:
     """Also if a branch is half as large: it would have to be in memory in each stage of the backward."""
     parts = partition(joint_of(stream, (grad(64, 8), grad(8, 8))))
-    kept = [parts.forward.outputs[one.index].value.op.name for one in parts.saved if one.of == "output"]
+    kept = [parts.forward.outputs[entry.index].value.op.name for entry in parts.saved if entry.of == "output"]
     assert kept == ["sin", "add", "sin", "add", "sin"]  # sines for the products, no product
 
 
@@ -202,5 +204,5 @@ graph(%0: f32[64, 8] "x", %1: bf16[8, 8] "w", %2: f32[64, 8] "tangent"):
 def test_a_sum_that_two_stages_need_is_saved_though_its_branch_is_smaller() -> None:
     """%6 is read in both stages and not made from %4; %10 only in one, so %8 is saved."""
     parts = partition(joint_text(NARROW, 2, 1, (1, None)))
-    kept = [str(parts.forward.outputs[one.index].value.spec)[:4] for one in parts.saved if one.of == "output"]
+    kept = [str(parts.forward.outputs[entry.index].value.spec)[:4] for entry in parts.saved if entry.of == "output"]
     assert kept == ["f32[", "bf16"]

@@ -58,7 +58,7 @@ def instance(rule: RewriteRule, dtypes: dict[str, torch.dtype], number: Any, att
                 return builder.constant(value, kind, torch.device("cpu"))
             case Apply(name, parts, values):
                 below = [make(part, beside) for part in parts]
-                return builder.node(name, *below, **{key: attrs[one.name] for key, one in values})
+                return builder.node(name, *below, **{key: attrs[item.name] for key, item in values})
         raise AssertionError(pattern)
 
     beside = dtypes.get("x", torch.float32)

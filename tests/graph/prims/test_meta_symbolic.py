@@ -37,9 +37,9 @@ def at(spec: TensorSpec, values: dict[Symbol, int]) -> TensorSpec:
 
 def attrs_at(value: Any, values: dict[Symbol, int]) -> Any:
     if isinstance(value, tuple):
-        return tuple(attrs_at(one, values) for one in value)
+        return tuple(attrs_at(item, values) for item in value)
     if isinstance(value, dict):
-        return {key: attrs_at(one, values) for key, one in value.items()}
+        return {key: attrs_at(item, values) for key, item in value.items()}
     return value if isinstance(value, str | bool | torch.dtype) else evaluate(value, values)
 
 
