@@ -56,7 +56,7 @@ SMALL_UNIT = 2000
 
 
 VERSION_SECONDS = 20
-"""A compiler that has not told its version by then hangs."""
+"""Seconds after which a compiler that has not printed its version is taken to hang."""
 
 
 class NoCompiler(KilnError):
@@ -261,7 +261,7 @@ def start_unit(kernels: list[Kernel], compiler: Toolchain, store: DiskStore, lim
 
 @lru_cache(maxsize=1)
 def toolchain(seconds: int = VERSION_SECONDS) -> Toolchain | CompilerTooSlow | None:
-    """The C++ compiler on the PATH, asked for its version once; None where there is none that can be started."""
+    """The C++ compiler on the PATH, asked for its version once; None if none can be started."""
     path = shutil.which("g++") or shutil.which("c++")
     if path is None:
         return None
@@ -283,7 +283,7 @@ def machine_name() -> str:
 
 @lru_cache(maxsize=1)
 def compiler_file() -> str:
-    """Which C++ compiler is installed, told by its file: starting it to ask takes longer than a warm start may."""
+    """The C++ compiler, identified by its file, since starting it would take too long for a warm start."""
     path = shutil.which("g++") or shutil.which("c++")
     if path is None:
         return "none"

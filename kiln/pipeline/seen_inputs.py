@@ -56,7 +56,7 @@ class SeenInputs:
             known_numbers.extend(value for value in values if value not in known_numbers)
 
     def scalars(self) -> Callable[[int | float, Source], bool] | None:
-        """Tells which numbers become inputs; None: none can."""
+        """Whether a number becomes an input; None: none does."""
         if not self._numbers and self._scalars.dynamic != "always":
             return None
         return self.is_symbol

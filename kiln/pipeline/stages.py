@@ -83,7 +83,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
-    """Run all stages, on equal layers once; `label` tells forward from backward in dumps."""
+    """Run all stages, on equal layers once; `label`: forward or backward, for dumps."""
     if context.dump.folder is None:
         plan = repeated_layers_to_plan(graph, context)
         if plan is not None:

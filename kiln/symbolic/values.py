@@ -49,11 +49,11 @@ Truth = bool | Relation | AllOf | AnyOf
 @final
 @dataclass(eq=False, slots=True)
 class Given:
-    """A float argument of the caller. `asked`: the program depends on its value, so it is guarded."""
+    """A float argument of the caller. `is_read`: the program depends on its value, so it is guarded."""
 
     name: str
     number: float
-    asked: bool = False
+    is_read: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -215,7 +215,7 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
         args = [specialise_real(env, arg, where) for arg in value.args]
         return REAL_OPS[value.op](*args)
     if isinstance(value, Given):
-        value.asked = True
+        value.is_read = True
         return value.number
     return value
 

@@ -83,8 +83,8 @@ def instance_dicts(s: CaptureState, written: set[int]) -> None:
         for value in s.identities.objects.values()
         if isinstance(value, Dict | Object) and value.source is not None
     ]
-    asked = {id(value) for value in s.identities.owners.values()}
-    used = [value for value in known if id(value) in written or id(value) in asked or was_read(value)]
+    compared = {id(value) for value in s.identities.owners.values()}
+    used = [value for value in known if id(value) in written or id(value) in compared or was_read(value)]
     dicts = [value for value in used if isinstance(value, Dict) and type(value.source) is LocalSource]
     owners = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
     if dicts and owners and any(id(value) in written for value in (*dicts, *owners)):

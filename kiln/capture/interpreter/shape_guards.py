@@ -42,7 +42,7 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
     """Integer inputs are non-negative and fit 64 bits; a float whose value was read is guarded to be equal."""
     for record in s.recorder.inputs:
         if record.given is not None:
-            if record.given.asked:
+            if record.given.is_read:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
         elif record.real is None:
             assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)

@@ -43,11 +43,6 @@ ATEN_RULES: Column[AtenRule] = PRIMS.column(
 )
 rule = ATEN_RULES
 
-WALKED = frozenset(
-    {"input", "constant_tensor", "item", "aten", "opaque", "cond", "while_loop", "region", "scalar_tensor"}
-)
-"""Ops that each walker handles itself."""
-
 
 def overload(op: str, target: str) -> AtenRule:
     """The rule that calls this overload with the inputs, then the attributes, in the order of the op's row."""

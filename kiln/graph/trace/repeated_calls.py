@@ -31,7 +31,7 @@ REBASED = "as_strided"
 class CallCopies:
     """Copies of the nodes, storage views and fakes that `calls` made, reading the `successors` of what they read.
 
-    `possible` is false where a node that the calls used cannot be told from another one.
+    `possible` is false if a node that the calls used is ambiguous.
     """
 
     def __init__(self, log: list[Node], calls: Sequence[TorchCall], successors: Successors) -> None:

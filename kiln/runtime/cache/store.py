@@ -233,7 +233,7 @@ def check_entry_folder(folder: Path) -> None:
 
 
 def sealed(body: bytes, secret: bytes, kind: str, key: str) -> bytes:
-    """The contents behind a header that nobody can make who does not know the secret."""
+    """The contents behind a header that only holders of the secret can make."""
     return HEADER.pack(MAGIC, len(body), _seal(body, secret, kind, key)) + body
 
 

@@ -105,7 +105,7 @@ class RecordedCall:
         )
 
     def end_with(self, s: CaptureState, result: Value) -> bool:
-        """Whether the call is worth repeating and can be, as far as the state tells."""
+        """Whether the call is worth repeating, and nothing in the state prevents it."""
         self.end, self.result = StateLengths.of(s), result
         self.steps = all_steps(s) - self.steps
         self.calls = s.recorder.calls[self.start.calls :]

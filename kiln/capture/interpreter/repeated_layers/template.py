@@ -181,14 +181,14 @@ def is_plain_input(s: CaptureState, value: Tensor) -> bool:
 def make_tree(s: CaptureState, made: CallTemplate) -> _frames.GuardTree:
     """The native tree of all guards and checks."""
     paths = made.paths.based(LocalSource("module"))
-    asked = GuardCollector()
+    guards = GuardCollector()
     for number, guard, _ in made.guards:
-        asked.add(paths[number], guard.kind, guard.expected)
+        guards.add(paths[number], guard.kind, guard.expected)
     for number, value in made.objects:
-        ask_presence(s, asked, paths[number], value)
+        add_presence_guards(s, guards, paths[number], value)
     collect = [paths[number] for number, _ in made.objects] + [paths[number] for number, _, _ in made.aliases]
     try:
-        return build_tree(asked.finish(), collect=collect, function=cast(FunctionType, _probe))
+        return build_tree(guards.finish(), collect=collect, function=cast(FunctionType, _probe))
     except BadGuard as problem:
         raise NotRepeatable(str(problem)) from problem
 
@@ -197,24 +197,24 @@ def _probe(module: object) -> None:
     """Its argument is the root of the paths of a template."""
 
 
-def ask_presence(s: CaptureState, asked: GuardCollector, path: Source, value: Value) -> None:
+def add_presence_guards(s: CaptureState, guards: GuardCollector, path: Source, value: Value) -> None:
     """Guards that what was read of an object exists and has its type."""
     if isinstance(value, Tensor):
         assert value.original is not None
-        asked.add(path, GuardKind.TENSOR, tensor_expectation(value.original, is_leaf=True))
+        guards.add(path, GuardKind.TENSOR, tensor_expectation(value.original, is_leaf=True))
         return
     original: object = value.original  # type: ignore[attr-defined]
-    asked.add(path, GuardKind.TYPE_IS, s.reference(type(original)))
+    guards.add(path, GuardKind.TYPE_IS, s.reference(type(original)))
     if isinstance(value, Object):
         content = object.__getattribute__(value.original, "__dict__")
         for name in value.attrs:
             if name in content:
-                asked.add(DictAttrSource(path, name), GuardKind.TYPE_IS, s.reference(type(content[name])))
+                guards.add(DictAttrSource(path, name), GuardKind.TYPE_IS, s.reference(type(content[name])))
     elif isinstance(value, Dict):
         for token, item in value._found.items():
             if item is not ABSENT and is_constant(token):
                 kind = type(dict_get(value.original, token))
-                asked.add(ItemSource(path, token), GuardKind.TYPE_IS, s.reference(kind))
+                guards.add(ItemSource(path, token), GuardKind.TYPE_IS, s.reference(kind))
 
 
 def is_counterpart(value: Value, real: object) -> bool:

@@ -40,7 +40,7 @@ NO_INDEX = 0x7FFFFFFF
 
 @final
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BlockAccumulator:
     """An accumulator that `depth` loops are around: a block over `dims`, of which `over` are combined at the end."""
 
     effect: Accumulate
@@ -139,13 +139,13 @@ class TritonEffects(EffectWriter):
         loops = {axis.symbol: position for position, axis in enumerate(self.nest.axes)}
         dims_over = [self.frame.tiling.dims[position] for position in over]
         reduced = [loops[dim.symbol] for dim in dims_over if dim.looped]
-        parts = Parts(effect, local, dtype, min(reduced, default=self.depth), dims, over)
+        accumulator = BlockAccumulator(effect, local, dtype, min(reduced, default=self.depth), dims, over)
         if reduced:
-            self._add_to_parts(parts, value)
+            self._accumulate_block(accumulator, value)
             return
         index_of = self._index_text(effect) if effect.op in INDEX_OPS else ""
         text = self._full(self._masked(value, dtype, effect.op, over), value, dims, over)
-        self._finish(parts, text, index_of, self.lines)
+        self._finish(accumulator, text, index_of, self.lines)
 
     def _masked(self, value: TextValue, dtype: torch.dtype, op: ReduceOp, over: Sequence[int]) -> str:
         """The value where a point exists, the start value elsewhere."""
@@ -166,25 +166,25 @@ class TritonEffects(EffectWriter):
     def _index_text(self, effect: Accumulate) -> str:
         return self.body.ints.text(self.nest.expr(effect.over[0].symbol))
 
-    def _add_to_parts(self, parts: Parts, value: TextValue) -> None:
-        effect, shape = parts.effect, self.frame.block_shape(parts.dims)
-        kind = TRITON.dtype_name(parts.dtype)
-        start = f"tl.full({shape}, {start_text(effect.op, parts.dtype)}, {kind})"
-        self.before.setdefault(parts.depth, []).append(f"{parts.name} = {start}")
-        text = self._masked(value, parts.dtype, effect.op, parts.over)
-        after = self.after.setdefault(parts.depth, [])
+    def _accumulate_block(self, accumulator: BlockAccumulator, value: TextValue) -> None:
+        effect, shape = accumulator.effect, self.frame.block_shape(accumulator.dims)
+        kind = TRITON.dtype_name(accumulator.dtype)
+        start = f"tl.full({shape}, {start_text(effect.op, accumulator.dtype)}, {kind})"
+        self.before.setdefault(accumulator.depth, []).append(f"{accumulator.name} = {start}")
+        text = self._masked(value, accumulator.dtype, effect.op, accumulator.over)
+        after = self.after.setdefault(accumulator.depth, [])
         if effect.op in INDEX_OPS:
             index_kind = "tl.int64" if self.frame.wide else "tl.int32"
-            self.before[parts.depth].append(f"{parts.at} = tl.full({shape}, {NO_INDEX}, {index_kind})")
+            self.before[accumulator.depth].append(f"{accumulator.at} = tl.full({shape}, {NO_INDEX}, {index_kind})")
             at = f"tl.broadcast_to({self._index_text(effect)}, {shape})"
-            masks = self.frame.points_text(frozenset(parts.over))
+            masks = self.frame.points_text(frozenset(accumulator.over))
             if masks:
                 at = f"tl.where({' & '.join(masks)}, {at}, {NO_INDEX})"
-            call = f"{_BEST[effect.op]}({parts.name}, {parts.at}, tl.broadcast_to({text}, {shape}), {at})"
-            self.lines.append(f"{parts.name}, {parts.at} = {call}")
+            call = f"{_BEST[effect.op]}({accumulator.name}, {accumulator.at}, tl.broadcast_to({text}, {shape}), {at})"
+            self.lines.append(f"{accumulator.name}, {accumulator.at} = {call}")
         else:
-            self.lines.append(f"{parts.name} = {combined(effect.op, parts.name, text, parts.dtype)}")
-        self._finish(parts, parts.name, parts.at, after)
+            self.lines.append(f"{accumulator.name} = {combined(effect.op, accumulator.name, text, accumulator.dtype)}")
+        self._finish(accumulator, accumulator.name, accumulator.at, after)
 
     def maximum_and_exp_sum(self, effect: Accumulate, exp_sum: str, value: TextValue) -> None:
         """One pair of both per `layers` points of a block, which a thread holds in registers together."""
@@ -201,20 +201,20 @@ class TritonEffects(EffectWriter):
         text = self._full(self._masked(value, local.dtype, effect.op, (0,)), value, block, (0,))
         self.lines.append(f"{top}, {total} = with_exp_sum({top}, {total}, {text}, {layers})")
         after = self.after.setdefault(depth, [])
-        self._finish(Parts(effect, local, local.dtype, depth, block, (0,)), top, "", after)
+        self._finish(BlockAccumulator(effect, local, local.dtype, depth, block, (0,)), top, "", after)
         sum_ = replace(effect, target=exp_sum, op=ReduceOp.SUM, exp_sum=None)
         text = f"{total} * tl.exp({top} - {local.name})"
-        self._finish(Parts(sum_, beside, local.dtype, depth, block, (0,)), text, "", after)
+        self._finish(BlockAccumulator(sum_, beside, local.dtype, depth, block, (0,)), text, "", after)
 
-    def _finish(self, parts: Parts, text: str, index: str, lines: list[str]) -> None:
-        """Combine the block `text`, of the form of `parts`, into the local."""
-        effect, local, dtype, depth = parts.effect, parts.local, parts.dtype, parts.depth
-        over, left = parts.over, parts.dims - frozenset(parts.over)
+    def _finish(self, accumulator: BlockAccumulator, text: str, index: str, lines: list[str]) -> None:
+        """Combine the block `text`, of the form of `accumulator`, into the local."""
+        effect, local, dtype, depth = accumulator.effect, accumulator.local, accumulator.dtype, accumulator.depth
+        over, left = accumulator.over, accumulator.dims - frozenset(accumulator.over)
         if effect.op in INDEX_OPS:
             if effect.target in self.started:
                 raise TRITON.unsupported("an index reduction", "two phases accumulate into it")
             if index == self._index_text(effect):
-                index = f"tl.broadcast_to({index}, {self.frame.block_shape(parts.dims)})"
+                index = f"tl.broadcast_to({index}, {self.frame.block_shape(accumulator.dims)})"
             (axis,) = over
             call = f"tl.reduce(({text}, {index}), {axis}, {_BEST[effect.op]}{', keep_dims=True' if left else ''})"
             lines.append(f"{local.name}_best, {local.name} = {call}")
