@@ -50,7 +50,7 @@ class Lab:
 
         return run
 
-    def capture(self, function: Any, locals: dict[str, Any]) -> Capture:
+    def capture(self, function: Any, locals: dict[str, Any], **options: Any) -> Capture:
         got = capture_frame(
             function,
             locals,
@@ -58,6 +58,7 @@ class Lab:
             recorder_factory=lambda: Recorder(env=ShapeEnv(), events=EventSink()),
             make_resume=self.compile,
             is_compiling=self.is_compiling,
+            **options,
         )
         self.captures.append(got)
         return got
@@ -67,13 +68,14 @@ class Lab:
         return Dispatcher(function, self.miss)
 
     def miss(self, dispatcher: Dispatcher, locals: dict[str, Any]) -> Any:
-        got = self.capture(dispatcher.function, locals)
+        return self.add_entry(dispatcher, self.capture(dispatcher.function, locals), locals)
+
+    def add_entry(self, dispatcher: Dispatcher, got: Capture, locals: dict[str, Any]) -> Entry | None:
+        function = dispatcher.function
         if got.function is None:
             return None
-        tree = build_tree(got.guards, collect=got.collect, function=dispatcher.function)
-        self.failures.append(
-            tree.explain(tuple(locals.values()), dispatcher.function.__globals__, dispatcher.function.__closure__)
-        )
+        tree = build_tree(got.guards, collect=got.collect, function=function)
+        self.failures.append(tree.explain(tuple(locals.values()), function.__globals__, function.__closure__))
         target = BoundCall(tree, got.function) if got.collect else got.function
         entry = Entry(tree, target)
         dispatcher.set_entries([*dispatcher.entries, entry])

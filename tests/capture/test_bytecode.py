@@ -89,7 +89,7 @@ def test_every_opcode_has_a_handler():
     missing = [
         name
         for name, number in dis.opmap.items()
-        if number < 256  # others stand in no code object
+        if number < 256  # larger numbers do not occur in code objects
         and name not in version.rows
         and name not in ("CACHE", "EXTENDED_ARG", "RESERVED", "INTERPRETER_EXIT")
         and not name.startswith(("<", "INSTRUMENTED"))

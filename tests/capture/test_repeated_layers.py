@@ -392,7 +392,7 @@ def test_results_that_are_tuples_and_views(repeats: Any) -> None:
                 state = block(state)
             return state
 
-    # What the first block gets has other strides than what the others get.
+    # The first block's input has other strides than that of the others.
     assert repeats(Pairs(*[Two(CONFIG) for _ in range(4)]).eval(), x()) == 2
 
 
@@ -417,7 +417,7 @@ def test_checkpoint_regions_inside_a_block(repeats: Any) -> None:
         def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
-    # The method is no module, so nothing inside is repeated either.
+    # A method is not a module, so nothing inside is repeated.
     assert repeats(Stack(*[Region(CONFIG) for _ in range(4)]).eval(), x().requires_grad_(), grad=True) == 0
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.capture.interpreter import capture_frame
 from kiln.graph.ir import graph_text, interpret
 from kiln.graph.trace.condition import condition_graph
 from kiln.graph.trace.recorder import Recorder
-from kiln.native._frames import BoundCall, Dispatcher, Entry
-from kiln.runtime.guards.tree import build_tree
+from kiln.native._frames import Dispatcher, Entry
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.policy import DimChoice, DimKind
@@ -29,23 +27,10 @@ class SpeculatingLab(Lab):
 
     def at_depth(self, function: Any, depth: int) -> Dispatcher:
         def miss(dispatcher: Dispatcher, locals: dict[str, Any]) -> Entry | None:
-            got = capture_frame(
-                function,
-                locals,
-                compile_region=self.compile_region,
-                recorder_factory=lambda: Recorder(env=ShapeEnv(), events=EventSink()),
-                make_resume=self.compile,
-                dims=self.dims,
-                make_exit=(lambda one: self.at_depth(one, depth + 1)) if depth < self.limit else None,
+            make_exit = (lambda target: self.at_depth(target, depth + 1)) if depth < self.limit else None
+            return self.add_entry(
+                dispatcher, self.capture(function, locals, dims=self.dims, make_exit=make_exit), locals
             )
-            self.captures.append(got)
-            if got.function is None:
-                return None
-            tree = build_tree(got.guards, collect=got.collect, function=function)
-            assert tree.explain(tuple(locals.values()), function.__globals__, function.__closure__) is None
-            entry = Entry(tree, BoundCall(tree, got.function) if got.collect else got.function)
-            dispatcher.set_entries([*dispatcher.entries, entry])
-            return entry
 
         return Dispatcher(function, miss)
 

@@ -233,7 +233,7 @@ def row_cases() -> list[Case]:
     ]
 
 
-def chain_cases() -> list[Case]:
+def blocked_sum_cases() -> list[Case]:
     """Blocked sums: rows of one and two axes, two loops over one row, a register with full and partial blocks."""
     narrow = """
         kernel narrow(x: f32[s0, 5] -> out: f32[5]; s0) units (i1: 5) strip 32
@@ -345,7 +345,7 @@ def lane_cases() -> list[Case]:
         sums = writes.replace("writes", "sums").replace("out[i0, j0] =", "out[i0, j0] sum =")
         x, y, out = ((torch.randn(3, size) * 50).to(dtype) for size in (10, 45, 10))
         at = torch.randint(-10, 10, (3, 45))
-        # In the last vector, which is not full; and in a lane that it does not have.
+        # In the last, partial vector, and in a lane beyond it.
         wrong, below = at.clone(), at.clone()
         wrong[1, 44], below[0, 3] = 10, -11
         cases += [Case.of(picks, {"x": x, "at": item, "out": y}) for item in (at, wrong, below)]
@@ -400,14 +400,14 @@ def narrow_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     groups = [
-        pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), chain_cases(),
+        pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
         data_cases(), lane_cases(), scan_cases(), narrow_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
 
 def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
-    some = (transposed_cases()[1:5:3], row_cases()[:2], chain_cases(), padded_cases()[:1], data_cases()[:2])
+    some = (transposed_cases()[1:5:3], row_cases()[:2], blocked_sum_cases(), padded_cases()[:1], data_cases()[:2])
     check([norm(100), *pointwise_cases(), *(case for cases in some for case in cases)], tmp_path)
 
 

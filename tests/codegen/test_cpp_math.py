@@ -128,7 +128,7 @@ def test_integer_division_over_the_whole_range(vector_bytes: int, tmp_path: Path
         x, y = (torch.randint(info.min, info.max, (2, size)) >> bits).clamp(info.min, info.max).to(dtype)
         y[y == 0] = 1
         near = (y[::2].long() * torch.randint(-50, 50, (size // 2,)) + torch.randint(-1, 2, (size // 2,))).to(dtype)
-        # Vectors with numbers of more than 51 bits go another way: only some of them have one.
+        # Vectors with a number of more than 51 bits take another branch; some vectors have one.
         x[::2], x[:1024], y[:1024] = near, x[:1024] % 100, y[:1024] % 9 + 1
         kernels.append(kernel_of(DIVISIONS, dtype, size))
         inputs.append([x, y, y])
@@ -333,7 +333,7 @@ def test_ends_of_ranges(vector_bytes: int, tmp_path: Path) -> None:
     infinities and NaN."""
     x = torch.tensor(EDGES, dtype=F64).float()
     x = torch.cat([x, -x, torch.pi * torch.arange(1, 40000, 97), torch.pi / 2 * torch.arange(1, 80000, 94)])
-    # Eager loses a subnormal sigmoid as we do; the reciprocal root has no value at most of these.
+    # Eager flushes a subnormal sigmoid too; the reciprocal root is undefined at most of these.
     functions = [op for op in ULPS if op not in ("rsqrt", "sigmoid")]
     kernel = kernel_of([(op, 1) for op in functions], F32, x.numel())
     (found,) = results([kernel], [[x, x, x]], tmp_path, with_lanes(vector_bytes))

@@ -160,6 +160,6 @@ def recorded(op: Any, arguments: list[Any]) -> None:
 def refuses(call: Callable[[], Any]) -> bool:
     try:
         call()
-    except Exception:  # of whatever class: only whether there is one
+    except Exception:  # of any class: only whether there is one
         return True
     return False

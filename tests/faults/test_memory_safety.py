@@ -66,7 +66,7 @@ def test_shapes_that_eager_refuses(name: str, dynamic: bool) -> None:
     assert_like_eager(kiln.compile(program, dynamic=dynamic), program, *arguments)
 
 
-# Once a size is a symbol, a plan is for all sizes that its guards let pass: these need one for the index.
+# With symbolic sizes a plan serves all sizes that its guards admit: these need a guard for the index.
 
 GROWING: dict[str, Program] = {
     "x[2]": lambda x: x[2] * 1,

@@ -78,5 +78,5 @@ def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:
     )
     assert len(f64) > 20
     assert f64 <= SCALAR[torch.float64]
-    # erfc has vectors by tables only.
+    # erfc is vectorised with tables only.
     assert f32 - {"erfc"} <= SCALAR[torch.float32]

@@ -151,7 +151,7 @@ def test_streams(libraries: Libraries) -> None:
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        run(x, w)  # what cuBLAS allocates for a stream waits for the device
+        run(x, w)  # allocations of cuBLAS for a stream synchronise the device
         side.synchronize()
         torch.cuda._sleep(500_000_000)
         (out,) = run(x, w)

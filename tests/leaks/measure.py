@@ -39,7 +39,7 @@ class Snapshot:
 
 def snapshot(watched: Sequence[object] = ()) -> Snapshot:
     """`watched`: objects whose references are counted, beside those that every program uses."""
-    while gc.collect():  # what a freed object of C held becomes garbage in the next pass
+    while gc.collect():  # objects held by freed C objects become garbage in the next pass
         pass
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
@@ -68,7 +68,7 @@ def growth(
     """What `count` runs leave behind, and resident bytes per run, after `warm` runs."""
     for _ in range(warm):
         work()
-    snapshot(watched)  # the second one finds what the first one made
+    snapshot(watched)  # the second run finds what the first made
     before = snapshot(watched)
     for _ in range(count):
         work()

@@ -95,7 +95,7 @@ def test_many_calls(kind: str, count: int) -> None:
     assert resident < 2 * MEGABYTE
 
 
-# One text per kind of capture: what a compile keeps differs with what it looked into.
+# One text per kind of capture, since compiles keep different things.
 PROGRAMS = {
     "pointwise": "lambda x: torch.sin(x) * 2 + 1",
     "break": "lambda x: x + 1 if x.sum() > 0 else x - 1",

@@ -538,7 +538,7 @@ def symbolic_cat(g: Env) -> Made:
     return g.done(g.exp(g.cat(x, y, axis=0)), g.iota(length=n, start=0, step=2, dtype=I64, device=CPU))
 
 
-# What lowering leaves out.
+# Ops without loops.
 
 
 @program
@@ -591,7 +591,7 @@ def flipped_and_not(g: Env) -> Made:
     return g.done(g.add(g.mul(x, 2.0), g.flip(x, axes=(1,))))
 
 
-# What is left to ATen.
+# Library calls.
 
 
 @program

@@ -37,5 +37,5 @@ def test_equal_texts(row: SuiteRow, train: bool, monkeypatch: pytest.MonkeyPatch
         found.append((texts(lab.captures), steps, steps + sum(capture.repeated_steps for capture in lab.captures)))
     assert found[0][0] == found[1][0]
     assert found[0][1] <= found[1][1]
-    # The first block may take some more opcodes than its like: what all share is asked once.
+    # The first block may take some more opcodes than the others, since shared state is read once.
     assert found[1][1] <= found[0][2] <= found[1][1] * 1.1

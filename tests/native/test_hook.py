@@ -38,7 +38,7 @@ TEST_MODULES = (
     *("test_decorators", "test_super", "test_property", "test_itertools", "test_unpack_ex"),
 )
 EXPLAINED = {
-    "test_slots",  # counts all objects before and after: what was published for a code object is one
+    "test_slots",  # counts all objects, including those made for code objects
     "test_super_deep",  # a hook costs recursion depth on 3.12
 }
 

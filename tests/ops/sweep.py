@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--out", type=Path, default=Path("failures.jsonl"))
     found.add_argument("--op-seconds", type=float, default=8.0, help="after these an op gets no further sample")
     found.add_argument("--op-limit", type=float, default=60.0, help="after these an op is a failure")
-    found.add_argument("--only", default="", help="names of ops with commas between; the shard is not asked")
+    found.add_argument("--only", default="", help="names of ops, separated by commas, instead of a shard")
     found.add_argument("--skip", type=int, default=0, help="how many ops of the shard to leave out at the beginning")
     found.add_argument("--no-gradients", action="store_true")
     found.add_argument("--dtypes", default="", help="instead of float32 and bfloat16, with commas between")
@@ -152,7 +152,7 @@ def run_child(arguments: argparse.Namespace, tally: Tally, deadline: float) -> b
         if not over and (tally.current or tally.position == before):
             said.seek(0)
             ending = f"ended with {ended}" if ended is not None else "was silent too long"
-            over = not tally.current  # it does not start, and would not the next time
+            over = not tally.current  # it did not start, and would not start again
             record_crash(tally, ending, said.read().decode(errors="replace")[-2000:])
     return not over
 

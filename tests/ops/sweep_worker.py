@@ -122,7 +122,7 @@ class OpCheck:
     breaks: dict[str, int] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
     stage: str = ""
-    told: set[tuple[str, str, str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str, str, str]] = field(default_factory=set)
 
     @property
     def device(self) -> str:
@@ -134,8 +134,10 @@ class OpCheck:
                 return
             self.context = {"dtype": str(dtype).removeprefix("torch."), "sample": number, "args": summary(sample)}
             self.check(sample, dtype, gradient=False)
-            asked = dtype == torch.float32 or (self.arguments.dtypes and (dtype.is_floating_point or dtype.is_complex))
-            wanted = asked and not self.arguments.no_gradients
+            is_chosen = dtype == torch.float32 or (
+                self.arguments.dtypes and (dtype.is_floating_point or dtype.is_complex)
+            )
+            wanted = is_chosen and not self.arguments.no_gradients
             if wanted and self.op.supports_autograd:
                 self.check(sample, dtype, gradient=True)
             self.samples += 1
@@ -143,8 +145,8 @@ class OpCheck:
     def dtypes(self) -> list[torch.dtype]:
         supported = self.op.supported_dtypes(self.device)
         if self.arguments.dtypes:
-            asked = [getattr(torch, name) for name in self.arguments.dtypes.split(",")]
-            return [dtype for dtype in asked if dtype in supported]
+            chosen = [getattr(torch, name) for name in self.arguments.dtypes.split(",")]
+            return [dtype for dtype in chosen if dtype in supported]
         floats = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype in supported]
         return floats or [dtype for dtype in (torch.int64, torch.int32, torch.bool) if dtype in supported][:1]
 
@@ -164,7 +166,7 @@ class OpCheck:
         try:
             source = self.op.reference_inputs if self.arguments.reference else self.op.sample_inputs
             found = list(itertools.islice(source(self.device, dtype, requires_grad=wants), MOST_SAMPLES))
-        except Exception as problem:  # a sample that this machine cannot make (a library that is not there)
+        except Exception as problem:  # a sample that this machine cannot make (a missing library)
             lost(problem)
             return []
         return [value for value in found if elements(value) <= MOST_ELEMENTS]
@@ -234,8 +236,8 @@ class OpCheck:
     def fail(self, kind: str, which: str, detail: str, **more: Any) -> None:
         """Report a failure, once per sample for call, second call and gradient."""
         key = (kind, which, detail, f"{self.context['dtype']} {self.context['sample']}")
-        if key not in self.told:
-            self.told.add(key)
+        if key not in self.reported:
+            self.reported.add(key)
             self.channel.tell(
                 "failure", op=name_of(self.op), kind=kind, which=which, detail=detail, **self.context, **more
             )

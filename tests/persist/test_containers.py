@@ -64,7 +64,7 @@ def once(name="plain", cache=True):
     run(compiled, args, kwargs)
     return kiln.report_of(compiled)
 
-once("closure", cache=False)  # the forks go on with what this has left in the process
+once("closure", cache=False)  # forks inherit the state that this leaves in the process
 children = []
 for _ in range(16):
     child = os.fork()

@@ -54,7 +54,7 @@ def test_the_backward_of_the_loss(compiles: list[Any], tmp_path: Path) -> None:
     before = kiln.report_of(compiled).kernels
     torch.testing.assert_close(gradients(compiled), gradients(with_loss))
     assert len(compiles) == 1
-    assert kiln.report_of(compiled).kernels > before  # told when it is used
+    assert kiln.report_of(compiled).kernels > before  # reported on first use
     again = kiln.compile(with_loss, options={"cache": True, "cache_dir": str(tmp_path)})
     torch.testing.assert_close(gradients(again), gradients(with_loss))
     assert (kiln.report_of(again).loaded, len(compiles)) == (1, 1)  # found on disk

@@ -409,7 +409,7 @@ def test_saved_memory_is_freed_at_its_last_use(libraries: Libraries) -> None:
     assert alive == [True, False]
 
 
-@pytest.mark.unrecorded  # results that no step writes; memory that only a native caller gives away
+@pytest.mark.unrecorded  # results that no step writes; memory that only a native caller donates
 def test_saved_memory_is_reused_unless_the_graph_is_retained(libraries: Libraries) -> None:
     """Backward writes its gradient into the memory of the extra that it was given."""
     plan = Plan(

@@ -37,7 +37,7 @@ def test_an_equal_call_is_made_once() -> None:
     assert first is second
     gate.set()
     assert first.result(10) == 7 and made == [1]
-    assert queue.submit("same", lambda: 8, 4).result(10) == 8  # what is done is done again
+    assert queue.submit("same", lambda: 8, 4).result(10) == 8  # a finished request runs again
 
 
 def test_what_nobody_wants_is_not_made() -> None:

@@ -52,8 +52,8 @@ def assert_eager(code: str, folder: Path, **options: Any) -> None:
         warnings.simplefilter("always")
         for _ in range(3):
             assert torch.equal(compiled(x), torch.sin(x) * 3)
-    told = [str(warning.message) for warning in caught if issubclass(warning.category, KilnWarning)]
-    assert len(told) == 1 and code in told[0], told
+    warned = [str(warning.message) for warning in caught if issubclass(warning.category, KilnWarning)]
+    assert len(warned) == 1 and code in warned[0], warned
 
 
 def assert_ended(pids: Path) -> None:

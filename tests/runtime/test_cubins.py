@@ -124,7 +124,7 @@ def test_workers(workers: Workers) -> None:
     with pytest.raises(WorkerError, match="NameError"):
         workers.compile("import triton\n\n\nundefined\n", "t_bad", meta)
     end_server(workers)
-    assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]  # the worker lives on
+    assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]  # the worker survives
     (one,) = workers.idle
     one.channel.shutdown(socket.SHUT_WR)
     one.stream.read()  # until it has ended

@@ -105,7 +105,7 @@ def bad_key(write: Callable[[Path], object]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: path.chmod(0o644),  # others know it
+        lambda path: path.chmod(0o644),  # readable by others
         lambda path: path.write_bytes(b"short"),
         lambda path: path.write_bytes(bytes(33)),
         bad_key(lambda path: path.symlink_to("/dev/zero")),

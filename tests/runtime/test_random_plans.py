@@ -118,7 +118,7 @@ def test_memory_is_kept_between_calls_and_bounded(libraries: Libraries) -> None:
     rows = 64 * 1024
     x = torch.randn(rows, 8)
     (out,) = run(x, x, w)
-    assert _executor.held_memory()[0] - used >= out.numel() * 4  # the result is the user's
+    assert _executor.held_memory()[0] - used >= out.numel() * 4  # the user holds the result
     again = run(x, x, w)[0]
     del again
     place = run(x, x, w)[0].data_ptr()
@@ -126,7 +126,7 @@ def test_memory_is_kept_between_calls_and_bounded(libraries: Libraries) -> None:
     _, kept = _executor.held_memory()
     assert 0 < kept <= 2 * rows * 8 * 4
     small = torch.randn(1, 8)
-    for _ in range(200):  # the need of long ago is forgotten
+    for _ in range(200):  # old peaks are forgotten
         run(small, small, w)
     assert _executor.held_memory()[1] <= out.numel() * 4
     del out

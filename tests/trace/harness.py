@@ -130,7 +130,7 @@ def check(
     """The graph of `function` on `args` computes what eager does, writes to inputs included."""
     for_eager, for_graph = copies(args), copies(args)
     traced = trace(function, copies(args), backward=backward)
-    # The graph runs on tensors that nobody wrote to.
+    # The graph runs on unmodified tensors.
     by_real = {id(a): b for a, b in zip(_tensors(traced), _tensors_of(for_graph), strict=False)}
     inputs = [by_real.get(id(given), given) for given in traced.inputs]
     torch.manual_seed(seed)

@@ -390,7 +390,7 @@ def test_not_on_the_cpu() -> None:
     assert unchanged(on_cpu(graph))
 
 
-# What it costs.
+# Costs.
 
 
 def head_of(tokens: int | str, width: int, words: int, end: str = "return %3") -> Graph:

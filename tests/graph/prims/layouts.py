@@ -95,9 +95,9 @@ def _narrowed(rng: random.Random, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def same_layout(spec: TensorSpec, result: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
     """`spec` is exactly the layout that eager returned."""
-    told = [f"{tuple(x.shape)} strides {x.stride()}" for x in operands]
-    assert spec.sizes == tuple(result.shape), told
-    assert spec.strides == tuple(result.stride()), (told, spec.strides, result.stride())
-    assert spec.offset == result.storage_offset(), (told, spec.offset)
+    layouts = [f"{tuple(x.shape)} strides {x.stride()}" for x in operands]
+    assert spec.sizes == tuple(result.shape), layouts
+    assert spec.strides == tuple(result.stride()), (layouts, spec.strides, result.stride())
+    assert spec.offset == result.storage_offset(), (layouts, spec.offset)
     assert spec.dtype == result.dtype
     assert spec.device == result.device
