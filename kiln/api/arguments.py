@@ -58,6 +58,8 @@ def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic
     if dynamic is not None and type(dynamic) is not bool:
         raise BadArgument(name="dynamic", value=dynamic, allowed="None, True or False")
     result = options_from_text(os.environ.get("KILN_OPTIONS", ""))
+    if verify := os.environ.get("KILN_VERIFY"):
+        result = options_from({"verify": verify}, result)
     result = options_from(MODES[mode or "default"], result)
     if options is not None and not isinstance(options, Mapping):
         raise BadArgument(name="options", value=options, allowed="a dict of options")

@@ -122,8 +122,8 @@ class FrameCapture:
 
 
 def eager_kernels(options: Options) -> EagerKernels:
-    """The kernels of eager that `options` ask for."""
-    return EagerKernels(random=options.random == "eager")
+    """The kernels of eager that `options` ask for: runs can only be compared on the same random numbers."""
+    return EagerKernels(random=options.random == "eager" or options.verify == "first")
 
 
 def disassembled(capture: Capture) -> Iterator[str]:

@@ -16,6 +16,7 @@ import torch
 
 from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
@@ -39,12 +40,14 @@ from kiln.runtime.loader import decode_tensor
 from kiln.symbolic import symbol
 
 
-def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
-    """The region of a trace with gradients; the backward is recorded here, while the recorder is open."""
+def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> tuple[CompiledRegion, Graph]:
+    """The region of a trace with gradients, and its joint graph; the backward is recorded here, while the recorder is
+    open."""
     with context.events.stage("joint"):
         original = trace
         trace, hidden_outputs = with_alias_bases(recorder, trace)
         joint = make_joint(recorder, trace)
+        whole = joint.graph
         original.add_backward_inputs()
         joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
     context.dump.write("joint", lambda: graph_text(joint.graph))
@@ -54,7 +57,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)
     enables_grad = not recorder.grad_at_start
-    return differentiable_region(partitioned, replay, trace.constants, context, enables_grad, hidden_outputs)
+    return differentiable_region(partitioned, replay, trace.constants, context, enables_grad, hidden_outputs), whole
 
 
 def differentiable_region(

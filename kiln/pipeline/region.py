@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kiln.graph.ir.graph import Graph
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.compiled_plan import compile_plan, load_plan
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differentiable import compile_differentiable, load_differentiable
+from kiln.pipeline.first_run import verified
 from kiln.pipeline.stages import Executable, graph_to_plan
 from kiln.runtime.cache.bundle import pack, unpack
 
@@ -22,6 +24,15 @@ def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) ->
     context = replace(context, env=trace.env)
     context.events.emit("region")
     context.dump.write("torch_graph", lambda: trace.torch_graph().print_readable(print_output=False))
+    if context.options.verify == "first":
+        module = trace.torch_graph()  # before the backward is recorded
+        region, graph = compile_parts(recorder, trace, context)
+        return verified(region, trace, module, graph, context)
+    return compile_parts(recorder, trace, context)[0]
+
+
+def compile_parts(recorder: Recorder, trace: Trace, context: CompileContext) -> tuple[CompiledRegion, Graph]:
+    """The region, and the graph that was compiled: that of the trace, or the joint graph."""
     if trace.needs_grad:
         return compile_differentiable(recorder, trace, context)
     compiled = compile_plan(graph_to_plan(trace.graph, context), trace.constants, context)
@@ -30,7 +41,7 @@ def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) ->
         with context.events.stage("load"):
             return compiled.executor(context.graphs)
 
-    return CompiledRegion(finish, lambda: pack({"plan": compiled.bundle()}))
+    return CompiledRegion(finish, lambda: pack({"plan": compiled.bundle()})), trace.graph
 
 
 def load_region(data: bytes, context: CompileContext) -> Executable:

@@ -115,8 +115,8 @@ class CompileSession:
         self.seen = SeenInputs(settings.options.dynamic)
         self.graphs = CudaGraphs(events) if settings.options.cuda_graphs else None
         self.stored: VariantStore | None = None
-        """Variants on disk; the callables of a user's backend cannot be written."""
-        if settings.options.cache and settings.backend is None:
+        """Variants on disk; none for a user's backend, nor where new variants are compared with eager."""
+        if settings.options.cache and settings.backend is None and settings.options.verify == "off":
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()

@@ -4,7 +4,8 @@
     KILN_OPTIONS="variants=3,cache_dir=/tmp/kiln" python train.py
 
 `mode` is a named set of options. Environment: KILN_LOG (stages to print), KILN_DUMP (folder for the texts of all
-stages; verifies them and loads nothing from the cache), KILN_OPTIONS (defaults of the options).
+stages; verifies them and loads nothing from the cache), KILN_VERIFY (`first`: the option `verify`), KILN_OPTIONS
+(defaults of the options).
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class Options:
     """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
     random: Literal["own", "eager"] = "own"
     """Random numbers: counter-based, drawn inside kernels; or the numbers that eager draws for the same seed."""
+    verify: Literal["off", "first"] = "off"
+    """first: the first run of each region is compared with eager; a region that differs runs eager, with a warning and
+    a script that shows the difference. Random numbers are eager's; nothing is loaded from the cache."""
     recompute: Literal["cheap", "none"] = "cheap"
     """What the backward may recompute instead of saving it in the forward."""
     cache: bool = True

@@ -139,3 +139,16 @@ def test_foreach_with_one_number_of_a_tensor_for_each(name: str) -> None:
     got = kiln.compile(lambda *lists: function(*lists, scalars))(*lists)
     for result, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(result, wanted)
+
+
+def test_the_gradient_of_one_result_of_several_with_symbolic_sizes() -> None:
+    """The size was read from a tangent that is absent: KILN3301."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.sum()
+
+    for result in (0, 1):
+        x = torch.ones(5, 3, requires_grad=True)
+        compiled = kiln.compile(program, dynamic=True, fullgraph=True)
+        compiled(x)[result].sum().backward()
+        assert torch.equal(x.grad, torch.full((5, 3), 2.0 - result))

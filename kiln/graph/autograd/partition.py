@@ -156,7 +156,11 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
     for number, node in enumerate(kept):
         spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.changing else node.spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
-    symbols = _missing_symbols(nodes, [*new.values(), *sides.tangents]) if may_have_symbols(joint.env) else []
+    symbols: list[Symbol] = []
+    if may_have_symbols(joint.env):
+        # Of several tangents, some may be missing in a backward.
+        present = [*new.values(), *(sides.tangents if len(sides.tangents) == 1 else ())]
+        symbols = _missing_symbols([*nodes, *sides.tangents], present)
     for symbol in symbols:
         made.input(str(symbol), ScalarSpec(int, symbol))
     for tangent in sides.tangents:
@@ -240,7 +244,7 @@ def may_have_symbols(env: ShapeEnv | None) -> bool:
 
 
 def _missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
-    """Symbols in `nodes` that are not themselves a size or a stride of an input."""
+    """Symbols in `nodes` and `inputs` that are not themselves a size or a stride of an input."""
     bound = {
         size
         for node in inputs
