@@ -125,9 +125,9 @@ def test_workers(workers: Workers) -> None:
         workers.compile("import triton\n\n\nundefined\n", "t_bad", meta)
     end_server(workers)
     assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]  # the worker survives
-    (one,) = workers.idle
-    one.channel.shutdown(socket.SHUT_WR)
-    one.stream.read()  # until it has ended
+    (worker,) = workers.idle
+    worker.channel.shutdown(socket.SHUT_WR)
+    worker.stream.read()  # until it has ended
     assert workers.compile(SCALE.source, SCALE.symbol, meta)["cubin"] == here["cubin"]
     workers.start(2)
     assert len(workers.idle) == 2

@@ -16,15 +16,15 @@ In-place and `out=` overloads need no rule: `graph/trace` derives them from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, Union, cast, final
+from typing import TypeVar, Union, final
 
 from kiln.graph.ir.node import Attr, Node
+from kiln.graph.prims.table import Cells
 from kiln.symbolic import Int
 from kiln.tensor.spec import Spec
 
-F = TypeVar("F")
 Rule = TypeVar("Rule")
 ViewStep = tuple[str, dict[str, Attr]]
 """A view prim and its attributes."""
@@ -48,43 +48,11 @@ ViewRule = Callable[..., ViewSteps | list[ViewSteps]]
 MutationRule = Callable[..., Effects]
 
 
-class RuleTable(Generic[Rule]):
-    """Overload name -> rule; a name has one rule."""
+class RuleTable(Cells[Rule]):
+    """Overload name -> rule; the prefix `aten.` may be left out when a rule is added."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._rules: dict[str, Rule] = {}
-
-    def __call__(self, *names: str) -> Callable[[F], F]:
-        """Decorator: the rule of these overloads; the prefix `aten.` may be left out."""
-
-        def fill(rule: F) -> F:
-            for name in names:
-                self[name] = cast(Rule, rule)
-            return rule
-
-        return fill
-
-    def __setitem__(self, name: str, rule: Rule) -> None:
-        key = name if name.count(".") == 2 else f"aten.{name}"
-        if key in self._rules:
-            raise KeyError(f"{self.name} already has a rule for {key}")
-        self._rules[key] = rule
-
-    def __getitem__(self, name: str) -> Rule:
-        return self._rules[name]
-
-    def get(self, name: str) -> Rule | None:
-        return self._rules.get(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        return len(self._rules)
+    def key(self, name: str) -> str:
+        return name if name.count(".") == 2 else f"aten.{name}"
 
 
 DECOMPOSITIONS = decompose = RuleTable[Decomposition]("decompositions")

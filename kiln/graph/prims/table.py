@@ -68,15 +68,18 @@ class Prim:
         return self.kind not in (Kind.RANDOM, Kind.EFFECT, Kind.NESTED)
 
 
-class Column(Generic[Cell]):
-    """What one stage knows of each op: a function (or a value) per row of a table."""
+class Cells(Generic[Cell]):
+    """Functions or values by name, each filled once: by assignment, or as a decorator."""
 
-    def __init__(self, table: PrimTable, name: str, required: frozenset[Kind]) -> None:
-        self.table, self.name, self.required = table, name, required
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.cells: dict[str, Cell] = {}
 
+    def key(self, name: str) -> str:
+        return name
+
     def __call__(self, *names: str) -> Callable[[Filled], Filled]:
-        """Decorator: fill the cells of these ops."""
+        """Decorator: fill the cells of these names."""
 
         def fill(cell: Filled) -> Filled:
             for name in names:
@@ -86,17 +89,38 @@ class Column(Generic[Cell]):
         return fill
 
     def __setitem__(self, name: str, cell: Cell) -> None:
-        if name not in self.table:
-            raise KeyError(f"no primitive op `{name}` in the table (column {self.name})")
-        if name in self.cells:
-            raise KeyError(f"column {self.name} already has a cell for `{name}`")
-        self.cells[name] = cell
+        key = self.key(name)
+        if key in self.cells:
+            raise KeyError(f"{self.name}: `{key}` is filled already")
+        self.cells[key] = cell
 
     def __getitem__(self, name: str) -> Cell:
         return self.cells[name]
 
     def get(self, name: str) -> Cell | None:
         return self.cells.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.cells
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+
+class Column(Cells[Cell]):
+    """What one stage knows of each op: a cell per row of a table."""
+
+    def __init__(self, table: PrimTable, name: str, required: frozenset[Kind]) -> None:
+        super().__init__(name)
+        self.table, self.required = table, required
+
+    def key(self, name: str) -> str:
+        if name not in self.table:
+            raise KeyError(f"{self.name}: no primitive op `{name}` in the table")
+        return name
 
     def gaps(self) -> list[str]:
         """Ops of the required kinds without a cell; a test asserts that there are none."""
