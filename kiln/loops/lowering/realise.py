@@ -225,13 +225,14 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
         if cost is None:
             loads += _is_worth_a_load(operand)
             continue
-        # A value with several users and work in it will have a buffer of its own.
+        # A value with several users and work in it has a buffer of its own, unless they are in one loop: so its depth
+        # counts until it is stored for that.
+        depth = max(depth, cost.depth if cost.depth < MAX_DEPTH else 0)
         shared = users[operand] > 1 and (cost.flops >= EXPENSIVE or cost.loads > 1)
         if shared or cost.depth >= MAX_DEPTH or cost.loads >= MOST_LOADS:
             loads += _is_worth_a_load(operand)
         else:
             flops, loads, indirect = flops + cost.flops, loads + cost.loads, indirect or cost.indirect
-            depth = max(depth, cost.depth)
     return Cost(flops, loads, depth + 1, indirect)
 
 

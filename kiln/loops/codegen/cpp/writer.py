@@ -14,11 +14,14 @@ Equal kernels have equal sources and symbols: names are those of the canonical f
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 import torch
 
+from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.analyses import result_dtypes
+from kiln.loops.body.body import Compute
 from kiln.loops.body.indexing import Axis, add_ranges, symbols_of
 from kiln.loops.codegen.cpp.blocked_sums import loop_of_blocks, sums_in_blocks
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
@@ -41,6 +44,9 @@ from kiln.tensor.spec import TensorSpec, contiguous_strides
 STACK_BYTES = 32 * 1024
 """Bytes of rows that live on the stack; the others live in `scratch`."""
 ALIGN = 64
+LONG_FLOPS, OFTEN = 8, 6
+"""A function of so many operations is called, not inlined, in a kernel that uses it so often."""
+LONG = frozenset(prim.name for prim in PRIMS if prim.flops >= LONG_FLOPS and prim.name in CPP.exprs)
 
 
 def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> PrintedKernel:
@@ -48,9 +54,10 @@ def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> Prin
     writer = _CppKernelWriter(mapped, target.vector_bytes // 4)
     body = "\n".join(indented(writer.lines()))
     head = "\n".join(f"// {line}" for line in mapped_kernel_text(mapped).split("\n"))
-    used = prelude_for(body, writer.width)
-    symbol = kernel_symbol(used, head, body)
-    source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol)}\n{body}\n}}\n}}\n"
+    called = "".join(map(_CALLED.format, called_functions(mapped.kernel)))
+    used = prelude_for(called + body, writer.width)
+    symbol = kernel_symbol(used, head, called + body)
+    source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol, called=called)}\n{body}\n}}\n}}\n"
     scratch = writer.scratch
     static = scratch if is_static(scratch) else 0
     made = Kernel(symbol, "cpp", source, kernel_params(canonical), len(canonical.ints), scratch_bytes=static)
@@ -60,8 +67,17 @@ def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> Prin
 _HEAD = """\
 namespace {symbol}_ {{
 using namespace kiln;
-extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* tensors, const i64* ints,
+{called}extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* tensors, const i64* ints,
     const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{"""
+
+
+_CALLED = "template <class... T> __attribute__((noinline)) static auto {0}(T... x) {{ return kiln::{0}(x...); }}\n"
+
+
+def called_functions(kernel: KernelIR) -> list[str]:
+    """Long functions that a kernel uses often: it calls them. Inlined, each use takes g++ about 8 ms."""
+    uses = Counter(op.op.name for phase in kernel.phases for op in phase.body.ops if isinstance(op, Compute))
+    return sorted(name for name, count in uses.items() if name in LONG and count >= OFTEN)
 
 
 @final
