@@ -73,7 +73,7 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "max-autotune": {"cuda_graphs": True},
     "max-autotune-no-cudagraphs": {},
 }
-"""The modes of torch.compile. Nothing is tuned yet, so the last two equal the first two."""
+"""The modes of torch.compile. Nothing is tuned yet, so the last two equal the first two (a warning says so)."""
 
 
 def options_from(given: Mapping[str, object], base: Options | None = None) -> Options:

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.api.arguments import warn_of_mode
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
 from kiln.symbolic import FixedMarkedDim
@@ -52,6 +54,16 @@ def test_wrong_arguments_name_themselves_and_what_is_allowed(arguments: dict[str
             use()
         assert raised.value.code.startswith("KILN50")
         assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_that_tune_nothing_say_so_once(mode: str) -> None:
+    warn_of_mode.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled = [kiln.compile(torch.sin, mode=mode) for _ in range(2)]
+    assert [str(warning.message).split()[0] for warning in caught] == ["KILN5012"]
+    assert torch.equal(compiled[0](torch.ones(2)), torch.ones(2).sin())
 
 
 @pytest.mark.parametrize("model", [3, "model", torch.ones(2), nn.Linear, classmethod(lambda cls: None)])

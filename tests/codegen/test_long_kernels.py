@@ -22,7 +22,7 @@ def long_functions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def short_functions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    for step in range(330):
+    for _ in range(330):
         x = torch.maximum(x * y + 1.5, x - y) * 0.5
     return x
 
