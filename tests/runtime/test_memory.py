@@ -54,8 +54,37 @@ def test_what_leaves_the_plan_is_not_given_away() -> None:
     plan = backward()
     returned = replace(plan, outputs=(*plan.outputs, PlanOutput(alias_input=0)))
     assert with_donations(returned, (0, 1)).donated == ()
+    view_returned = replace(plan, outputs=(*plan.outputs, PlanOutput(slot=3)))
+    assert with_donations(view_returned, (0, 1)).donated == ()
     small = replace(plan, inputs=(PlanInput("saved", spec(4)), *plan.inputs[1:]))
     assert with_donations(small, (0,)).donated == ()
+
+
+def test_a_raw_buffer_lives_as_long_as_its_views() -> None:
+    """%1 is read through %3, a view of its view %2, when %4 is written: they must not share memory."""
+    size, flat = spec(128, 128), spec(16384)
+    plan = Plan(
+        "views",
+        (PlanInput("x", size),),
+        (),
+        (
+            AllocateStep(1, size),
+            LaunchStep("k_scale", (0, 1), (0,), (2.0,), 4),
+            ViewStep(2, 1, flat),
+            ViewStep(3, 2, size),
+            AllocateStep(4, size),
+            LaunchStep("k_scale", (0, 4), (0,), (2.0,), 4),
+            AllocateStep(5, size),
+            LaunchStep("k_scale", (3, 5), (0,), (2.0,), 4),
+            AtenStep("aten.add.Tensor", (Ref(4), Ref(5)), (), (6,), (size,)),
+        ),
+        (PlanOutput(slot=6),),
+        (SCALE,),
+        num_slots=7,
+    )
+    planned = plan_memory(plan)
+    assert planned.views == {2, 3}
+    assert [(buffer.slot, buffer.first, buffer.last) for buffer in planned.buffers] == [(1, 0, 7)]
 
 
 class Block(nn.Module):
