@@ -69,6 +69,11 @@ MAP = {
         ),
         ("Which reasons break the graph?", "kiln/capture/interpreter/breaks.py", "DataDependentBranch"),
         (
+            "Where is it decided that a call of a C function breaks the graph?",
+            "kiln/capture/interpreter/variables/builtin.py",
+            "call_unknown",
+        ),
+        (
             "Where does a graph break become calls of resume functions?",
             "kiln/capture/interpreter/break_codegen.py",
             "write_break",
@@ -133,6 +138,11 @@ MAP = {
         ("How are random numbers computed in kernels?", "kiln/loops/body/philox.py", ""),
         ("Where is g++ called?", "kiln/build/cpp_compile.py", "Compilation"),
         ("What is the user told when g++ is missing?", "kiln/build/cpp_compile.py", "NoCompiler"),
+        (
+            "What is the user told when Triton or another package is missing?",
+            "kiln/support/optional.py",
+            "MissingPackage",
+        ),
         ("Which processes compile Triton kernels?", "kiln/build/triton_workers.py", "Workers"),
     ),
     "Plan and run time": (
@@ -142,6 +152,7 @@ MAP = {
         ("Which temporaries get the same memory?", "csrc/executor/arena.cpp", "update"),
         ("How is a step written into the bytes that the executor reads?", "kiln/plan/encode.py", "record"),
         ("Which values does a step put into its record?", "kiln/plan/steps/compute.py", "LaunchStep"),
+        ("How are the arguments of an ATen call encoded?", "kiln/plan/operands.py", "Operands"),
         ("Which words does the native program have, in which order?", "kiln/plan/program_format.py", "NATIVE_STEPS"),
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
         ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),

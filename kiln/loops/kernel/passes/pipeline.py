@@ -29,7 +29,7 @@ CPP_PASSES: tuple[KernelPass, ...] = (FuseErf(), DropRoundings(), StripsToRuns()
 TRITON_PASSES: tuple[KernelPass, ...] = (LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads())
 
 # fmt: off
-check_order(
+check_order(  # fuse-erf and drop-roundings rewrite single ops: where they stand makes no difference
     CPP_PASSES,
     before("strips-to-runs", "choose-vector",  because="a run is the vectorised axis of its phases"),
 )
