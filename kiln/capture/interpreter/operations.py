@@ -84,8 +84,11 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
     plain = PLAIN.get(function, function)
     if plain is operator.pow and not (left.python_type() is int and right.python_type() is int):
         return power(s, left, right)
-    if plain in DIVISIONS and isinstance(right, Symbolic) and not is_nonzero(s, right):
-        return binary(s, function, settled(s, left), settled(s, right))
+    if plain in DIVISIONS:
+        if right.is_constant and right.real() == 0:  # what Python says depends on the type of the dividend only
+            return fold(s, function, left.python_type()(1), right.constant(s))
+        if isinstance(right, Symbolic) and not is_nonzero(s, right):
+            return binary(s, function, settled(s, left), settled(s, right))
     try:
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NumberTooLarge:
@@ -343,7 +346,12 @@ def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
 @_row(operator.imul, Tuple)
 def repeat(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
-    return left.sibling(left.items(s) * right.constant(s)) if right.is_constant else None
+    if not right.is_constant:
+        return None
+    try:
+        return left.sibling(left.items(s) * right.constant(s))
+    except TypeError as error:
+        raise s.error(TypeError, *error.args) from None
 
 
 @_row(operator.mul, Constant)
@@ -388,7 +396,7 @@ def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
 
 def _keys(s: CaptureState, value: Value) -> Items | None:
     if isinstance(value, Set):
-        return value.items(s)
+        return value.in_order(s)
     if isinstance(value, DictView) and value.what == "keys":
         return {token: key for token, (key, _) in value.mapping.items(s).items()}
     return None
@@ -411,14 +419,14 @@ def _set_operator(plain: Function2, in_place: Function2, choose: Callable[[Items
         b = _keys(s, right)
         if b is None or left.cls is not set:
             return handler(s, left, right)
-        chosen = choose(dict(left.items(s)), b)
+        chosen = choose(dict(left.in_order(s)), b)
         items = left.change(s)
         items.clear()
         items.update(chosen)
         return left
 
 
-_set_operator(operator.or_, operator.ior, lambda a, b: {**b, **a})
+_set_operator(operator.or_, operator.ior, lambda a, b: {**a, **{key: b[key] for key in b if key not in a}})
 _set_operator(operator.and_, operator.iand, lambda a, b: {key: a[key] for key in a if key in b})
 _set_operator(operator.sub, operator.isub, lambda a, b: {key: a[key] for key in a if key not in b})
 _set_operator(

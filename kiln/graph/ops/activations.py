@@ -5,6 +5,8 @@ aten.silu_backward(g, x)     =>     s = sigmoid(x);  g * s * (1 + x*(1 - s))
 
 from __future__ import annotations
 
+import torch
+
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
@@ -304,8 +306,8 @@ def hardshrink_backward(e: Emit, grad: Node, x: Node, lambd: Number) -> Node:
 @decompose("softshrink.default")
 @elementwise
 def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
-    if isinstance(lambd, int | float) and not lambd >= 0:
-        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}")
+    if isinstance(lambd, int | float) and not 0 <= lambd <= torch.finfo(x.tensor.dtype).max:
+        raise RuntimeError(f"lambda must be in range [0, {torch.finfo(x.tensor.dtype).max}], but found {lambd}")
     p = e.pointwise
     moved = p("where", p("gt", x, lambd), p("sub", x, lambd), p("add", x, lambd))
     shrunk = zero_where(e, p("le", p("abs", x), lambd), moved)

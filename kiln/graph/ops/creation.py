@@ -181,7 +181,7 @@ def new_empty_strided(
 
 @decompose("fill.Scalar", "fill.Tensor")
 def fill(e: Emit, x: Node, value: Number | Node) -> Node:
-    number = value if isinstance(value, Node) else e.number(value, x.tensor.dtype, x.tensor.device)
+    number = value if isinstance(value, Node) else e.element(value, x.tensor.dtype, x.tensor.device)
     made = e.node("full", e.convert(number, x.tensor.dtype), sizes=x.tensor.sizes)
     return relaid(e, made, e.preserved_strides(x.tensor))
 
@@ -201,19 +201,32 @@ def arange(
     pin_memory: object = None, **named: Int | float,
 ) -> Node:  # fmt: skip
     """Bounds are (end), (start, end) or (start, end, step)."""
+    if dtype is not None and (dtype is torch.bool or dtype.is_complex):
+        raise NotImplementedError(f'"arange" not implemented for {dtype}')
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     given = (start, end, named.get("step", step))
     if any(isinstance(bound, float) for bound in given):
         return _float_arange(e, given, dtype or torch.get_default_dtype(), eager_device(device))
     start, end, step = [bound for bound in given if not isinstance(bound, float)]
+    require_direction(start, end, step)
     length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
     return iota(e, length, dtype or torch.int64, eager_device(device), start, step)
+
+
+def require_direction(start: Int | float, end: Int | float, step: Int | float) -> None:
+    if isinstance(start, Expr) or isinstance(end, Expr) or isinstance(step, Expr):
+        return
+    if step == 0 or not all(map(math.isfinite, (start, end))):
+        raise RuntimeError("arange: step must be nonzero and the bounds finite")
+    if (end - start) * step < 0:
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
 
 
 def _float_arange(e: Emit, bounds: Sequence[Int | float], dtype: torch.dtype, device: torch.device) -> Node:
     numbers = [bound for bound in bounds if not isinstance(bound, Expr)]
     if len(numbers) < len(bounds):
         raise UnsupportedOp(op="aten.arange", reason="it mixes symbolic and floating-point bounds")
+    require_direction(*numbers)
     start, end, step = map(int, numbers) if dtype is torch.int64 else numbers
     length = math.ceil((end - start) / step)
     if not dtype.is_floating_point:

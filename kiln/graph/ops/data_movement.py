@@ -183,6 +183,7 @@ def diag_embed(e: Emit, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1
 
 @decompose("take.default")
 def take(e: Emit, x: Node, index: Node) -> Node:
+    require_int64(e, "take", index)
     flat = reshaped(e, x, (x.tensor.numel(),))
     return like_rank(e, e.node("index", flat, with_dims(e, index), axes=(0,)), index.tensor.rank)
 
@@ -210,6 +211,10 @@ DECOMPOSITIONS["triu.default"] = _triangle("ge")
 @decompose("constant_pad_nd.default")
 def constant_pad(e: Emit, x: Node, pad: Sizes, value: Number = 0) -> Node:
     rank = x.tensor.rank
+    if len(pad) % 2:
+        raise RuntimeError(f"Length of pad must be even but instead it equals {len(pad)}")
+    if len(pad) > 2 * rank:
+        raise RuntimeError(f"Length of pad should be no more than twice the number of dimensions of the input: {rank}")
     low: list[Int] = [0] * rank
     high: list[Int] = [0] * rank
     for i in range(len(pad) // 2):
@@ -218,7 +223,7 @@ def constant_pad(e: Emit, x: Node, pad: Sizes, value: Number = 0) -> Node:
 
 
 def padded(e: Emit, x: Node, low: tuple[Int, ...], high: tuple[Int, ...], value: Number = 0) -> Node:
-    return e.node("pad", x, e.number(value, x.tensor.dtype, x.tensor.device), low=low, high=high)
+    return e.node("pad", x, e.element(value, x.tensor.dtype, x.tensor.device), low=low, high=high)
 
 
 # Gathering.
@@ -247,6 +252,11 @@ def whole_index(e: Emit, op: str, index: Node) -> Node:
     return not_negative(e, e.convert(index, torch.int64))
 
 
+def require_int64(e: Emit, op: str, index: Node) -> None:
+    if index.tensor.dtype is not torch.int64:
+        raise RuntimeError(f"{op}(): Expected a long tensor for index, but got {index.tensor.dtype}")
+
+
 def index_vector(e: Emit, op: str, index: Node) -> Node:
     """The index of an op that takes a list of numbers, none of which counts from the end."""
     if index.tensor.rank > 1:
@@ -258,18 +268,21 @@ def index_vector(e: Emit, op: str, index: Node) -> Node:
 
 @decompose("gather.default")
 def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    axis = axis_of(dim, x.tensor.rank)
     if 0 in index.tensor.sizes:  # of any rank and dtype
         return e.full(0, index.tensor.sizes, x.tensor.dtype, x.tensor.device)
     source, at = with_dims(e, x), with_dims(e, whole_index(e, "gather", index))
-    made = e.node("gather", source, at, axis=axis_of(dim, source.tensor.rank))
+    made = e.node("gather", source, at, axis=axis)
     return like_rank(e, made, index.tensor.rank)
 
 
 @decompose("index_select.default")
 def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
-    if not x.tensor.rank:
-        return copy(e, x)
-    return packed(e, e.node("index", x, index_vector(e, "index_select", index), axes=(axis_of(dim, x.tensor.rank),)))
+    axis, rank = axis_of(dim, x.tensor.rank), x.tensor.rank
+    if not rank and not equal(e.oracle, index.tensor.numel(), 1):
+        raise IndexError("index_select(): Index to scalar can have only 1 value")
+    found = e.node("index", with_dims(e, x), index_vector(e, "index_select", index), axes=(axis,))
+    return like_rank(e, packed(e, found), rank)
 
 
 def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...], list[Node]]:
@@ -315,7 +328,7 @@ def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
         raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.tensor.dtype}")
     if isinstance(value, Node) and value.tensor.rank:
         raise RuntimeError("masked_fill_ only supports a 0-dimensional value tensor")
-    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.element(value, spec.dtype, spec.device)
     return packed(e, e.pointwise("where", mask, number, x))
 
 
@@ -328,19 +341,20 @@ def masked_scatter(e: Emit, x: Node, mask: Node, source: Node) -> TensorSpec:
 
 
 def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce: str | None) -> Node:
+    axis = axis_of(dim, x.tensor.rank)
+    if isinstance(src, Node) and src.tensor.dtype is not x.tensor.dtype:
+        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if 0 in index.tensor.sizes:  # of any rank and dtype
         return copy(e, x)
     base, at = with_dims(e, x), with_dims(e, whole_index(e, "scatter", index))
     if isinstance(src, Node):
-        if src.tensor.dtype is not x.tensor.dtype:
-            raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
         source = with_dims(e, src)
         if source.tensor.sizes != at.tensor.sizes:
-            for axis, size in enumerate(at.tensor.sizes):
-                source = e.node("slice", source, axis=axis, start=0, stop=size, step=1)
+            for other, size in enumerate(at.tensor.sizes):
+                source = e.node("slice", source, axis=other, start=0, stop=size, step=1)
     else:
         source = e.full(src, at.tensor.sizes, x.tensor.dtype, x.tensor.device)
-    made = e.node("scatter", base, at, source, axis=axis_of(dim, base.tensor.rank), reduce=reduce)
+    made = e.node("scatter", base, at, source, axis=axis, reduce=reduce)
     return like_rank(e, made, x.tensor.rank)
 
 
@@ -354,6 +368,8 @@ def scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number) -> Node
 
 @decompose("scatter.reduce", "scatter.value_reduce")
 def scatter_reduce_name(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, *, reduce: str) -> Node:
+    if reduce not in ("add", "multiply"):
+        raise RuntimeError("reduce argument must be either add or multiply.")
     return _scatter(e, x, dim, index, src, REDUCE[reduce])
 
 
@@ -372,31 +388,48 @@ def scatter_reduce(
     return _scatter(e, x, dim, index, src, REDUCE[reduce])
 
 
-def require_count(e: Emit, op: str, x: Node, dim: int, index: Node, source: Node) -> None:
-    """As many indices as there are parts of `source` along `dim`."""
-    spec = source.tensor
-    count = spec.sizes[axis_of(dim, spec.rank)] if spec.rank else 1
-    if not equal(e.oracle, index.tensor.numel(), count) or (spec.rank and spec.rank != x.tensor.rank):
+def require_parts(e: Emit, op: str, x: Node, dim: int, index: Node, source: Node) -> None:
+    """`source` has as many parts along `dim` as there are indices, and its other sizes are those of `x`."""
+    mine, theirs = x.tensor, source.tensor
+    axis = axis_of(dim, mine.rank)
+    count = theirs.sizes[axis] if axis < theirs.rank else 1
+    if not equal(e.oracle, index.tensor.numel(), count):
         raise RuntimeError(f"{op}(): Number of indices should be equal to source.size(dim): ({count}), for dim: {dim}")
+    others = [(*spec.sizes[:axis], *spec.sizes[axis + 1 :]) for spec in (mine, theirs)]
+    if theirs.rank != mine.rank or not same_sizes(e, *others):
+        raise RuntimeError(f"{op}(): the sizes of source must be those of self except at dimension {dim}")
 
 
 @decompose("index_add.default")
 def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Node:
+    if source.tensor.dtype is not x.tensor.dtype:
+        raise RuntimeError("index_add_(): self and source must have the same scalar type")
     added = source if alpha == 1 else e.pointwise("mul", source, alpha)
-    require_count(e, "index_add", x, dim, index, source)
+    require_parts(e, "index_add", x, dim, index, source)
     return packed(e, _put_at(e, x, dim, index_vector(e, "index_add", index), added, True))
 
 
 @decompose("index_copy.default")
 def index_copy(e: Emit, x: Node, dim: int, index: Node, source: Node) -> Node:
-    require_count(e, "index_copy", x, dim, index, source)
-    return packed(e, _put_at(e, x, dim, index_vector(e, "index_copy", index), source, False))
+    require_int64(e, "index_copy_", index)
+    rank = x.tensor.rank
+    if rank < 2 and source.tensor.rank < 2:
+        x, source = with_dims(e, x), with_dims(e, source)
+    require_parts(e, "index_copy", x, dim, index, source)
+    made = packed(e, _put_at(e, x, dim, index_vector(e, "index_copy", index), source, False))
+    return like_rank(e, made, rank)
 
 
 @decompose("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) -> Node:
     spec = x.tensor
-    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.number(value, spec.dtype, spec.device)
+    if index.tensor.rank > 1:
+        raise RuntimeError("Index has to be a vector/scalar")
+    if index.tensor.dtype is not torch.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+    if isinstance(value, Node) and value.tensor.rank:
+        raise RuntimeError("index_fill_ only supports a 0-dimensional value tensor")
+    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.element(value, spec.dtype, spec.device)
     return relaid(e, _put_at(e, x, dim, index, number, False), e.preserved_strides(spec))
 
 

@@ -10,6 +10,7 @@ Nodes carry `origin`, the torch call that is being recorded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import final, overload
 
@@ -82,6 +83,11 @@ class Emit(Builder):
             return self.convert(self._real(value, device), dtype)
         return self.constant(value if isinstance(value, Expr) else as_dtype(value, dtype), dtype, device)
 
+    def element(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
+        """A number that is stored in a tensor of `dtype`: eager refuses one that does not fit."""
+        require_fits(value, dtype)
+        return self.number(value, dtype, device)
+
     def _real(self, value: Number | Int | Real, device: torch.device) -> Node:
         """A real number over sizes, computed in float64."""
         if not isinstance(value, Real):
@@ -110,7 +116,7 @@ class Emit(Builder):
         return x if x.tensor.dtype is dtype else self.node("convert", x, dtype=dtype)
 
     def full(self, value: Number, sizes: tuple[Int, ...], dtype: torch.dtype, device: torch.device) -> Node:
-        return self.node("full", self.number(value, dtype, device), sizes=sizes)
+        return self.node("full", self.element(value, dtype, device), sizes=sizes)
 
     def preserved_strides(self, spec: TensorSpec) -> tuple[Int, ...]:
         """Strides of a copy that preserves the format of `spec`."""
@@ -154,4 +160,21 @@ def as_dtype(value: Number, dtype: torch.dtype) -> Number:
         return complex(value)
     if isinstance(value, complex):
         raise RuntimeError("value cannot be converted to a real type without overflow")
-    return float(value) if dtype.is_floating_point else int(value)
+    if dtype.is_floating_point:
+        return float(value)
+    number = int(value)
+    return number % (torch.iinfo(dtype).max + 1) if number < 0 and not dtype.is_signed else number
+
+
+def require_fits(value: object, dtype: torch.dtype) -> None:
+    """Raise where eager does when a number becomes an element: negative integers wrap in an unsigned dtype."""
+    if not isinstance(value, int | float) or dtype is torch.bool or dtype.is_complex:
+        return
+    if dtype.is_floating_point:
+        fits = value in (math.inf, -math.inf) or not abs(value) > torch.finfo(dtype).max
+    else:
+        limits = torch.iinfo(dtype)
+        low = -limits.max if limits.min == 0 and isinstance(value, int) else limits.min
+        fits = low <= value <= limits.max
+    if not fits:
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")

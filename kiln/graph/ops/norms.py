@@ -62,11 +62,20 @@ def layer_norm(
     e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
-    if not same_sizes(e, spec.sizes[spec.rank - len(normalized_shape) :], normalized_shape):
+    if len(normalized_shape) > spec.rank or not same_sizes(
+        e, spec.sizes[spec.rank - len(normalized_shape) :], normalized_shape
+    ):
         raise RuntimeError(
             f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, "
             f"{', '.join(map(str, normalized_shape))}], but got input of size{list(spec.sizes)}"
         )
+    if not normalized_shape:
+        raise RuntimeError("Expected normalized_shape to be at least 1-dimensional")
+    for parameter in (weight, bias):
+        if parameter is not None and not same_sizes(e, parameter.tensor.sizes, normalized_shape):
+            raise RuntimeError("Expected weight and bias to be of same shape as normalized_shape")
+        if parameter is not None and parameter.tensor.dtype not in (spec.dtype, OPMATH.get(spec.dtype)):
+            raise RuntimeError(f"expected scalar type {spec.dtype} but found {parameter.tensor.dtype}")
     axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
     y, middle, scale = standardised(e, wide(e, x), axes, eps)
     y = affine(e, y, wide_or_none(e, weight), wide_or_none(e, bias))

@@ -18,7 +18,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import packed, relaid
-from kiln.graph.ops.emit import Emit, Operand
+from kiln.graph.ops.emit import Emit, Operand, require_fits
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import preserved
@@ -246,8 +246,17 @@ def addcdiv(e: Emit, x: Node, y: Node, z: Node, *, value: Number = 1) -> Node:
 
 
 @decompose("lerp.Scalar", "lerp.Tensor")
-@elementwise
 def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
+    dtype = start.tensor.dtype
+    same = [node for node in (end, weight) if isinstance(node, Node) and (node is end or node.tensor.rank)]
+    for node in same:
+        if node.tensor.dtype is not dtype:
+            raise RuntimeError(f"lerp: expected dtype {dtype} but got dtype {node.tensor.dtype}")
+    return _lerp(e, start, end, weight)
+
+
+@elementwise
+def _lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
     """From the nearer end, as in eager, so that weight 1 gives `end`."""
     p, way = e.pointwise, e.pointwise("sub", end, start)
     if isinstance(weight, Node):
@@ -315,16 +324,9 @@ DECOMPOSITIONS["rad2deg.default"] = lambda e, x: e.pointwise("mul", floated(e, x
 def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
     if condition.tensor.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got {condition.tensor.dtype}")
+    for number in (x, y):
+        require_fits(number, result_dtype([x, y]))
     return e.pointwise("where", truth(e, condition), *promoted(e, x, y))
-
-
-def require_fits(value: object, dtype: torch.dtype) -> None:
-    """A bound that is a number of `dtype`."""
-    if isinstance(value, Node) or dtype is torch.bool or not isinstance(value, int | float) or dtype.is_complex:
-        return
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    if not limits.min <= value <= limits.max and not (isinstance(value, float) and not math.isfinite(value)):
-        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
 @decompose("clamp.default", "clamp.Tensor")

@@ -227,6 +227,8 @@ def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
 @widened
 def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
     p, axes = e.pointwise, axes_of(dim, x.tensor.rank)
+    if x.tensor.rank and not axes:
+        raise RuntimeError("logsumexp: output with shape [] doesn't match the shape of the input")
     top = reduce(e, "amax", x, axes, True)
     finite = p("where", p("isinf", top), e.number(0, x.tensor.dtype, x.tensor.device), top)
     total = reduce(e, "sum", p("exp", p("sub", x, finite)), axes, True)
@@ -293,6 +295,8 @@ def trace(e: Emit, x: Node) -> Node:
 @decompose("isin.Tensor_Tensor")
 def isin(e: Emit, x: Node, among: Node, *, assume_unique: bool = False, invert: bool = False) -> Node:
     """Compares all pairs: eager calls it for few test elements."""
+    if torch.bool in (x.tensor.dtype, among.tensor.dtype):
+        raise RuntimeError("Unsupported input type encountered for isin(): Bool")
     spread = e.node("unsqueeze", x, axis=x.tensor.rank)
     flat = e.node("reshape", among, sizes=(among.tensor.numel(),))
     found = e.node("any", e.pointwise("eq", *promoted(e, spread, flat)), axes=(x.tensor.rank,))
@@ -309,10 +313,10 @@ def isin_number(e: Emit, x: Node, test: Number, *, assume_unique: bool = False, 
 
 def _scan(name: str) -> Callable[..., Node]:
     def rule(e: Emit, x: Node, dim: int, *, dtype: torch.dtype | None = None) -> Node:
-        summed = e.convert(x, _sum_dtype(x, dtype))
+        summed, axis = e.convert(x, _sum_dtype(x, dtype)), axis_of(dim, x.tensor.rank)
         if not x.tensor.rank:
             return copy(e, summed)
-        return e.node(name, summed, axis=axis_of(dim, x.tensor.rank))
+        return e.node(name, summed, axis=axis)
 
     return rule
 

@@ -173,11 +173,17 @@ def as_strided(
 
 @view("view_as_real.default")
 def view_as_real(e: Emit, x: TensorSpec) -> ViewSteps:
+    if not x.dtype.is_complex:
+        raise RuntimeError("view_as_real is only supported for complex tensors")
     return (("unsqueeze", {"axis": x.rank}), ("view_dtype", {"dtype": x.dtype.to_real()}))
 
 
 @view("view_as_complex.default")
 def view_as_complex(e: Emit, x: TensorSpec) -> ViewSteps:
+    if x.dtype not in (torch.float16, torch.float32, torch.float64):
+        raise RuntimeError(f"view_as_complex is only supported for half, float and double tensors, not {x.dtype}")
+    if not x.rank or not equal(e.oracle, x.sizes[-1], 2):
+        raise RuntimeError("Tensor must have a last dimension of size 2")
     return (("view_dtype", {"dtype": x.dtype.to_complex()}), ("squeeze", {"axes": (x.rank - 1,)}))
 
 

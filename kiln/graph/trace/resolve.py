@@ -219,6 +219,10 @@ def inplace_handler(rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
         refuse_shared_memory(mode, args)
+        if kwargs.get("dtype") not in (None, spec.dtype):
+            raise RuntimeError(
+                f"Bad in-place call: input tensor dtype {spec.dtype} and output tensor dtype should match"
+            )
         values, named = mode.arguments(args, kwargs)
         mode.write(args[0], fitted(mode, rule(mode.emit, *values, **named), spec), op)
         return args[0]

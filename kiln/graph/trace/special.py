@@ -62,7 +62,7 @@ def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
     spec = mode.view_of(args[0]).spec
     value = mode.value(args[1]) if len(args) > 1 else 0
     if isinstance(value, int | float | complex):
-        number = mode.emit.number(value, spec.dtype, spec.device)
+        number = mode.emit.element(value, spec.dtype, spec.device)
     else:
         number = mode.emit.convert(cast(Node, value), spec.dtype)
     mode.write(args[0], mode.emit.node("full", number, sizes=spec.sizes), op, uniform=True)

@@ -6,7 +6,7 @@ flops(body)          arithmetic operations per point
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -95,16 +95,22 @@ def moved(op: BodyOp, positions: Mapping[int, int]) -> BodyOp:
     return op
 
 
-def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
-    """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
-    needed, symbols = set(body.results), set(used)
-    for position in range(len(body.ops) - 1, -1, -1):
-        op = body.ops[position]
+def live_positions(ops: Sequence[BodyOp], results: Iterable[int], used: frozenset[Symbol] = frozenset()) -> set[int]:
+    """The positions that `results` and the bound symbols in `used` are computed from."""
+    needed, symbols = set(results), set(used)
+    for position in range(len(ops) - 1, -1, -1):
+        op = ops[position]
         if isinstance(op, Indirect) and op.symbol in symbols:
             needed.add(position)
         if position in needed:
             needed.update(operands_of(op))
             symbols |= symbols_used(op)
+    return needed
+
+
+def without_dead(body: LoopBody, used: frozenset[Symbol] = frozenset()) -> LoopBody:
+    """`body` without dead ops. An `Indirect` lives if its symbol is used, also by indices of effects (`used`)."""
+    needed = live_positions(body.ops, body.results, used)
     if len(needed) == len(body.ops):
         return body
     positions = {old: new for new, old in enumerate(sorted(needed))}

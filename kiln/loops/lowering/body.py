@@ -17,15 +17,16 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.body import Index, LoopBody
+from kiln.loops.body.analyses import live_positions
+from kiln.loops.body.body import Index, Indirect, LoopBody
 from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import Axis
 from kiln.loops.lowering.indexing import IndexRanges
 from kiln.loops.program.nodes import Buffer
-from kiln.symbolic import Int, Relation, ShapeEnv, Symbol, negate, rel_le, rel_lt
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, Symbol, negate, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
-AND, WHERE = PRIMS["bitwise_and"], PRIMS["where"]
+AND, GE, WHERE = PRIMS["bitwise_and"], PRIMS["ge"], PRIMS["where"]
 
 
 class Elements(Protocol):
@@ -70,6 +71,20 @@ class Body:
     def indirect(self, operand: int, size: Int) -> Int:
         """The integer at `operand` as part of an index into a dimension of `size`."""
         return self.builder.bind(operand, size)
+
+    def checked(self, value: int, index: Index) -> int:
+        """`value`; an `index` on which it does not depend, as in an expanded tensor, is checked all the same."""
+        symbols = frozenset().union(*[at.free_symbols() for at in index if isinstance(at, Expr)])
+        ops = self.builder.ops
+        picked = [position for position, op in enumerate(ops) if isinstance(op, Indirect) and op.symbol in symbols]
+        live = live_positions(ops, [value]) if picked else set()
+        dtype = ops[value].dtype
+        for position in picked:
+            if position not in live:  # an index is never negative once it is checked
+                zero = self.builder.constant(0, torch.int64)
+                inside = self.builder.pointwise(GE, torch.bool, position, zero)
+                value = self.choose(dtype, inside, value, self.builder.constant(0, dtype))
+        return value
 
     def test(self, relation: Relation | bool) -> int | None:
         """Place of the truth of `relation`."""

@@ -61,13 +61,14 @@ def gather(body: Body, node: Node, index: Index, mask: int | None) -> int:
         return body.element(x, (), mask)
     axis = node.attrs["axis"]
     picked = body.indirect(body.element(indices, index, mask), x.tensor.sizes[axis])
-    return body.element(x, (*index[:axis], picked, *index[axis + 1 :]), mask)
+    return body.checked(body.element(x, (*index[:axis], picked, *index[axis + 1 :]), mask), (picked,))
 
 
 @ELEMENT("index")
 def index_(body: Body, node: Node, index: Index, mask: int | None) -> int:
     x, *indices = node.inputs
-    return body.element(x, indexed(body, node, x.tensor.sizes, indices, index, mask), mask)
+    at = indexed(body, node, x.tensor.sizes, indices, index, mask)
+    return body.checked(body.element(x, at, mask), at)
 
 
 def indexed(

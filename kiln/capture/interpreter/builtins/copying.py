@@ -47,7 +47,7 @@ class Copier:
             made.factory = value.factory
             return made
         if isinstance(value, Set):
-            return Set(dict(value.items(s)), value.cls)
+            return Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):
             return self._instance(value)
         raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")

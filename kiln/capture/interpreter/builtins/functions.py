@@ -402,7 +402,7 @@ def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value
         if not items:
             if "default" in kwargs:
                 return kwargs["default"]
-            raise s.error(ValueError, "arg is an empty sequence")
+            return fold(s, max if function is operator.gt else min, [])
         key = kwargs.get("key")
         if any(isinstance(item, Symbolic) for item in items) and key is None and of_one_kind(items):
             pick = torch.sym_max if function is operator.gt else torch.sym_min

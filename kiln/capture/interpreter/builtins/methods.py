@@ -71,7 +71,10 @@ def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> No
 
 @method(List, (list,), "insert")
 def list_insert(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).insert(args[0].constant(s), args[1])
+    try:
+        target.change(s).insert(args[0].constant(s), args[1])
+    except TypeError as error:
+        raise s.error(TypeError, *error.args) from None
 
 
 @method(List, (list,), "pop")
@@ -79,13 +82,15 @@ def list_pop(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value
     index = args[0].constant(s) if args else -1
     try:
         return target.change(s).pop(index)
-    except IndexError as error:
-        raise s.error(IndexError, *error.args) from None
+    except (IndexError, TypeError) as error:
+        raise s.error(type(error), *error.args) from None
 
 
 @method(List, (list,), "remove")
 def list_remove(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
     index = position(s, target, args[0])
+    if index is None:
+        raise s.error(ValueError, "list.remove(x): x not in list")
     del target.change(s)[index]
 
 
@@ -107,18 +112,31 @@ def list_copy(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Valu
 
 @method(Value, SEQUENCES, "index")
 def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 1:
-        return Constant(position(s, target, args[0]))
-    start, stop = args[1].constant(s), args[2].constant(s) if len(args) > 2 else None
+    start = args[1].constant(s) if len(args) > 1 else None
+    stop = args[2].constant(s) if len(args) > 2 else None
     bounds, items = slice(start, stop), all_items(s, target)
-    return Constant(position(s, List(items[bounds]), args[0]) + bounds.indices(len(items))[0])
+    found = position(s, List(items[bounds]), args[0])
+    if found is None:
+        raise absent(s, target, args[0])
+    return Constant(found + bounds.indices(len(items))[0])
 
 
-def position(s: CaptureState, container: Value, wanted: Value) -> int:
+def position(s: CaptureState, container: Value, wanted: Value) -> int | None:
     for index, item in enumerate(all_items(s, container)):
         if equal(s, item, wanted):
             return index
-    raise s.error(ValueError, "x is not in the sequence")
+    return None
+
+
+def absent(s: CaptureState, container: Value, wanted: Value) -> Raised:
+    """The error of `index`, with the text of this version of Python."""
+    kind = container.python_type()
+    empty: list[object] | tuple[object, ...] = () if kind is tuple else []
+    try:
+        empty.index(wanted.constant(s) if wanted.is_constant else None)
+    except ValueError as error:
+        return s.error(ValueError, *error.args)
+    raise AssertionError("an empty sequence contains nothing")
 
 
 @method(Value, SEQUENCES, "count")
@@ -278,8 +296,9 @@ def set_discard(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Non
 
 @method(Set, (set,), "remove")
 def set_remove(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    if target.change(s).pop(args[0].key(s), None) is None:
-        raise s.error(KeyError, args[0])
+    token = args[0].key(s)
+    if target.change(s).pop(token, None) is None:
+        raise s.error(KeyError, token)
 
 
 @method(Set, (set,), "pop")
@@ -340,11 +359,11 @@ def set_operation(choose: Callable[[CaptureState, Items, Args], Items], *names: 
 
     @method(Set, SETS, *names)
     def make(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-        return Set(choose(s, target.items(s), args), target.cls)
+        return Set(choose(s, target.in_order(s), args), target.cls)
 
     @method(Set, (set,), update)
     def change(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-        chosen = choose(s, dict(target.items(s)), args)
+        chosen = choose(s, dict(target.in_order(s)), args)
         items = target.change(s)
         items.clear()
         items.update(chosen)

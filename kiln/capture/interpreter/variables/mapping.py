@@ -268,10 +268,21 @@ class Set(Container):
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         """Guards the order, in which equal sets may differ."""
-        items = list(self.items(s).values())
+        items = self.items(s)
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
-        return List(items).iterate(s)
+        return List(list(self.in_order(s).values())).iterate(s)
+
+    def in_order(self, s: CaptureState) -> dict[Token, Value]:
+        """The items in the order of a real set with the same insertions."""
+        items = self.items(s)
+        unchanged = self.original is not None and len(items) == len(self.original) and items.keys() == self.original
+        if unchanged or any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
+            return items
+        order = set(self.original or ())
+        order.intersection_update(items)
+        order.update(items)
+        return {token: items[token] for token in order}
 
     def constant(self, s: CaptureState) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())

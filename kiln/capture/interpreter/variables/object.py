@@ -144,7 +144,8 @@ class Object(Value):
             if isinstance(raw, property):
                 accessor = raw.fset if value is not None else raw.fdel
                 if accessor is None:
-                    raise s.error(AttributeError, f"property '{name}' of '{self.type_name()}' object has no setter")
+                    what = "setter" if value is not None else "deleter"
+                    raise s.error(AttributeError, f"property '{name}' of '{self.type_name()}' object has no {what}")
                 args = [self, *([value] if value else [])]
                 accessor_value(s, self, name, accessor, "fset").call(s, args, {}, site.discarding())
                 return
@@ -166,7 +167,28 @@ class Object(Value):
             if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
         self.own_dict(s)
+        if value is None and not self.has_own_attr(s, name, found[1] if found is not None else None):
+            raise self.lacks(s, name)
         self.put_attr(s, name, value)
+
+    def has_own_attr(self, s: CaptureState, name: str, raw: object) -> bool:
+        """Whether a slot (`raw`) or the instance's dict holds the name."""
+        if not isinstance(raw, SLOT):
+            return self.instance_attr(s, name) is not None
+        if name in self.attrs:
+            return self.attrs[name] is not None
+        if self.original is not MISSING:
+            if not hasattr(self.original, name):
+                raise UnsupportedAttribute(name=name, type=self.type_name(), why="the slot to be deleted is empty")
+            return True
+        return False
+
+    def lacks(self, s: CaptureState, name: str) -> Raised:
+        """The error of a name that the instance does not hold."""
+        s.guard_type(self)
+        if self.source is not None and not self.had_attr(name):
+            s.guard(DictAttrSource(self.source, name), GuardKind.ABSENT)
+        return s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""

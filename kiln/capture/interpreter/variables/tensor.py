@@ -300,9 +300,11 @@ class TensorMethod(Value):
                 return s.const(self.tensor.original.is_inference())
             if name == "storage_offset":
                 guard_offsets(s, self.tensor)
-            return s.wrap(
-                getattr(self.tensor.fake, name)(*plain, **{k: v.torch_arg(s) for k, v in kwargs.items()}), None
-            )
+            named = {key: value.torch_arg(s) for key, value in kwargs.items()}
+            try:
+                return s.wrap(getattr(self.tensor.fake, name)(*plain, **named), None)
+            except (IndexError, TypeError, RuntimeError) as error:
+                raise TorchCallFailed(function=f"Tensor.{name}", why=str(error)) from error
         if name in VALUE_METHODS:
             return tensor_value(s, self.tensor, name)
         if name in AUTOGRAD_METHODS:

@@ -1,0 +1,36 @@
+"""What random Python programs found (`python -m tests.sweeps python`): each body once differed from eager."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweeps.python_programs import check, source_of
+from tests.sweeps.shrink import Statement
+
+BODIES = {
+    "division by a plain zero": "l0.append(i0 // 0)",
+    "remainder by a plain zero": "l0.append(divmod(i0, 0)[1])",
+    "division by a zero that is computed": "i0 //= divmod(i0, -1)[1]",
+    "dimension of a scalar tensor": "d0['q'] = t0.sum().size(-1)",
+    "deleted attribute that never was": "del o0.w",
+    "attribute deleted twice": "o0.w = 1; del o0.w; del o0.w",
+    "deleted property without a deleter": "del o0.double",
+    "order of a set of strings": "l0.extend(set(list(map(str, l0))))",
+    "order of a set of numbers": "q = {*l0}; q.add(11); q.discard(1); q.add(8); q.add(3); l0 = list(q)",
+    "order of a union": "l0.extend({'b', 'a', 'c'} | {'d'})",
+    "tensor sizes by an integer in a condition": "i4 = o0.double\n    while torch.zeros(i4 % 3).sum() > 0: pass",
+    "list times a string": "l0 = [1] * s0",
+    "text of list.index": "try: l0.index(99)\n    except ValueError as e: l0.append(e.args)",
+    "text of list.remove": "try: l0.remove(99)\n    except ValueError as e: l0.append(e.args)",
+    "text of tuple.index": "try: (1, 2).index(99)\n    except ValueError as e: l0.append(e.args)",
+    "text of max": "try: max([])\n    except ValueError as e: l0.append(e.args)",
+    "key of set.remove": "try: {1}.remove(99)\n    except KeyError as e: l0.append(e.args)",
+    "list.pop by a string": "l0.pop('a')",
+    "list.insert at a string": "l0.insert('a', 2)",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_like_eager(name: str) -> None:
+    found = check(source_of((Statement(BODIES[name]),)))
+    assert found is None, found

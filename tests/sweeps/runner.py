@@ -1,0 +1,214 @@
+"""Runs the numbered cases of a sweep in child processes, which may crash, and writes what they find as JSON lines.
+
+    python -m tests.sweeps rules --cases 20000 --shard 0/4 --seconds 600 --out found.jsonl --resume
+
+{"case": 17, "subject": "aten.gather.default", "kind": "lost error", "detail": "..."}     a finding
+{"position": 500}                                                                         all cases before it are done
+
+A case is a pure function of its number, so a finding is repeated by `--first 17 --cases 1`. A child that dies or is
+silent for too long is a finding of kind "crash" or "timeout", and the next child goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+Note = Callable[[str, str], None]
+"""Takes the subject and the program that run next; the subject "eager" says that a crash is not ours."""
+CASES_OF_A_CHILD = 400
+"""After so many cases a fresh process takes over: what earlier cases left behind stays small."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between compiled code and eager."""
+
+    subject: str
+    """What was tested, such as an operator: findings are counted by it."""
+    kind: str
+    detail: str
+    program: str = ""
+    """The program, as small as it could be made."""
+
+
+class Sweep(Protocol):
+    """A generator of cases, each compared with eager."""
+
+    def total(self) -> int:
+        """How many cases there are at most."""
+
+    def run(self, number: int, note: Note) -> list[Finding]:
+        """What is wrong in a case; `note` is told what is about to run, so that a crash can be reported."""
+
+
+class OutOfTime(BaseException):
+    """A case took too long; no exception that the compiler would take for a fault of its own."""
+
+
+@dataclass
+class Tally:
+    """What the children have found."""
+
+    out: IO[str]
+    position: int
+    step: int
+    cases: int = 0
+    current: int | None = None
+    noted: tuple[str, str] = ("", "")
+    kinds: Counter[str] = field(default_factory=Counter)
+    subjects: set[str] = field(default_factory=set)
+
+    def take(self, message: dict[str, Any]) -> None:
+        if "begin" in message:
+            self.current = message["begin"]
+        elif "note" in message:
+            self.noted = message["note"], message["text"]
+        elif "position" in message:
+            self.position, self.current = message["position"], None
+            self.cases += 1
+        else:
+            self.add(message)
+
+    def add(self, finding: dict[str, Any]) -> None:
+        print(json.dumps(finding), file=self.out, flush=True)
+        self.kinds[finding["kind"]] += 1
+        self.subjects.add(finding["subject"])
+
+    def crash(self, kind: str, detail: str) -> None:
+        """The child died in the current case: go on behind it."""
+        assert self.current is not None
+        subject, program = self.noted
+        if subject != "eager":
+            self.add({"case": self.current, "subject": subject, "kind": kind, "detail": detail, "program": program})
+        self.position, self.current = self.current + self.step, None
+
+    def line(self, name: str) -> str:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
+        return f"{name}: {self.cases} cases up to {self.position}, {len(self.subjects)} subjects; findings: {kinds}"
+
+
+def alarm(*_: object) -> None:
+    raise OutOfTime
+
+
+def run_cases(sweep: Sweep, numbers: range, limit: int, deadline: float, channel: int) -> None:
+    """In the child: the cases in order, until the time is over."""
+    signal.signal(signal.SIGPROF, alarm)
+    for number in numbers:
+        if time.time() > deadline:
+            return
+        tell(channel, begin=number)
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        try:
+            findings = sweep.run(number, lambda subject, program: tell(channel, note=subject, text=program))
+        except OutOfTime:
+            findings = [Finding(f"case {number}", "timeout", f"took over {limit} s", innermost_frames())]
+        except Exception:
+            findings = [Finding("the sweep", "fault of the sweep", traceback.format_exc()[-1500:])]
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        for finding in findings:
+            tell(channel, case=number, **asdict(finding))
+        tell(channel, position=number + numbers.step)
+
+
+def innermost_frames() -> str:
+    return "".join(traceback.format_exc().splitlines(keepends=True)[-14:])
+
+
+def tell(channel: int, **message: Any) -> None:
+    os.write(channel, (json.dumps(message) + "\n").encode())
+
+
+def messages(channel: int, limit: float) -> Iterator[dict[str, Any]]:
+    """What a child tells, until it ends or is silent for longer than `limit`."""
+    rest = b""
+    while select.select([channel], [], [], limit)[0]:
+        read = os.read(channel, 1 << 16)
+        if not read:
+            return
+        *lines, rest = (rest + read).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def run_child(sweep: Sweep, numbers: range, tally: Tally, limit: int, deadline: float) -> None:
+    """Some cases in a forked process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        os.setsid()
+        with contextlib.suppress(BaseException):
+            run_cases(sweep, numbers, limit, deadline, writing)
+        os._exit(0)
+    os.close(writing)
+    for message in messages(reading, limit * 10.0):
+        tally.take(message)
+    os.close(reading)
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        time.sleep(0.2)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        os.waitpid(child, 0)
+    if tally.current is not None:
+        ending = f"ended with status {status}" if ended else "was silent for too long"
+        tally.crash("crash" if ended else "timeout", f"the process {ending}")
+
+
+def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
+    """The cases of the shard that are left, until the time is over."""
+    part, parts = map(int, arguments.shard.split("/"))
+    start = arguments.first + part
+    if arguments.resume and arguments.out.exists():
+        start = max([start, *(line["position"] for line in lines_of(arguments.out) if "position" in line)])
+    end = min(arguments.first + arguments.cases, sweep.total())
+    deadline = time.time() + arguments.seconds
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("a" if arguments.resume else "w") as out:
+        tally = Tally(out, start, parts)
+        while tally.position < end and time.time() < deadline:
+            behind = min(end, tally.position + CASES_OF_A_CHILD * parts)
+            run_child(sweep, range(tally.position, behind, parts), tally, arguments.case_seconds, deadline)
+            print(json.dumps({"position": tally.position}), file=out, flush=True)
+    return tally
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--first", type=int, default=0, help="number of the first case")
+    made.add_argument("--cases", type=int, default=1000)
+    made.add_argument("--shard", default="0/1", help="every n-th case: 0/4 to 3/4")
+    made.add_argument("--seconds", type=float, default=3600.0, help="for the whole run")
+    made.add_argument("--case-seconds", type=int, default=30, help="of processor time, limit of a case")
+    made.add_argument("--out", type=Path, default=Path("found.jsonl"))
+    made.add_argument("--resume", action="store_true", help="go on where the file ends")
+    return made
+
+
+def main(sweeps: dict[str, Callable[[], Sweep]], words: list[str]) -> int:
+    if not words or words[0] not in sweeps:
+        print(f"usage: python -m tests.sweeps {{{','.join(sweeps)}}} ...", file=sys.stderr)
+        return 2
+    tally = run(sweeps[words[0]](), parser().parse_args(words[1:]))
+    print(tally.line(words[0]), flush=True)
+    return bool(tally.kinds)

@@ -1,0 +1,90 @@
+"""The sweeps themselves, and a short run of each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.sweeps.canonical import canonical, difference
+from tests.sweeps.python_programs import PythonSweep
+from tests.sweeps.rules import RuleSweep
+from tests.sweeps.runner import Finding, Note, Sweep, lines_of, parser, run
+from tests.sweeps.shrink import Block, Statement, shrunk, text_of
+
+LEAF = Statement("x = 1")
+
+
+def test_a_program_shrinks_to_what_fails() -> None:
+    program: Block = (
+        LEAF,
+        Statement("for i in y:", (LEAF, Statement("if i:", (Statement("bad"), LEAF), (Statement("else:", (LEAF,)),)))),
+        LEAF,
+    )
+    least = shrunk(program, lambda block: "bad" in text_of(block) and "for" in text_of(block))
+    assert text_of(least) == "for i in y:\n    bad\n"
+
+
+def test_what_differs() -> None:
+    items = [1]
+    assert difference(canonical([items, items]), canonical([items, items])) is None
+    assert difference(canonical([items, items]), canonical([items, [1]])) is not None
+    assert difference(canonical({1: 2, 3: 4}), canonical({3: 4, 1: 2})) is not None
+    assert difference(canonical(1), canonical(True)) is not None
+
+
+class Counting:
+    """Cases of which one is wrong, one raises and one kills its process."""
+
+    def total(self) -> int:
+        return 12
+
+    def run(self, number: int, note: Note) -> list[Finding]:
+        note("it", f"program {number}")
+        if number == 4:
+            os.abort()
+        if number == 6:
+            raise ValueError("the sweep is wrong")
+        return [Finding("it", "values", "differs")] if number == 2 else []
+
+
+def arguments(tmp_path: Path, *words: str) -> argparse.Namespace:
+    return parser().parse_args([f"--out={tmp_path / 'found'}", *words])
+
+
+def test_a_crash_is_a_finding_and_the_rest_is_run(tmp_path: Path) -> None:
+    tally = run(Counting(), arguments(tmp_path))
+    assert dict(tally.kinds) == {"values": 1, "crash": 1, "fault of the sweep": 1}
+    assert tally.position == 12
+    crash = next(line for line in lines_of(tmp_path / "found") if line.get("kind") == "crash")
+    assert (crash["case"], crash["program"]) == (4, "program 4")
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    assert run(Counting(), arguments(tmp_path, "--cases=3")).cases == 3
+    tally = run(Counting(), arguments(tmp_path, "--resume"))
+    assert (tally.position, dict(tally.kinds)) == (12, {"crash": 1, "fault of the sweep": 1})
+
+
+def test_shards_are_disjoint(tmp_path: Path) -> None:
+    assert [run(Counting(), arguments(tmp_path, f"--shard={n}/2")).cases for n in range(2)] == [5, 6]
+
+
+def findings(sweep: Sweep, numbers: range) -> list[Finding]:
+    return [finding for number in numbers for finding in sweep.run(number, lambda subject, program: None)]
+
+
+def test_random_python() -> None:
+    assert findings(PythonSweep(), range(100)) == []
+
+
+def test_changed_arguments_of_rules() -> None:
+    found = findings(RuleSweep(("gather", "masked_fill", "nn.functional.pad")), range(3))
+    assert [finding for finding in found if finding.kind != "refused"] == []
+
+
+@pytest.mark.slow
+def test_more_random_python() -> None:
+    assert findings(PythonSweep(), range(100, 1000)) == []
