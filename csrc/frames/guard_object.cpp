@@ -132,6 +132,15 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   via_.resize(size);
   collected_.resize(size);
   for (int node : collect_) collected_[node] = 1;
+  for (size_t i = 0; i < size; i++) {
+    if (nodes_[i].access != Access::kCall) continue;
+    PyObject* key = nodes_[i].key;
+    bool fits = PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 2 &&
+                PyTuple_Check(PyTuple_GET_ITEM(key, 0)) &&
+                (PyTuple_GET_ITEM(key, 1) == Py_None || PyDict_Check(PyTuple_GET_ITEM(key, 1)));
+    if (!fits) return false;
+    calls_.push_back({static_cast<int>(i), nullptr, nullptr});
+  }
   for (const Node& node : nodes_)
     may_allocate_ |= node.access == Access::kAttr || node.access == Access::kDictAttr;
   for (const Check& check : checks_) {
@@ -159,6 +168,11 @@ void GuardTree::clear() {
   for (Node& node : nodes_) dead.push_back(node.key);
   for (Check& check : checks_) dead.push_back(check.expected);
   for (Check& check : tree_checks_) dead.push_back(check.expected);
+  for (Call& call : calls_) {
+    dead.push_back(call.function);
+    dead.push_back(call.result);
+  }
+  calls_.clear();
   nodes_.clear();
   checks_.clear();
   tree_checks_.clear();
@@ -173,6 +187,10 @@ int GuardTree::traverse(visitproc visit, void* arg) {
   for (Check& check : checks_) {
     Py_VISIT(check.expected);
     if (check.tensor) Py_VISIT(check.tensor->type);
+  }
+  for (Call& call : calls_) {
+    Py_VISIT(call.function);
+    Py_VISIT(call.result);
   }
   for (auto& replay : replays_) {
     Py_VISIT(replay->bindings);

@@ -226,6 +226,8 @@ Found GuardTree::fetch(const Node& node, PyObject* parent, const Scope& scope) {
       return {cell_at(scope.closure, node.index), Via::kVolatile};
     case Access::kConst:
       return {node.key, Via::kFixed};
+    case Access::kCall:
+      return result_of(node, parent);
     default:
       return step_from(node, parent);
   }
@@ -360,6 +362,7 @@ bool GuardTree::full_check(const Scope& scope) {
 bool GuardTree::check(const Scope& scope) {
   if (busy_) return false;
   busy_ = true;
+  if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
   GcPause pause(may_allocate_);
   Verdict verdict = Verdict::kUnknown;
   for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
@@ -391,6 +394,7 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   *value = nullptr;
   if (busy_) return -1;
   busy_ = true;
+  run_calls(scope);
   GcPause pause(true);
   failed_ = failed_node_ = -1;
   bool passed = full_check(scope);

@@ -10,7 +10,9 @@
 // A full check fetches every node once, top down, and evaluates its checks (guard_tree.cpp). After
 // a success the path is kept as a Replay (guard_replay.cpp): (dict, version), (type, version) and
 // instance words that, if equal, prove that every stable node is unchanged. Nothing here runs
-// Python code of the user or allocates, except for results and new replays.
+// Python code of the user or allocates, except for results and new replays. C functions that the
+// program asks for a setting or a cached result are called first (guard_calls.cpp): a miss of a
+// cache runs Python, so nothing may be borrowed then.
 #pragma once
 
 #include <climits>
@@ -41,6 +43,7 @@ enum class Access : uint8_t {
   kKey,         // index: the nth key of a dict, or item of a set
   kMro,         // index into the MRO of a type
   kCellObject,  // index into the function's closure; the cell itself
+  kCall,        // key: (arguments, keywords or None); the result of the parent, a C function
 };
 
 enum class Kind : uint8_t {
@@ -160,6 +163,13 @@ inline const void* alias_key(PyObject* value, bool by_storage) {
   return is_tensor(value) ? tensor_storage(value) : nullptr;
 }
 
+// A node whose value is the result of a call, and both of the current check; owned.
+struct Call {
+  int node;
+  PyObject* function;
+  PyObject* result;
+};
+
 enum class Verdict : uint8_t { kPass, kFail, kUnknown };
 
 class Recorder;
@@ -200,6 +210,11 @@ class GuardTree {
   bool collect(Replay* replay, PyObject* const* values);
   void drop_temporaries();
 
+  // guard_calls.cpp
+  void run_calls(const Scope& scope);
+  PyObject* callable_of(int node, const Scope& scope);
+  Found result_of(const Node& node, PyObject* function);
+
   // guard_replay.cpp
   Verdict replay(Replay& replay, const Scope& scope);
   Verdict run_part(Replay& replay, const Part& part, const Scope& scope);
@@ -221,6 +236,7 @@ class GuardTree {
   std::vector<Check> tree_checks_;  // aliases, relations, global state
   std::vector<int> collect_;
   std::vector<uint8_t> collected_;  // by node
+  std::vector<Call> calls_;
 
   std::vector<PyObject*> values_;  // scratch of a full check, by node
   std::vector<Via> via_;

@@ -25,7 +25,7 @@ from kiln.graph.trace.log import Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
-from kiln.runtime.guards.reference import path_of
+from kiln.runtime.guards.reference import named_path
 from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.symbolic import Expr, Symbol
 
@@ -164,7 +164,7 @@ class EagerReplayWriter:
             return call.target
         path = self.paths.get(call.target)
         if path is None:
-            path = self.paths[call.target] = path_of(call.target)
+            path = self.paths[call.target] = named_path(call.target)
         if not path:
             raise NotReplayable(f"{call.name} cannot be imported by name")
         return [path]

@@ -3,7 +3,7 @@
     LOAD_CONST <region>            {"part": 0}                        a section of its own
     LOAD_CONST <resume function>   {"resume": 1}
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
-    LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear"}
+    LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear@type "}
     LOAD_CONST vars(module)        {"globals": "package.module"}      "": those of the function itself
 
 The instructions are CPython's own, so a file fits one version of it (`MAGIC`).
@@ -19,7 +19,7 @@ from typing import Any, final
 
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
-from kiln.runtime.guards.reference import path_of, resolve
+from kiln.runtime.guards.reference import load_named, named_path, resolve
 from kiln.support.errors import KilnError
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
@@ -69,7 +69,7 @@ class CodeFile:
         try:
             return constant_to_json(value)
         except NotSerialisable:
-            path = path_of(value)
+            path = named_path(value)
         if path:
             return {"object": path}
         if id(value) in self._numbers:
@@ -154,7 +154,7 @@ class CodeReader:
         "resume": lambda self, number: self.resumes[number],
         "globals": dictionary,
         "module": lambda self, name: resolve(f"{name}:"),
-        "object": lambda self, path: resolve(path),
+        "object": lambda self, path: load_named(path),
     }
 
 

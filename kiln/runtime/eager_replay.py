@@ -23,7 +23,7 @@ from typing import Any, final
 import torch
 
 from kiln.runtime.guards.constant import Json, constant_from_json
-from kiln.runtime.guards.reference import resolve
+from kiln.runtime.guards.reference import load_named
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
 
@@ -48,7 +48,7 @@ class EagerReplay:
     def _program(self) -> dict[str, Any]:
         program: dict[str, Any] = json.loads(self.data)
         for row in program["calls"]:
-            row[0] = row[0] if isinstance(row[0], str) else resolve(row[0][0])
+            row[0] = row[0] if isinstance(row[0], str) else load_named(row[0][0])
         return program
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:

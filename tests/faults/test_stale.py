@@ -8,10 +8,15 @@ from __future__ import annotations
 import abc
 import enum
 import functools
+import os
+import subprocess
+import sys
+import textwrap
 import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -20,6 +25,7 @@ import torch
 import kiln
 
 X = torch.linspace(-2.0, 2.0, 5)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @final
@@ -71,6 +77,21 @@ def storage_offset_of_a_view() -> Change:
 
 
 @change
+def cleared_cache() -> Change:
+    scale = [2.0]
+
+    @functools.lru_cache
+    def factor(n: int) -> float:
+        return n * scale[0]
+
+    def clear() -> None:
+        scale[0] = 3.0
+        factor.cache_clear()
+
+    return Change(lambda x: x * factor(3), clear)
+
+
+@change
 def cache_that_is_not_cleared() -> Change:
     scale = [2.0]
 
@@ -81,6 +102,71 @@ def cache_that_is_not_cleared() -> Change:
     return Change(lambda x: x * factor(3), lambda: scale.__setitem__(0, 3.0))
 
 
+@change
+def cached_method_of_a_class() -> Change:
+    scale = [2.0]
+
+    class Table:
+        @staticmethod
+        @functools.lru_cache
+        def factor(n: int, power: int = 1) -> float:
+            return float(n**power * scale[0])
+
+    def clear() -> None:
+        scale[0] = 3.0
+        Table.factor.cache_clear()
+
+    return Change(lambda x: x * Table.factor(3, power=2), clear)
+
+
+@change
+def module_getattr() -> Change:
+    module = types.ModuleType("kiln_test_lazy")
+    scale = [2.0]
+
+    def lookup(name: str) -> float:
+        if name == "scale":
+            return scale[0]
+        raise AttributeError(name)
+
+    module.__dict__["__getattr__"] = lookup
+    sys.modules[module.__name__] = module
+    return Change(
+        lambda x: x * module.scale,
+        lambda: scale.__setitem__(0, 3.0),
+        undo=lambda: sys.modules.pop(module.__name__),
+    )
+
+
+@change
+def module_attribute_that_appears() -> Change:
+    module = types.ModuleType("kiln_test_appears")
+    sys.modules[module.__name__] = module
+    return Change(
+        lambda x: x + (1 if hasattr(module, "scale") else 2),
+        lambda: setattr(module, "scale", 3.0),
+        undo=lambda: sys.modules.pop(module.__name__),
+    )
+
+
+@change
+def attribute_of_a_module_class() -> Change:
+    class Settings(types.ModuleType):
+        values = {"scale": 2.0}
+
+        @property
+        def scale(self) -> float:
+            return Settings.values["scale"]
+
+    module = Settings("kiln_test_settings")
+    sys.modules[module.__name__] = module
+    return Change(
+        lambda x: x * module.scale,
+        lambda: Settings.values.update(scale=3.0),
+        undo=lambda: sys.modules.pop(module.__name__),
+    )
+
+
 class Shape(abc.ABC):  # noqa: B024
     pass
 
@@ -89,6 +175,84 @@ def abc_and_class() -> tuple[Any, Any]:
     base = class_of("import abc\nclass C(abc.ABC): pass")
     cls = class_of("class C: pass")
     return base, cls
+
+
+@change
+def abc_register() -> Change:
+    base, cls = abc_and_class()
+    return Change(lambda x, o: x + 1 if isinstance(o, base) else x - 1, lambda: base.register(cls), (X, cls()))
+
+
+@change
+def abc_register_and_issubclass() -> Change:
+    base, cls = abc_and_class()
+    return Change(lambda x: x + 1 if issubclass(cls, base) else x - 1, lambda: base.register(cls))
+
+
+@change
+def abc_register_of_a_local_object() -> Change:
+    base, cls = abc_and_class()
+    return Change(lambda x: x + 1 if isinstance(cls(), base) else x - 1, lambda: base.register(cls))
+
+
+@change
+def abc_register_and_match() -> Change:
+    base, cls = abc_and_class()
+
+    def program(x: torch.Tensor, o: object) -> torch.Tensor:
+        match o:
+            case base():
+                return x + 1
+            case _:
+                return x - 1
+
+    return Change(program, lambda: base.register(cls), (X, cls()))
+
+
+@change
+def instance_check() -> Change:
+    meta = class_of("class C(type):\n    def __instancecheck__(cls, o): return True")
+    cls = meta("Checked", (), {})
+
+    def replaced(cls: type, o: object) -> bool:
+        return False
+
+    return Change(
+        lambda x, o: x + 1 if isinstance(o, cls) else x - 1,
+        lambda: setattr(meta, "__instancecheck__", replaced),
+        (X, Shape()),
+    )
+
+
+@change
+def state_of_an_instance_check() -> Change:
+    accepted = [True]
+    meta = class_of("class C(type):\n    def __instancecheck__(cls, o): return accepted[0]", accepted=accepted)
+    cls = meta("Checked", (), {})
+    return Change(
+        lambda x, o: x + 1 if isinstance(o, cls) else x - 1, lambda: accepted.__setitem__(0, False), (X, Shape())
+    )
+
+
+@change
+def instance_check_that_appears() -> Change:
+    meta = class_of("class C(type): pass")
+    cls = meta("Checked", (), {})
+    return Change(
+        lambda x, o: x + 1 if isinstance(o, cls) else x - 1,
+        lambda: setattr(meta, "__instancecheck__", lambda cls, o: True),
+        (X, Shape()),
+    )
+
+
+@change
+def subclass_check() -> Change:
+    meta = class_of("class C(type):\n    def __subclasscheck__(cls, o): return True")
+    cls = meta("Checked", (), {})
+    return Change(
+        lambda x: x + 1 if issubclass(Shape, cls) else x - 1,
+        lambda: setattr(meta, "__subclasscheck__", lambda cls, o: False),
+    )
 
 
 def patched_tensor(name: str, replacement: Any) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -235,6 +399,16 @@ def function_of_torch() -> Change:
     )
 
 
+@change
+def threads() -> Change:
+    count = torch.get_num_threads()
+    return Change(
+        lambda x: x * torch.get_num_threads(),
+        lambda: torch.set_num_threads(count + 1),
+        undo=lambda: torch.set_num_threads(count),
+    )
+
+
 def setting(owner: Any, name: str) -> Change:
     before = getattr(owner, name)
     return Change(
@@ -242,6 +416,39 @@ def setting(owner: Any, name: str) -> Change:
         lambda: setattr(owner, name, not before),
         undo=lambda: setattr(owner, name, before),
     )
+
+
+@change
+def mkldnn_enabled() -> Change:
+    before = torch.backends.mkldnn.enabled
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.backends.mkldnn.enabled else x - 1
+
+    return Change(
+        program,
+        lambda: setattr(torch.backends.mkldnn, "enabled", not before),
+        undo=lambda: setattr(torch.backends.mkldnn, "enabled", before),
+    )
+
+
+@change
+def cudnn_benchmark() -> Change:
+    before = torch.backends.cudnn.benchmark
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.backends.cudnn.benchmark else x - 1
+
+    return Change(
+        program,
+        lambda: setattr(torch.backends.cudnn, "benchmark", not before),
+        undo=lambda: setattr(torch.backends.cudnn, "benchmark", before),
+    )
+
+
+@change
+def cudnn_deterministic() -> Change:
+    return setting(torch.backends.cudnn, "deterministic")
 
 
 @change
@@ -261,6 +468,25 @@ def precision_of_products() -> Change:
         lambda x: x + len(torch.get_float32_matmul_precision()),
         lambda: torch.set_float32_matmul_precision("medium"),
         undo=lambda: torch.set_float32_matmul_precision(before),
+    )
+
+
+@change
+def autocast_cache() -> Change:
+    return Change(
+        lambda x: x + 1 if torch.is_autocast_cache_enabled() else x - 1,
+        lambda: torch.set_autocast_cache_enabled(False),
+        undo=lambda: torch.set_autocast_cache_enabled(True),
+    )
+
+
+@change
+def autocast_dtype_that_is_off() -> Change:
+    before = torch.get_autocast_dtype("cpu")
+    return Change(
+        lambda x: x.to(torch.get_autocast_dtype("cpu")),
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        undo=lambda: torch.set_autocast_dtype("cpu", before),
     )
 
 
@@ -453,6 +679,7 @@ def changed(request: pytest.FixtureRequest) -> Iterator[Change]:
     made.undo()
 
 
+@pytest.mark.filterwarnings("error:(?s).*KILN9000")
 @pytest.mark.parametrize("changed", CHANGES, indirect=True)
 def test_a_change_is_noticed(changed: Change) -> None:
     compiled = kiln.compile(changed.program)
@@ -464,3 +691,110 @@ def test_a_change_is_noticed(changed: Change) -> None:
 
 def assert_like_eager_on(compiled: Callable[..., Any], made: Change) -> None:
     torch.testing.assert_close(compiled(*made.arguments), made.program(*made.arguments))
+
+
+PROGRAMS = {
+    "patched function": """
+        import os, torch
+        if os.environ["CHANGED"] == "1":
+            torch.sin = torch.cos
+        from torch import sin
+        def program(x): return sin(x)
+    """,
+    "function of Python in its place": """
+        import os, torch, functools
+        if os.environ["CHANGED"] == "1":
+            torch.sin = functools.wraps(torch.sin)(lambda x: x * 3)
+        from torch import sin
+        def program(x): return sin(x)
+    """,
+    "function of torch in Python": """
+        import os, torch, torch.nn.functional as F
+        if os.environ["CHANGED"] == "1":
+            F.gelu = F.relu = lambda x: x * 3
+        def program(x): return F.relu(x)
+    """,
+    "patched method": """
+        import os, torch
+        if os.environ["CHANGED"] == "1":
+            torch.Tensor.relu = lambda self: self * 3
+        def program(x): return x.relu()
+    """,
+    "patched operator": """
+        import os, torch
+        if os.environ["CHANGED"] == "1":
+            torch.Tensor.__add__ = lambda self, other: self * 3
+        def program(x): return x + 1
+    """,
+    "enum": """
+        import enum, os
+        Mode = enum.Enum("Mode", {"FAST": 2 + int(os.environ["CHANGED"])})
+        Mode.__module__ = __name__
+        def program(x): return x * Mode.FAST.value
+    """,
+    "class of an enum": """
+        import enum, os
+        class Mode(enum.Enum):
+            FAST = 2 + int(os.environ["CHANGED"])
+        def program(x, mode=Mode.FAST): return x * mode.value if mode is Mode.FAST else x
+    """,
+    "named tuple": """
+        import collections, os
+        names = "left right" if os.environ["CHANGED"] == "0" else "right left"
+        Pair = collections.namedtuple("Pair", names)
+        pair = Pair(2, 3)
+        def program(x): return x * pair.left
+    """,
+    "named tuple made inside": """
+        import collections, os
+        names = "left right" if os.environ["CHANGED"] == "0" else "right left"
+        Pair = collections.namedtuple("Pair", names)
+        def program(x): return x * Pair(2, 3).left
+    """,
+    "cached function": """
+        import functools, os
+        @functools.lru_cache
+        def factor(n): return n * (2 + int(os.environ["CHANGED"]))
+        def program(x): return x * factor(2)
+    """,
+    "registry": """
+        import abc, os
+        class Base(abc.ABC): pass
+        class Other: pass
+        if os.environ["CHANGED"] == "1":
+            Base.register(Other)
+        other = Other()
+        def program(x): return x + 1 if isinstance(other, Base) else x - 1
+    """,
+    "setting": """
+        import os, torch
+        torch.set_num_threads(1 + int(os.environ["CHANGED"]))
+        def program(x): return x * torch.get_num_threads()
+    """,
+}
+RUN = """
+import sys, torch, {module}, kiln
+x = torch.linspace(-2.0, 2.0, 5)
+compiled = kiln.compile({module}.program, options=dict(cache=True, cache_dir=sys.argv[1]))
+torch.testing.assert_close(compiled(x), {module}.program(x))
+print(kiln.report_of(compiled).compiles, kiln.report_of(compiled).loaded)
+"""
+
+
+def in_process(folder: Path, module: str, changed: int) -> str:
+    """Compiles or loads and runs the program in a process of its own; how many regions it compiled and loaded."""
+    command = [sys.executable, "-c", RUN.format(module=module), str(folder / "cache")]
+    paths = os.pathsep.join((str(folder), str(ROOT)))
+    env = os.environ | {"CHANGED": str(changed), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_another_process_is_not_given_stale_code(name: str, tmp_path: Path) -> None:
+    (tmp_path / "stale_program.py").write_text(textwrap.dedent(PROGRAMS[name]))
+    assert in_process(tmp_path, "stale_program", 0) == "1 0"
+    assert in_process(tmp_path, "stale_program", 0) == "0 1"
+    assert in_process(tmp_path, "stale_program", 1) == "1 0"

@@ -27,6 +27,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.reference import path_of, resolve
 from kiln.runtime.guards.source import (
     AttrSource,
+    CallSource,
     CellObjectSource,
     ClosureSource,
     DefaultSource,
@@ -60,6 +61,7 @@ SOURCES: list[tuple[Source, str]] = [
     (SizeSource(LocalSource("x"), 1), "x.size(1)"),
     (DictAttrSource(MroSource(TypeSource(SELF), 1), "run"), "type(self).__mro__[1].__dict__['run']"),
     (CellObjectSource("n"), "cell(n)"),
+    (CallSource(GlobalSource("f"), (1, "a"), (("n", 2),)), "globals()['f'](1, 'a', n=2)"),
 ]
 
 

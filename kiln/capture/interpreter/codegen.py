@@ -240,6 +240,13 @@ def on_base(write: Callable[[Assembler, Any], object], function: object = None) 
     return emit
 
 
+def call_with(
+    function: Callable[..., object], arguments: tuple[object, ...], keywords: tuple[tuple[str, object], ...]
+) -> object:
+    """Asks again what a `CallSource` names."""
+    return function(*arguments, **dict(keywords))
+
+
 EMITTERS: dict[type[Source], SourceEmitter] = {
     LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
     sources.GlobalSource: lambda a, source, writer: a.global_(source.name),
@@ -263,6 +270,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.GradSource: on_base(lambda a, source: a.attr("grad")),
     sources.KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
+    sources.CallSource: on_base(lambda a, source: a.const(source.arguments).const(source.keywords).call(3), call_with),
     sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
     sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
     sources.OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),

@@ -93,7 +93,37 @@ def reference(value: object, path: str = "") -> ObjectRef:
 
 def load_reference(path: str) -> ObjectRef:
     """The reference that was written as `path`; one identified by its contents is not bound yet."""
-    return ObjectRef(path, None if path.startswith(CONTENT) else resolve(path))
+    return ObjectRef(path, None if path.startswith(CONTENT) else load_named(path))
+
+
+def named_path(value: object) -> str:
+    """The import path of `value` and what it holds, or `""`: another process may find another object there.
+
+    torch:sin@builtin_function_or_method _VariableFunctionsClass.sin
+    program:Mode.FAST@2
+    """
+    path = path_of(value)
+    return path and f"{path}@{content_of(value)}"
+
+
+def load_named(path: str) -> object:
+    """The object that was written by `named_path`; raises `NotSerialisable` where its place holds another one."""
+    where, _, content = path.partition("@")
+    value = resolve(where)
+    if content_of(value) != content:
+        raise NotSerialisable(f"`{where}` is not what it was")
+    return value
+
+
+def content_of(value: object) -> str:
+    """What tells an object from others under the same name; guards compare the attributes of classes."""
+    if isinstance(value, types.FunctionType):
+        return code_key(value.__code__)
+    if isinstance(value, enum.Enum):
+        return repr(_content(value._value_, WeakKeyDictionary()))
+    if isinstance(value, type):
+        return f"{type(value).__qualname__} {','.join(map(str, getattr(value, '_fields', ())))}"
+    return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
 
 
 def path_of(value: object) -> str:
@@ -147,7 +177,7 @@ def reference_path(ref: ObjectRef) -> str:
         return CODE + code_key(ref.value)
     if type(ref.value) is TUPLE_GETTER:
         return f"{FIELD}{field_index(ref.value)}"
-    path = ref.path or path_of(ref.value)
+    path = named_path(ref.value)
     if not path and isinstance(ref.value, type) and TWIN_MARK in vars(ref.value):
         original = path_of(ref.value.__mro__[1])
         path = original and TWIN + original

@@ -278,11 +278,33 @@ class CellObjectSource(RootSource):
     name: str
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class CallSource(StepSource):
+    """`base(*arguments, **keywords)`: what a C function answers, such as a setting of torch or a cached result.
+
+    Arguments are constants and `ObjectRef`s. It is called again each time the guards are checked.
+    """
+
+    tag = "call"
+    arguments: tuple[object, ...] = ()
+    keywords: tuple[tuple[str, object], ...] = ()
+
+    def text(self) -> str:
+        given = [argument_text(value) for value in self.arguments]
+        given += [f"{name}={argument_text(value)}" for name, value in self.keywords]
+        return f"{self.base.text()}({', '.join(given)})"
+
+
+def argument_text(value: object) -> str:
+    return getattr(value, "path", "") or repr(getattr(value, "value", value))
+
+
 _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
-    *(MroSource, CellObjectSource),
+    *(MroSource, CellObjectSource, CallSource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

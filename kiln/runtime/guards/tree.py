@@ -39,7 +39,7 @@ from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
 
 # fmt: off
 (LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,
- KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT) = range(16)
+ KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT, CALL) = range(17)
 (TYPE_IS, EQUALS, IS, LENGTH, DICT_KEYS, HAS_ATTR, NO_ATTR, ABSENT, EMPTY_DICT,
  TENSOR, FUNCTION_CODE, SET_ITEMS, ALIASES, RELATION, GLOBAL_STATE) = range(15)
 # fmt: on
@@ -203,6 +203,16 @@ def _item(builder: TreeBuilder, source: src.ItemSource) -> _Node:
     return builder.node(source.base).child(ITEM, source.key, index)
 
 
+def _call(builder: TreeBuilder, source: src.CallSource) -> _Node:
+    arguments = tuple([_argument(value) for value in source.arguments])
+    keywords = {name: _argument(value) for name, value in source.keywords} or None
+    return builder.node(source.base).child(CALL, (arguments, keywords))
+
+
+def _argument(value: object) -> object:
+    return value.value if isinstance(value, ObjectRef) else value
+
+
 def _row(kind: type[S], node: Callable[[TreeBuilder, S], _Node]) -> tuple[type[Source], NodeMaker]:
     return kind, cast(NodeMaker, node)
 
@@ -227,6 +237,7 @@ _STEPS: dict[type[Source], NodeMaker] = dict((
     _row(src.GradSource, lambda b, s: b.node(s.base).child(ATTR, "grad")),
     _row(src.KeysSource, lambda b, s: b.node(s.base).child(KEY, None, s.index)),
     _row(src.MroSource, lambda b, s: b.node(s.base).child(MRO, None, s.index)),
+    _row(src.CallSource, _call),
 ))  # fmt: skip
 
 

@@ -8,7 +8,7 @@ functions are imported. An object that cannot be imported (`reference.py`) is lo
 values of the current call, and accepted if its contents are those that were written.
 
 A list stands for a tuple, `{"o": n}` for object n, `{"c": ...}` for a constant unknown to JSON, `{"m": name}` for the
-namespace of a module.
+namespace of a module, `{"k": {...}}` for keywords of a call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kiln.runtime.guards.constant import (
     is_constant,
 )
 from kiln.runtime.guards.guard import FunctionExpectation, Guard
-from kiln.runtime.guards.reference import CONTENT, fits, reference_path, resolve
+from kiln.runtime.guards.reference import CONTENT, fits, load_named, reference_path, resolve
 from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, CheckRow, NodeRow, TreeRows
 
 TYPE, SELF = "type", "self"
@@ -87,6 +87,8 @@ class TreeWriter:
         return {"o": number}
 
     def key(self, key: object) -> Json:
+        if type(key) is tuple and len(key) == 2 and type(key[1]) is dict:  # the arguments of a call
+            return [self.value(key[0], -1, SELF), {"k": {name: self.value(v, -1, SELF) for name, v in key[1].items()}}]
         if not isinstance(key, dict) or type(key) is not dict:
             return self.value(key, -1, SELF)
         if key is sys.modules:
@@ -104,8 +106,8 @@ def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[obj
     """
     scope = (values, function.__globals__, function.__closure__)
     reader = TreeReader()
+    reader.objects = [load_named(row) if isinstance(row, str) else None for row in data["objects"]]
     nodes: list[NodeRow] = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
-    reader.objects = [resolve(row) if isinstance(row, str) else None for row in data["objects"]]
     by_content = [(number, *row) for number, row in enumerate(data["objects"]) if not isinstance(row, str)]
     if by_content:
         finder = paths_only(nodes, [node for _, _, node, _ in by_content])
@@ -161,6 +163,8 @@ class TreeReader:
         ((kind, content),) = data.items()
         if kind == "o":
             return self.objects[content]
+        if kind == "k":
+            return {name: self.value(item) for name, item in content.items()}
         if kind == "m":
             return vars(resolve(f"{content}:")) if content else sys.modules
         return constant_from_json(content)

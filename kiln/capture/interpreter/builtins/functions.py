@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import itertools
 import math
 import operator
 import sys
+import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +38,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 
 
 @handles(len)
@@ -52,7 +55,7 @@ def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise s.error(TypeError, "isinstance() takes no keyword arguments")
     value, classes = args
     kind = s.guard_type(value) if not value.is_torch else value.python_type()
-    return Constant(any(instance_of(value, kind, cls) for cls in flat_classes(s, classes)))
+    return Constant(any(instance_of(s, value, kind, cls) for cls in flat_classes(s, classes)))
 
 
 def flat_classes(s: CaptureState, classes: Value) -> list[type]:
@@ -63,10 +66,17 @@ def flat_classes(s: CaptureState, classes: Value) -> list[type]:
     return [classes.constant(s)]
 
 
-def instance_of(value: Value, kind: type, cls: Any) -> bool:
+def instance_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
     """`isinstance` by the class alone, unless a metaclass inspects the object."""
     if isinstance(getattr(cls, "__args__", None), tuple):
-        return any(instance_of(value, kind, option) for option in cls.__args__)
+        return any(instance_of(s, value, kind, option) for option in cls.__args__)
+    if kind is cls:
+        return True
+    own = own_check(s, cls, "__instancecheck__")
+    if own is not None:
+        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+    if registers(cls):
+        return registered(s, cls, kind)
     check: Any = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
@@ -79,7 +89,44 @@ def instance_of(value: Value, kind: type, cls: Any) -> bool:
 def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], Class):
         raise s.error(TypeError, "issubclass() arg 1 must be a class")
-    return Constant(issubclass(args[0].constant(s), tuple(flat_classes(s, args[1]))))
+    kind = args[0].constant(s)
+    return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1])))
+
+
+def subclass_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
+    own = own_check(s, cls, "__subclasscheck__")
+    if own is not None:
+        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+    return registered(s, cls, kind) if registers(cls) else issubclass(kind, cls)
+
+
+def own_check(s: CaptureState, cls: Any, name: str) -> Value | None:
+    """The program's own `__instancecheck__` or `__subclasscheck__` on the metaclass of `cls`."""
+    meta = type(cls)
+    if meta is type or not isinstance(cls, type):
+        return None
+    found = s.classes.lookup(meta, name)
+    if found is None or type(found[1]) is not types.FunctionType or found[1].__globals__.get("__name__") in LIBRARIES:
+        return None
+    return s.class_attr(s.wrap(cls, s.classes.sources.get(cls)), name, found[1])
+
+
+LIBRARIES = frozenset(("abc", "typing", "typing_extensions", "torch.nn.parameter", "torch._tensor"))
+"""Their checks are called."""
+ASK_REGISTRY = ModuleGlobalSource("_abc", "_abc_subclasscheck")
+
+
+def registers(cls: Any) -> bool:
+    """Whether classes can be registered as subclasses of `cls`."""
+    return isinstance(cls, abc.ABCMeta) and type(cls).__subclasscheck__ is abc.ABCMeta.__subclasscheck__
+
+
+def registered(s: CaptureState, cls: Any, kind: type) -> bool:
+    """`issubclass(kind, cls)`; where registration may change the answer, the registry of `cls` is asked again."""
+    answer = issubclass(kind, cls)
+    if cls not in kind.__mro__:
+        s.guard(CallSource(ASK_REGISTRY, (s.reference(cls), s.reference(kind))), GuardKind.EQUALS, answer)
+    return answer
 
 
 @handles(getattr)

@@ -23,6 +23,9 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.log import Target
+from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.reference import path_of
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
 from kiln.support import compiling
 
 NONE = Constant(None)
@@ -113,22 +116,57 @@ QUERIES = (
     *(torch._C._is_autocast_available, torch._C._get_privateuse1_backend_name, torch.cuda.is_bf16_supported),
     *(torch.cuda.device_count, torch.cuda.get_device_capability, torch.cuda.get_device_name),
 )
-"""Queries of the machine and of torch's global state, which one guard covers."""
+"""Queries of the machine and of torch's global state."""
+IN_THE_STATE = frozenset((
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype, torch.is_autocast_enabled,
+    torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
+    torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled,
+    torch._C._len_torch_function_stack, torch._C._is_torch_function_mode_enabled,
+))  # fmt: skip
+"""Those that the guard on the global state covers."""
+SETTINGS = (torch.get_num_interop_threads, *[
+    getattr(torch._C, f"_get_{name}")
+    for name in (
+        "blas_preferred_backend", "cpu_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_accumulation",
+        "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_tf32", "cudnn_allow_tf32", "cudnn_benchmark",
+        "cudnn_deterministic", "cudnn_sdp_enabled", "deterministic_algorithms", "deterministic_algorithms_warn_only",
+        "deterministic_fill_uninitialized_memory", "float32_matmul_precision", "fp32_precision_getter",
+        "linalg_preferred_backend", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_deterministic", "mkldnn_enabled",
+        "nnpack_enabled", "onednn_allow_tf32", "warnAlways",
+    )
+    if hasattr(torch._C, f"_get_{name}")
+])  # fmt: skip
+"""Settings of torch that Python code may ask for."""
+
+Setter = Callable[..., object]
+Scope = tuple[object, ...]
 
 
 def query(function: Setter) -> Handler:
+    """A query that the state does not cover is guarded by asking again, unless the frame changed the answer."""
+    path = None if function in IN_THE_STATE else c_function(function)
+
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        return s.wrap(function(*(arg.constant(s) for arg in args)), None)
+        scope = tuple([arg.constant(s) for arg in args])
+        value = function(*scope)
+        changed = any(SETTERS[setter][1] is function for setter, _ in s.part(TorchModes).at_entry)
+        if path is None or changed or not (is_constant(value) and is_constant(scope)):
+            return s.wrap(value, None)
+        return Constant(value, CallSource(path, scope))
 
     return handler
 
 
-for _query in QUERIES:
+def c_function(function: Setter) -> Source | None:
+    """The path to a function of a module that is written in C."""
+    module, _, name = path_of(function).partition(":")
+    plain = isinstance(function, types.BuiltinFunctionType) and bool(name) and "." not in name
+    return ModuleGlobalSource(module, name) if plain else None
+
+
+for _query in QUERIES + SETTINGS:
     handles(_query)(query(_query))
-
-
-Setter = Callable[..., object]
-Scope = tuple[object, ...]
 
 
 @final

@@ -71,7 +71,7 @@ def match_class(frame: SymbolicFrame, positional: int) -> None:
     s = frame.state
     subject, cls, names = frame.pop_many(3)
     kind = subject.python_type() if subject.is_torch else s.guard_type(subject)
-    if not instance_of(subject, kind, cls.constant(s)):
+    if not instance_of(s, subject, kind, cls.constant(s)):
         frame.push(Constant(None))
         return
     found = attributes(s, subject, cls, positional, [name.constant(s) for name in names.items(s)])

@@ -93,7 +93,7 @@ class Builtin(Value):
         if handler is not None:
             return handler(s, args, kwargs)
         if type(function) is CACHED:
-            return call_cached(s, function, args, kwargs)
+            return call_cached(s, function, self.source, args, kwargs)
         if is_torch_call(function):
             return record(s, function, args, kwargs)
         return call_unknown(s, function, args, kwargs)
@@ -161,7 +161,7 @@ class PythonModule(Value):
             if name in space:
                 found = s.wrap(space[name], self._source_of(name))
             else:
-                found = self._computed(s, name)
+                found = self._computed(s, name, site)
             self._found[name] = found
         return found
 
@@ -171,12 +171,28 @@ class PythonModule(Value):
             return ModuleGlobalSource(self.module.__name__, name)
         return None if self.source is None else AttrSource(self.source, name)
 
-    def _computed(self, s: CaptureState, name: str) -> Value:
-        """Lazy names, through a `__getattr__` of the module or its class."""
+    def _computed(self, s: CaptureState, name: str, site: CallSite) -> Value:
+        """A property of the module's class, a lazy name, or the answer of a `__getattr__`, which is interpreted."""
+        found = s.classes.lookup(type(self.module), name)
+        if found is not None:
+            return s.model.get_attr(s, self, name, site)
+        s.guard(self._source_of(name), GuardKind.ABSENT)
+        hook = self.module.__dict__.get("__getattr__")
+        if type(hook) is types.FunctionType and hook.__globals__ is not vars(torch):
+            return s.wrap(hook, self._source_of("__getattr__")).call(s, [s.const(name)], {}, site)
+        return self._lazy(s, name, site)
+
+    def _lazy(self, s: CaptureState, name: str, site: CallSite) -> Value:
+        """Packages that import their parts when they are first read keep them in the module."""
         try:
-            return s.wrap(getattr(self.module, name), None)
+            value = getattr(self.module, name)
         except AttributeError as error:
             raise s.error(AttributeError, *error.args) from None
+        if name in self.module.__dict__:
+            return s.wrap(value, self._source_of(name))
+        if s.classes.lookup(type(self.module), "__getattr__") is not None:
+            return s.model.get_attr(s, self, name, site)
+        return s.wrap(value, None)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         raise UnsupportedCall(
