@@ -150,6 +150,24 @@ def module_attribute_that_appears() -> Change:
 
 
 @change
+def name_that_its_first_look_up_makes() -> Change:
+    class Namespace(types.ModuleType):
+        def __getattr__(self, name: str) -> float:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            setattr(self, name, 2.0)
+            return 2.0
+
+    module = Namespace("kiln_test_namespace")
+    sys.modules[module.__name__] = module
+    return Change(
+        lambda x: x * module.scale,
+        lambda: setattr(module, "scale", 3.0),
+        undo=lambda: sys.modules.pop(module.__name__),
+    )
+
+
+@change
 def attribute_of_a_module_class() -> Change:
     class Settings(types.ModuleType):
         values = {"scale": 2.0}
@@ -757,6 +775,12 @@ PROGRAMS = {
         def factor(n): return n * (2 + int(os.environ["CHANGED"]))
         def program(x): return x * factor(2)
     """,
+    "operator": """
+        import os, torch
+        if os.environ["CHANGED"] == "1":
+            torch.ops.aten.sin = torch.ops.aten.cos
+        def program(x): return torch.ops.aten.sin(x)
+    """,
     "registry": """
         import abc, os
         class Base(abc.ABC): pass
@@ -789,6 +813,16 @@ def in_process(folder: Path, module: str, changed: int) -> str:
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_an_operator_is_looked_up_for_the_first_time() -> None:
+    """The look-up makes the name in its namespace."""
+    library = torch.library.Library("kiln_test_first_use", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+    compiled = kiln.compile(lambda x: torch.ops.kiln_test_first_use.twice.default(x), fullgraph=True)
+    assert "twice" not in vars(torch.ops.kiln_test_first_use)
+    torch.testing.assert_close(compiled(X), X * 2)
 
 
 @pytest.mark.slow

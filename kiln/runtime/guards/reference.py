@@ -148,6 +148,8 @@ def _candidates(value: object) -> Iterator[tuple[str, str]]:
     """The modules and names that an object gives for itself."""
     if isinstance(value, types.ModuleType):
         yield value.__name__, ""
+        if type(value).__module__ == "torch._ops":  # a namespace of operators is no module of `sys.modules`
+            yield "torch", value.__name__.removeprefix("torch.")
         return
     if isinstance(value, enum.Enum):
         yield type(value).__module__, f"{type(value).__qualname__}.{value.name}"

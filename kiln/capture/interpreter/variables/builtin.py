@@ -176,20 +176,24 @@ class PythonModule(Value):
         found = s.classes.lookup(type(self.module), name)
         if found is not None:
             return s.model.get_attr(s, self, name, site)
-        s.guard(self._source_of(name), GuardKind.ABSENT)
         hook = self.module.__dict__.get("__getattr__")
         if type(hook) is types.FunctionType and hook.__globals__ is not vars(torch):
+            s.guard(self._source_of(name), GuardKind.ABSENT)
             return s.wrap(hook, self._source_of("__getattr__")).call(s, [s.const(name)], {}, site)
         return self._lazy(s, name, site)
 
     def _lazy(self, s: CaptureState, name: str, site: CallSite) -> Value:
-        """Packages that import their parts when they are first read keep them in the module."""
+        """The first look-up of a name may keep its result in the module: packages that import their parts when they
+        are read, `torch.ops`. Then the guard is on that result.
+        """
         try:
             value = getattr(self.module, name)
         except AttributeError as error:
+            s.guard(self._source_of(name), GuardKind.ABSENT)
             raise s.error(AttributeError, *error.args) from None
         if name in self.module.__dict__:
             return s.wrap(value, self._source_of(name))
+        s.guard(self._source_of(name), GuardKind.ABSENT)
         if s.classes.lookup(type(self.module), "__getattr__") is not None:
             return s.model.get_attr(s, self, name, site)
         return s.wrap(value, None)
