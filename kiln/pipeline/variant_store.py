@@ -5,7 +5,8 @@
 
 The key only finds candidates; guards and module digests decide whether a candidate fits the call. A new variant takes
 the first free slot of its key. Two processes that write the same slot write it atomically: one variant is lost, none is
-torn. Without a candidate, the event `variant_missing` says how the key differs from the one stored last.
+torn. The event `variant_missing` says why nothing fits: how the key differs from the one stored last, or what each
+candidate requires.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ class VariantStore:
         """The first stored variant that fits the call. `exits`: how many side exits lead to it."""
         key = self.key(function, exits, arguments)
         base = key.digest()
+        reasons: list[str] = []
         for slot in range(SLOTS):
             data = self.store.get("variant", slot_key(base, slot))
             if data is None:
-                if slot == 0:
-                    self.events.emit("variant_missing", reason=explain_miss(self.store, key))
-                return None
+                break
             try:
                 entry = load_variant(data, function, list(arguments.values()), makers)
             except UNREADABLE as problem:
                 self.events.emit("variant_unreadable", reason=f"{type(problem).__name__}: {problem}")
                 continue
-            if entry is not None:
+            if not isinstance(entry, str):
                 return entry
+            reasons.append(f"variant {slot}: {entry}")
+        self.events.emit("variant_missing", reason="; ".join(reasons) or explain_miss(self.store, key))
         return None
 
     def save(

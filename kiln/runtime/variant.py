@@ -28,7 +28,7 @@ from kiln.runtime.guards.guard import Guard, guards_from_json, guards_to_json
 from kiln.runtime.guards.reference import resolve
 from kiln.runtime.guards.source import Source, SourceTable, sources_from_rows
 from kiln.runtime.guards.tree import BadGuard, TreeRows
-from kiln.runtime.guards.tree_file import read_tree, write_tree
+from kiln.runtime.guards.tree_file import Misfit, read_tree, write_tree
 from kiln.support.errors import KilnError
 
 Fact = tuple[str, Mapping[str, Any]]
@@ -48,8 +48,8 @@ class Variant:
     """A compiled variant, from the capture or from a file.
 
     `function` gets every argument slot positionally, then the tuple of objects at the sources `collect`, if there are
-    any (for a variant from a file: `guards.collect()`). `modules`: those whose code or classes the compile used;
-    `facts`: events of the compile for the report.
+    any (for a variant from a file: `guards.collect()`). `modules`: those with code or classes that it was compiled from
+    and that no guard covers; `facts`: events of the compile for the report.
     """
 
     function: FunctionType
@@ -106,19 +106,21 @@ def json_bytes(data: object) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers) -> Entry | None:
-    """The entry for a call of `root` with `arguments` in slot order; None if the variant does not fit.
+def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers) -> Entry | str:
+    """The entry for a call of `root` with `arguments` in slot order, or why the variant does not fit.
 
     `entry.info` is the `Variant`. Raises KilnError, KeyError, TypeError or ValueError for a file that is damaged or
     names what no longer exists.
     """
     sections = unpack(data)
     checks = json.loads(bytes(sections["checks"]))
-    if any(module_digest(name) != digest for name, digest in checks["modules"].items()):
-        return None
+    edited = [name for name, digest in checks["modules"].items() if module_digest(name) != digest]
+    if edited:
+        return f"module {edited[0]} was edited"
     tree = read_tree(checks["tree"], root, arguments)
-    if tree is None:
-        return None
+    if isinstance(tree, Misfit):
+        text = StoredGuards(bytes(sections["guards"]))[tree.guard].text() if tree.guard >= 0 else "a path to an object"
+        return f"it requires {text}, but found {tree.actual}"
     code = json.loads(bytes(sections["code"]))
     parts = [makers.part(bytes(sections[f"part/{number}"])) for number in range(code["parts"])]
     reader = CodeReader(root, parts, code["resumes"], makers.resume, makers.side_exit)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kiln.native._frames import GuardTree
 from kiln.runtime.guards.constant import NotSerialisable, constant_from_json, constant_to_json, reference, same_constant
 from kiln.runtime.guards.guard import (
     AliasExpectation,
@@ -46,7 +47,7 @@ from kiln.runtime.guards.source import (
     sources_from_rows,
 )
 from kiln.runtime.guards.tree import tree_rows
-from kiln.runtime.guards.tree_file import read_tree, write_tree
+from kiln.runtime.guards.tree_file import Misfit, read_tree, write_tree
 
 SELF = LocalSource("self")
 LAYER = ItemSource(DictAttrSource(SELF, "_modules"), "layer")
@@ -131,9 +132,9 @@ def test_code_is_told_by_its_contents() -> None:
     guards = [Guard(LocalSource("f"), GuardKind.FUNCTION_CODE, function_expectation(made(1)))]
     data = json.loads(json.dumps(write_tree(tree_rows(guards, function=called), guards)))
     tree = read_tree(data, called, [made(2)])
-    assert tree is not None and tree.check([made(3)]) and not tree.check([edited(1)])
-    assert read_tree(data, called, [edited(1)]) is None
-    assert read_tree(data, called, [3]) is None
+    assert isinstance(tree, GuardTree) and tree.check([made(3)]) and not tree.check([edited(1)])
+    for other in (edited(1), 3):
+        assert read_tree(data, called, [other]) == Misfit(0, repr(other)[:100])
     (written,) = from_disk(guards)
     assert "code" in written.expected.code.path
 
@@ -156,10 +157,21 @@ def test_sources_share_rows() -> None:
     assert [made[number] for number in numbers] == sources
 
 
-def test_a_local_class_keeps_a_set_from_being_written() -> None:
+def test_a_local_class_is_told_by_its_contents() -> None:
     class Local:
         pass
 
-    guard = Guard(SELF, GuardKind.TYPE_IS, reference(Local))
-    with pytest.raises(NotSerialisable):
-        from_disk([guard])
+    (read,) = from_disk([Guard(SELF, GuardKind.TYPE_IS, reference(Local))])
+    assert read.expected.path.startswith("#class:") and read.expected.path.count("Local") == 1
+
+
+def test_objects_without_a_path_keep_guards_from_being_written() -> None:
+    class Local:
+        pass
+
+    for guard in (
+        Guard(SELF, GuardKind.IS, reference(Local())),
+        Guard(SELF, GuardKind.SET_ITEMS, SetExpectation((reference(Local),))),
+    ):
+        with pytest.raises(NotSerialisable):
+            write_tree(tree_rows([guard], function=lambda self: None), [guard])

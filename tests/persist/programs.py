@@ -32,6 +32,17 @@ def pointwise(x: Tensor, scale: float = 2.0) -> Tensor:
     return torch.sin(x) * scale + SCALE
 
 
+KINDS = {nn.ReLU, nn.Linear, nn.GELU, nn.Tanh}
+
+
+@program
+def set_of_classes() -> Call:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if nn.GELU in KINDS else x
+
+    return function, (tensor(3, 4),), {}
+
+
 @program
 def plain() -> Call:
     return pointwise, (tensor(4, 5),), {}

@@ -198,16 +198,79 @@ def test_the_option_turns_it_off(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
     class Local:
-        factor = 2.0
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
 
-    def program(x: torch.Tensor, local: Local) -> torch.Tensor:
-        return x * local.factor
+    def program(x: torch.Tensor) -> Local:
+        return Local(x * 2)
 
     compiled = kiln.compile(program, options={"cache": True, "cache_dir": str(tmp_path)})
-    assert torch.equal(compiled(torch.ones(3), Local()), torch.full((3,), 2.0))
+    assert torch.equal(compiled(torch.ones(3)).x, torch.full((3,), 2.0))
     report = kiln.report_of(compiled)
-    assert len(report.unsaved) == 1 and report.unsaved[0].startswith("KILN6010") and "Local" in report.unsaved[0]
+    assert (
+        len(report.unsaved) == 1
+        and report.unsaved[0].startswith("KILN6010")
+        and "its code holds <class" in report.unsaved[0]
+    )
     assert not (tmp_path / "variant").exists()
+
+
+def local_class(factor: float) -> Any:
+    class Local:
+        def __init__(self) -> None:
+            self.offset = 1.0
+
+        def scaled(self, x: torch.Tensor) -> torch.Tensor:
+            return x * Local.factor + self.offset
+
+    Local.factor = factor  # type: ignore[attr-defined]
+    return Local
+
+
+def test_a_class_local_to_a_function_is_found_where_its_object_is(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, local: Any) -> torch.Tensor:
+        return local.scaled(x) * 2
+
+    x = torch.randn(4)
+    assert loaded(program, tmp_path, x, local_class(2.0)())[1:] == (1, 0)
+    result, *counts = loaded(program, tmp_path, x, local_class(2.0)())
+    assert counts == [0, 1] and torch.equal(result, (x * 2 + 1) * 2)
+    derived = type("Local", (local_class(2.0),), {"__qualname__": "local_class.<locals>.Local", "__module__": __name__})
+    for other, expected in ((local_class(3.0), x * 3 + 1), (derived, x * 2 + 1)):
+        result, *counts = loaded(program, tmp_path, x, other())
+        assert counts == [1, 0] and torch.equal(result, expected * 2)
+
+
+@pytest.mark.usefixtures("clean_modules")
+def test_what_the_program_does_not_use_may_be_edited(tmp_path: Path) -> None:
+    x = torch.randn(4)
+    module = source("kiln_test_parts", PROGRAM_IN_PARTS, tmp_path)
+    assert loaded(module.program, tmp_path / "cache", x, module.Net())[1:] == (1, 0)
+    same = ("# A comment.\n" + PROGRAM_IN_PARTS, PROGRAM_IN_PARTS.replace("x - 2", "x - 3"))
+    for text in same:
+        module = source("kiln_test_parts", text, tmp_path)
+        assert loaded(module.program, tmp_path / "cache", x, module.Net())[1:] == (0, 1)
+    for old, new in (("x + 5", "x + 6"), ("scale = 2.0", "scale = 3.0"), ("class Net(Base)", "class Net(Other)")):
+        module = source("kiln_test_parts", PROGRAM_IN_PARTS.replace(old, new), tmp_path)
+        result, *counts = loaded(module.program, tmp_path / "cache", x, module.Net())
+        assert counts == [1, 0] and torch.equal(result, module.program(x, module.Net()))
+
+
+PROGRAM_IN_PARTS = """
+class Base:
+    scale = 2.0
+    def unused(self, x):
+        return x - 2
+class Other:
+    scale = 7.0
+class Net(Base):
+    def shift(self, x):
+        return x + 5
+def unused(x):
+    return x - 2
+def program(x, net):
+    return net.shift(x) * net.scale
+"""
 
 
 def why_missing(folder: Path, **options: Any) -> list[str]:
@@ -224,3 +287,16 @@ def test_a_miss_says_what_is_different(tmp_path: Path) -> None:
     assert never.endswith("was never stored")
     assert why_missing(tmp_path) == []
     assert why_missing(tmp_path, variants=3) == ["option variants was '8', is '3'"]
+
+
+def test_a_candidate_that_does_not_fit_is_explained(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x * 2 if count == 3 else x
+
+    options = {"cache": True, "cache_dir": str(tmp_path)}
+    kiln.compile(program, options=options)(torch.ones(4), 3)
+    compiled = kiln.compile(program, options=options)
+    compiled(torch.ones(4), 5)
+    events = session_of(compiled).events.events
+    (reason,) = [str(event.data["reason"]) for event in events if event.kind == "variant_missing"]
+    assert reason == "variant 0: it requires count: equals 3, but found 5"

@@ -57,7 +57,7 @@ from kiln.capture.interpreter.speculation import (
 )
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
-from kiln.capture.interpreter.variables.function import interpreted_modules, namespace, shared_cell
+from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims, InputRecord
@@ -111,7 +111,7 @@ class Capture:
     asked_is_compiling: bool = False
     speculations: list[Speculation] = field(default_factory=list)
     modules: frozenset[str] = frozenset()
-    """The modules of all functions and classes that were interpreted."""
+    """The modules of functions and classes that were interpreted and that no guard covers."""
     repeated_steps: int = 0
     """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
     raises: bool = False
@@ -330,7 +330,7 @@ def finish(
         s.counters.steps,
         s.asked_is_compiling,
         speculations,
-        interpreted_modules(s),
+        unguarded_modules(s),
         s.counters.repeated_steps,
     )
 

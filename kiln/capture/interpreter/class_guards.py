@@ -14,10 +14,10 @@ from __future__ import annotations
 import types
 
 from kiln.capture.interpreter.class_lookups import Found
-from kiln.capture.interpreter.core import HEAP_TYPE, MADE_WITH_CLASS, CaptureState
+from kiln.capture.interpreter.core import MADE_WITH_CLASS, CaptureState
 from kiln.capture.interpreter.variables.function import expectation
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.reference import path_of
+from kiln.runtime.guards.reference import HEAP_TYPE, path_of
 from kiln.runtime.guards.source import AttrSource, Source, TypeSource
 
 BOUND = (staticmethod, classmethod, types.ClassMethodDescriptorType)
@@ -32,7 +32,10 @@ def guard_lookups(s: CaptureState) -> None:
     paths = class_paths(s, found)
     for (cls, name), entry in found.items():
         path = paths.get(cls)
-        if path is not None and name not in NEVER_GUARDED:
+        if path is None:
+            if can_change(cls):
+                s.classes.unreached.add(cls)
+        elif name not in NEVER_GUARDED:
             guard_lookup(s, AttrSource(path, name), cls, name, entry)
 
 

@@ -47,6 +47,8 @@ class ClassLookups(Generic[V]):
         """The functions of properties."""
         self.through_super: dict[tuple[type, int, str], V] = {}
         """Keyed by the class of the object and the position in its method resolution order."""
+        self.unreached: set[type] = set()
+        """Classes that no guard covers, for want of a path."""
 
     def lookup(self, cls: type, name: str) -> Found | None:
         """`name` on the method resolution order of `cls`."""
@@ -67,5 +69,5 @@ class ClassLookups(Generic[V]):
         return dict(self._found)
 
     def modules(self) -> set[str]:
-        """The modules of all classes in the lookups."""
-        return {base.__module__ for cls, _ in self._found for base in cls.__mro__}
+        """The modules of the classes in `unreached`."""
+        return {base.__module__ for cls in self.unreached for base in cls.__mro__}

@@ -39,6 +39,7 @@ from kiln.graph.trace.inputs import Dims
 from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.constant import ObjectRef, reference
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source, TypeSource
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
@@ -49,8 +50,6 @@ Kwargs = dict[str, "Value"]
 Token = Hashable
 """Stands for a value among the keys of a dict: equal tokens are equal keys."""
 P = TypeVar("P")
-HEAP_TYPE = 1 << 9
-"""The flag of classes whose attributes can be set."""
 MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 """Notes of a class decorator: not guarded, since changing them later does not change the class."""
 TYPE_IS = GuardKind.TYPE_IS.value

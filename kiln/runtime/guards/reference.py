@@ -22,7 +22,9 @@ from typing import Any, final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 CONTENT = "#"
-CODE, TWIN, FIELD = "#code:", "#twin:", "#field:"
+CODE, TWIN, FIELD, CLASS = "#code:", "#twin:", "#field:", "#class:"
+HEAP_TYPE = 1 << 9
+"""The flag of classes whose attributes can be set."""
 TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
 """The type of the descriptors of a named tuple's fields."""
 TWIN_MARK = "_kiln_session"
@@ -122,8 +124,23 @@ def content_of(value: object) -> str:
     if isinstance(value, enum.Enum):
         return repr(_content(value._value_, WeakKeyDictionary()))
     if isinstance(value, type):
-        return f"{type(value).__qualname__} {','.join(map(str, getattr(value, '_fields', ())))}"
+        return class_content(value)
     return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
+
+
+def class_content(cls: type) -> str:
+    """The metaclass, the bases, and the names that pure functions read: fields and members."""
+    if not cls.__flags__ & HEAP_TYPE:
+        return type(cls).__qualname__
+    bases = ",".join(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__[1:-1])
+    names: list[object] = [*getattr(cls, "_fields", ()), *getattr(cls, "__dataclass_fields__", ())]
+    names += [(name, member._value_) for name, member in getattr(cls, "_member_map_", {}).items()]
+    return f"{type(cls).__qualname__} {bases} {_content(tuple(names), WeakKeyDictionary())}"
+
+
+def class_digest(cls: type) -> str:
+    """What tells a class that cannot be imported, such as one local to a function."""
+    return f"{CLASS}{cls.__module__}:{cls.__qualname__} {class_content(cls)}"
 
 
 def path_of(value: object) -> str:
@@ -168,6 +185,8 @@ def _candidates(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(module, str):
         yield module, str(getattr(value, "__qualname__", name))
         yield module, name
+        if module.partition(".")[0] == "torch":  # stands in for what this build of torch lacks
+            yield "torch._C", name
     if isinstance(value, type):
         yield from (("types", name) for name, found in vars(types).items() if found is value)
         yield __name__, f"Nameless.{name}"
@@ -183,6 +202,8 @@ def reference_path(ref: ObjectRef) -> str:
     if not path and isinstance(ref.value, type) and TWIN_MARK in vars(ref.value):
         original = path_of(ref.value.__mro__[1])
         path = original and TWIN + original
+    if not path and isinstance(ref.value, type):
+        path = class_digest(ref.value)
     if not path:
         raise NotSerialisable(f"{ref.value!r:.100} cannot be imported")
     return path
@@ -197,6 +218,8 @@ def fits(path: str, value: object) -> bool:
         return twin and path_of(value.__mro__[1]) == path.removeprefix(TWIN)  # type: ignore[attr-defined]
     if path.startswith(FIELD):
         return type(value) is TUPLE_GETTER and path == f"{FIELD}{field_index(value)}"
+    if path.startswith(CLASS):
+        return isinstance(value, type) and path == class_digest(value)
     return False
 
 

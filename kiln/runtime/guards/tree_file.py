@@ -1,7 +1,7 @@
 """The rows of a native guard tree as JSON, and back to a tree of this process.
 
     write_tree(tree_rows(guards, collect=..., function=f), guards)   ->  {"nodes": ..., "checks": ..., "objects": ...}
-    read_tree(data, f, values)                                       ->  GuardTree, or None: not for this call
+    read_tree(data, f, values)                                       ->  GuardTree, or what does not fit
 
 Reading follows no source twice and makes no `Guard`: it takes milliseconds where collecting took a second. Classes and
 functions are imported. An object that cannot be imported (`reference.py`) is looked up where its guard looks, on the
@@ -17,6 +17,7 @@ import sys
 import types
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypedDict, final
 
 from kiln.native._frames import GuardTree
@@ -33,6 +34,15 @@ from kiln.runtime.guards.reference import CONTENT, fits, load_named, reference_p
 from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, CheckRow, NodeRow, TreeRows
 
 TYPE, SELF = "type", "self"
+
+
+@final
+@dataclass(frozen=True)
+class Misfit:
+    """Guard number `guard` (-1: unknown) does not hold of the call, in which it found `actual`."""
+
+    guard: int
+    actual: str
 
 
 class TreeData(TypedDict):
@@ -73,7 +83,7 @@ class TreeWriter:
         if value is None or type(value) in (bool, int, str):
             return value  # type: ignore[return-value]
         if isinstance(value, tuple) and type(value) is tuple:
-            return [self.value(item, node, how) for item in value]
+            return [self.value(item, -1, how) for item in value]
         return {"c": constant_to_json(value)} if is_constant(value) else self.live_object(value, node, how)
 
     def live_object(self, value: object, node: int, how: str) -> Json:
@@ -81,6 +91,8 @@ class TreeWriter:
         if path is None:
             path = self._paths[id(value)] = reference_path(ObjectRef("", value))
         by_content = path.startswith(CONTENT)
+        if by_content and node < 0:
+            raise NotSerialisable(f"{value!r:.100} cannot be imported")
         number = self._numbers.setdefault((path, node if by_content else -1), len(self.objects))
         if number == len(self.objects):
             self.objects.append([path, node, how] if by_content else path)
@@ -99,8 +111,8 @@ class TreeWriter:
         return {"m": name}
 
 
-def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[object]) -> GuardTree | None:
-    """The tree for a call of `function` with `values` in slot order; None where its guards do not hold.
+def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[object]) -> GuardTree | Misfit:
+    """The tree for a call of `function` with `values` in slot order, whose guards hold.
 
     Raises NotSerialisable, KeyError, TypeError or ValueError where the data names what does not exist.
     """
@@ -112,15 +124,20 @@ def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[obj
     if by_content:
         finder = paths_only(nodes, [node for _, _, node, _ in by_content])
         if not finder.check(*scope):
-            return None
-        for (number, path, _, how), found in zip(by_content, finder.bindings or (), strict=True):
+            return Misfit(-1, "no object at a path that is identified by its contents")
+        for (number, path, node, how), found in zip(by_content, finder.bindings or (), strict=True):
             part = _expected_part(found, how)
             if not fits(path, part):
-                return None
+                return Misfit(guard_of(data["checks"], node), f"{found!r:.100}")
             reader.objects[number] = part
     checks = [(kind, guard, node, reader.value(payload)) for kind, guard, node, payload in data["checks"]]
     tree = GuardTree(nodes, checks, tuple(data["collect"]))
-    return tree if tree.check(*scope) else None
+    return tree if tree.check(*scope) else Misfit(*(tree.explain(*scope) or (-1, "other values")))
+
+
+def guard_of(checks: Sequence[CheckRow], node: int) -> int:
+    """The number of a guard on the value at `node`, or -1."""
+    return next((guard for _, guard, checked, _ in checks if checked == node), -1)
 
 
 def paths_only(nodes: Sequence[NodeRow], wanted: Sequence[int]) -> GuardTree:

@@ -93,14 +93,14 @@ def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1])))
 
 
-def subclass_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
+def subclass_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     own = own_check(s, cls, "__subclasscheck__")
     if own is not None:
         return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
     return registered(s, cls, kind) if registers(cls) else issubclass(kind, cls)
 
 
-def own_check(s: CaptureState, cls: Any, name: str) -> Value | None:
+def own_check(s: CaptureState, cls: type, name: str) -> Value | None:
     """The program's own `__instancecheck__` or `__subclasscheck__` on the metaclass of `cls`."""
     meta = type(cls)
     if meta is type or not isinstance(cls, type):
@@ -116,12 +116,12 @@ LIBRARIES = frozenset(("abc", "typing", "typing_extensions", "torch.nn.parameter
 ASK_REGISTRY = ModuleGlobalSource("_abc", "_abc_subclasscheck")
 
 
-def registers(cls: Any) -> bool:
+def registers(cls: type) -> bool:
     """Whether classes can be registered as subclasses of `cls`."""
     return isinstance(cls, abc.ABCMeta) and type(cls).__subclasscheck__ is abc.ABCMeta.__subclasscheck__
 
 
-def registered(s: CaptureState, cls: Any, kind: type) -> bool:
+def registered(s: CaptureState, cls: type, kind: type) -> bool:
     """`issubclass(kind, cls)`; where registration may change the answer, the registry of `cls` is asked again."""
     answer = issubclass(kind, cls)
     if cls not in kind.__mro__:

@@ -15,7 +15,6 @@ from typing import Any, final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import (
-    HEAP_TYPE,
     MADE_WITH_CLASS,
     NOT_RESUMABLE,
     Args,
@@ -44,6 +43,7 @@ from kiln.capture.interpreter.variables.object import (
 )
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source
 
 

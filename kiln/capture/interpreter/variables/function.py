@@ -216,6 +216,8 @@ class FunctionTables:
     cells: dict[int, Cell] = field(default_factory=dict)
     expectations: dict[int, object] = field(default_factory=dict)
     """The expectation of a guard on a function's code."""
+    unguarded: set[object] = field(default_factory=set)
+    """The modules of functions that no guard covers, for want of a path."""
 
 
 def expectation(s: CaptureState, function: types.FunctionType) -> object:
@@ -227,10 +229,9 @@ def expectation(s: CaptureState, function: types.FunctionType) -> object:
     return found
 
 
-def interpreted_modules(s: CaptureState) -> frozenset[str]:
-    """The modules of all functions and classes that were interpreted."""
-    spaces = s.part(FunctionTables).namespaces.values()
-    names = {space.module or space.dictionary.get("__name__") for space in spaces} | s.classes.modules()
+def unguarded_modules(s: CaptureState) -> frozenset[str]:
+    """The modules of functions and classes that were interpreted and that no guard covers."""
+    names = s.part(FunctionTables).unguarded | s.classes.modules()
     return frozenset(name for name in names if isinstance(name, str) and not name.startswith(GENERATED))
 
 
@@ -280,7 +281,7 @@ class Function(Value):
         self.attrs = Dict({})
         self.renamed: dict[str, Value] = {}
         self.annotations: Value | None = None
-        self._checked = original is None or source is None
+        self._checked = original is None
 
     def python_type(self) -> type:
         return types.FunctionType
@@ -299,7 +300,10 @@ class Function(Value):
         if not self._checked:
             assert self.original is not None
             self._checked = True
-            s.guard(self.source, GuardKind.FUNCTION_CODE, expectation(s, self.original))
+            if self.source is None:
+                s.part(FunctionTables).unguarded.add(self.namespace.dictionary.get("__name__"))
+            else:
+                s.guard(self.source, GuardKind.FUNCTION_CODE, expectation(s, self.original))
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         original = self.original

@@ -7,6 +7,7 @@ for k in cfg      all keys, in order, are guarded
 
 from __future__ import annotations
 
+import enum
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
-from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, Source
+from kiln.runtime.guards.reference import path_of
+from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, ModuleGlobalSource, Source
 
 
 @final
@@ -236,13 +238,18 @@ class Set(Container):
         return self._items
 
     def _load(self, s: CaptureState) -> dict[Token, Value]:
-        """Constants are guarded at once; other items also have a path, as the nth item."""
+        """Constants are guarded at once; other items also have a path, by import or as the nth item.
+
+        The order is guarded only where a path needs it: it differs between processes.
+        """
         s.guard_type(self)
-        plain = all(is_constant(item) for item in self.original)
-        self._guard_items(s, ordered=not plain)
+        paths = {id(item): import_source(item) for item in self.original if not is_constant(item)}
+        self._guard_items(s, ordered=None in paths.values())
         items: dict[Token, Value] = {}
         for index, item in enumerate(self.original):
-            source = KeysSource(self.source, index) if self.source is not None and not is_constant(item) else None
+            source = None
+            if self.source is not None and not is_constant(item):
+                source = paths[id(item)] or KeysSource(self.source, index)
             value = s.wrap(item, source)
             if source is None or value.real() is not item:
                 items[value.key(s)] = value
@@ -305,6 +312,19 @@ class Set(Container):
 
     def emit_contents(self, g: Codegen) -> None:
         emit_refill(g, self, Set(self._items), set)
+
+
+def import_source(value: object) -> Source | None:
+    """The path to a class, function or enum member through its module."""
+    module, _, qualname = path_of(value).partition(":")
+    if not qualname:
+        return None
+    first, *names = qualname.split(".")
+    source: Source = ModuleGlobalSource(module, first)
+    member = names.pop() if isinstance(value, enum.Enum) else None
+    for name in names:
+        source = AttrSource(source, name)
+    return source if member is None else ItemSource(AttrSource(source, "_member_map_"), member)
 
 
 @final
