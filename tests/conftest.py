@@ -15,6 +15,7 @@ import torch
 
 from kiln.runtime.executor import OBSERVERS
 from tests.plans.recording import PlanRecording
+from tests.sanitize import options as sanitizers
 
 RECORDING = pytest.StashKey[PlanRecording]()
 REPLAYED = pytest.StashKey[str]()
@@ -26,9 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--replay-plans", action="store_true", help="run every plan of these tests again, in a process without compiler"
     )
+    parser.addoption("--sanitize", action="store_true", help="kernels with address and UB checks; by tools/sanitize")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--sanitize"):
+        sanitizers.enable()
     if config.getoption("--replay-plans"):
         recording = PlanRecording(Path(tempfile.mkdtemp(prefix="kiln-plans-")))
         config.stash[RECORDING] = recording

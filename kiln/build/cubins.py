@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import metadata
-from typing import Any, final
+from typing import Any
 
 import torch
 

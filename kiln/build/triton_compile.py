@@ -77,8 +77,8 @@ class Made:
 
 
 def run_stages(source: object, target: object, options: Mapping[str, object]) -> Made:
-    """`source` through all stages. If that fails, `triton.compile` runs: it raises the error that a user should read, and
-    works for versions with other interfaces of the stages.
+    """`source` through all stages. If that fails, `triton.compile` runs: it raises the error that a user should read,
+    and works for versions with other interfaces of the stages.
     """
     try:
         return without_cache(source, target, options)

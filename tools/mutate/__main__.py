@@ -123,7 +123,7 @@ def journal() -> dict[str, dict[str, str]]:
 def run_mutants(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    calls = Calls.read(CALLS)
+    calls = Calls.read(CALLS, ROOT)
     mutants = chosen(arguments, {key: line["status"] for key, line in journal().items()})
     with tempfile.TemporaryDirectory(prefix="kiln-mutate-") as folder:
         copy = TreeCopy(ROOT, Path(folder))

@@ -50,7 +50,7 @@ class TreeCopy:
         for name in [*filter(None, tracked.stdout.split("\0")), *libraries]:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if (root / name).exists():
+            if (root / name).is_file():
                 shutil.copy2(root / name, target)
         if (root / "build").exists():
             for part in (root / "build").glob("temp*"):  # object files: a C++ mutant compiles one of them again

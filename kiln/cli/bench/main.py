@@ -23,16 +23,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from kiln.cli.bench import bandwidth, compile_time, overhead
+from kiln.cli.bench import bandwidth, compile_time, overhead, products
 from kiln.cli.bench.candidates import ANSWERS
 from kiln.cli.bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
 from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.cli.bench.task import Finding, Task
 from kiln.cli.bench.turns import BenchWorker, cores_of
 
+SUITES = ("cpu", "gpu", "micro", "overhead", "bandwidth", "compile", "products")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=("cpu", "gpu", "micro", "overhead", "bandwidth", "compile"), default="cpu")
+    parser.add_argument("--suite", choices=SUITES, default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
@@ -51,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         return overhead.run(arguments.pairs, "torch.compile" in arguments.against, arguments.json)
     if arguments.suite == "compile":
         return compile_time.run(arguments.threads, arguments.json)
+    if arguments.suite == "products":
+        return products.run(arguments.pairs, arguments.json)
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
     if arguments.suite == "bandwidth":
         return bandwidth.run(arguments.pairs, candidates, arguments.json)
