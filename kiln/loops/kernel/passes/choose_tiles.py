@@ -178,8 +178,28 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
         wide //= 2
     rows = max(LOOP_BLOCK // wide, 1)
     dims = _inner_dims(facts, groups, rows, rows)
-    dims = [_dim((axis,), wide, along.name, "XBLOCK", unit=True), *dims]
+    units, wide = _short_columns(facts, dims, axis, wide, target)
+    dims = [_dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True), *dims]
+    numbers = tuple(unit for unit in numbers if unit not in units)
     return _tiling(facts, dims, numbers, _warps(block_points(dims)))
+
+
+def _short_columns(
+    facts: KernelFacts, dims: list[BlockDim], axis: Axis, wide: int, target: Target
+) -> tuple[tuple[Axis, ...], int]:
+    """The unit axes along which a block lies, and how wide it is: columns of few elements are taken many at a time, of
+    several other units too where the contiguous axis is short."""
+    points = _most_points(facts, dims)
+    units = (*(unit for unit in facts.free_units if unit is not axis), axis)
+    count = product(unit.size for unit in units)
+    if any(dim.looped for dim in dims) or points * wide >= ROW_BLOCK or not is_static(count):
+        return (axis,), wide
+    widest = max(ROW_BLOCK // points, wide)
+    while widest > wide and count < wanted_pieces(target) * widest:
+        widest //= 2
+    if len(units) == 1 or (is_static(axis.size) and axis.size >= widest):
+        return (axis,), min(widest, _pow2(axis.size, widest))
+    return (units, widest) if widest > wide else ((axis,), wide)
 
 
 def _inner_dims(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], most: int, turn: int) -> list[BlockDim]:
