@@ -39,15 +39,21 @@ void check_types(const KernelImage& image, const LaunchStep& launch) {
   }
 }
 
-// Calls `visit` on each step of one kind.
+// Calls `visit` on each step of one kind, with the step's origin where it is asked for.
 template <typename Kind, typename Visit>
 void for_each(Program& program, Visit visit) {
   for (Step& step : program.steps) {
-    if (auto* data = std::get_if<Kind>(&step.data)) visit(*data);
+    auto* data = std::get_if<Kind>(&step.data);
+    if (!data) continue;
+    if constexpr (std::is_invocable_v<Visit, Kind&, int32_t>) {
+      visit(*data, step.origin);
+    } else {
+      visit(*data);
+    }
   }
 }
 
-void load_kernel(Program& program, LaunchStep& launch, const KernelImages& images) {
+void load_kernel(Program& program, LaunchStep& launch, int32_t origin, const KernelImages& images) {
   const KernelEntry& kernel = program.kernels.at(static_cast<size_t>(launch.kernel));
   if (!kernel.on_device) return;
   if (!program.runtime) {
@@ -59,9 +65,14 @@ void load_kernel(Program& program, LaunchStep& launch, const KernelImages& image
   }
   check_types(image->second, launch);
   launch.loaded = program.runtime->load(image->second, launch.device);
+  launch.report = 0;
+  if (!image->second.status) return;
+  std::string where = "kernel " + kernel.symbol;
+  if (origin != kNone) where = program.strings.at(static_cast<size_t>(origin)) + ", " + where;
+  launch.report = report_slot(where);
   auto& devices = program.status_devices;
   bool known = std::find(devices.begin(), devices.end(), launch.device) != devices.end();
-  if (image->second.status && !known) devices.push_back(launch.device);
+  if (!known) devices.push_back(launch.device);
 }
 
 void place_on_cpu(Argument& argument) {
@@ -89,7 +100,9 @@ void connect_device(Program& program, const KernelImages& images) {
   if (!uses_cuda(program)) return;
   if (!device_runtime(kCuda)) install_cuda_runtime();
   program.runtime = device_runtime(kCuda);
-  for_each<LaunchStep>(program, [&](LaunchStep& launch) { load_kernel(program, launch, images); });
+  for_each<LaunchStep>(program, [&](LaunchStep& launch, int32_t origin) {
+    load_kernel(program, launch, origin, images);
+  });
   if (!program.runtime) return;
   for (const Layout& layout : program.layouts) {
     if (layout.device_type == kCuda) program.runtime->prepare(layout.device_index);

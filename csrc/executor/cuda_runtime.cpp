@@ -56,8 +56,8 @@ struct CudaState {
   CudaContext context = nullptr;
   int32_t capability = 0;
   int64_t max_shared = 0;
-  std::atomic<int64_t>* status = nullptr;
-  void* status_on_device = nullptr;
+  std::atomic<int64_t>* reports = nullptr;  // kMostReports slots
+  int64_t* reports_on_device = nullptr;
 };
 
 class CudaKernel final : public DeviceKernel {
@@ -133,7 +133,7 @@ class CudaScope final : public DeviceScope {
   c10::Allocator& allocator() override { return runtime_.allocator(current_); }
   void store_pair(void* target, int64_t first, int64_t second) override;
   bool is_capturing() const override;
-  int64_t take_status() override;
+  Report take_report() override { return kiln::take_report(state_->reports); }
 
  private:
   void issue(CudaFunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
@@ -203,11 +203,14 @@ void CudaRuntime::open(CudaState& state, int8_t index) const {
   CurrentContext current(driver_, state.context);
   void* host = nullptr;
   CudaPointer pointer = 0;
-  check(driver_.host_alloc(&host, 64, kHostPortable | kHostDeviceMapped), "cuMemHostAlloc");
+  size_t bytes = kMostReports * sizeof(int64_t);
+  check(driver_.host_alloc(&host, bytes, kHostPortable | kHostDeviceMapped), "cuMemHostAlloc");
   check(driver_.host_get_device_pointer(&pointer, host, 0), "cuMemHostGetDevicePointer");
   static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t));
-  state.status = new (host) std::atomic<int64_t>(0);
-  state.status_on_device = reinterpret_cast<void*>(pointer);
+  state.reports = static_cast<std::atomic<int64_t>*>(host);
+  for (int32_t slot = 0; slot < kMostReports; slot++)
+    new (state.reports + slot) std::atomic<int64_t>(0);
+  state.reports_on_device = reinterpret_cast<int64_t*>(pointer);
 }
 
 std::shared_ptr<DeviceKernel> CudaRuntime::load(const KernelImage& image, int8_t index) {
@@ -347,7 +350,7 @@ void CudaScope::launch(const DeviceLaunch& launch) {
     scratch = allocator().allocate(static_cast<size_t>(image.scratch) * blocks);
   }
   Parameters parameters;
-  parameters.pack(launch, state_->status_on_device, scratch.get());
+  parameters.pack(launch, state_->reports_on_device + launch.report, scratch.get());
   issue(runtime_.function(kernel, current_), grid[0], grid[1], grid[2],
         static_cast<unsigned>(image.threads), static_cast<unsigned>(image.shared),
         parameters.pointers(), image.symbol);
@@ -373,12 +376,6 @@ bool CudaScope::is_capturing() const {
   CudaResult result =
       runtime_.driver().stream_is_capturing(static_cast<CudaStream>(stream_), &status);
   return result == kCudaSuccess && status == kCaptureActive;
-}
-
-int64_t CudaScope::take_status() {
-  std::atomic<int64_t>& status = *state_->status;
-  if (status.load(std::memory_order_relaxed) == 0) return 0;
-  return status.exchange(0);
 }
 
 std::string try_install() {

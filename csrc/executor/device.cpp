@@ -3,10 +3,12 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 #include <limits>
+#include <mutex>
 
 #include "executor/program.h"
 
@@ -15,6 +17,10 @@ namespace kiln {
 namespace {
 
 std::array<std::atomic<DeviceRuntime*>, 32> runtimes{};
+
+std::mutex reports_mutex;
+std::vector<std::string> report_places;
+std::atomic<int32_t> used_reports{0};
 
 template <typename T>
 uint64_t narrowed(const KernelImage& image, int64_t value) {
@@ -64,6 +70,30 @@ DeviceRuntime* device_runtime(int8_t device_type) {
 
 void register_device_runtime(int8_t device_type, DeviceRuntime* runtime) {
   runtimes.at(static_cast<size_t>(device_type)).store(runtime);
+}
+
+int32_t report_slot(const std::string& where) {
+  std::lock_guard<std::mutex> lock(reports_mutex);
+  auto known = std::find(report_places.begin(), report_places.end(), where);
+  auto slot = static_cast<int32_t>(known - report_places.begin());
+  if (known != report_places.end()) return slot;
+  if (slot == kMostReports) {
+    report_places.back() = "a kernel of an earlier step or call";
+    return slot - 1;
+  }
+  report_places.push_back(where);
+  used_reports.store(slot + 1, std::memory_order_release);
+  return slot;
+}
+
+Report take_report(std::atomic<int64_t>* slots) {
+  int32_t used = used_reports.load(std::memory_order_acquire);
+  for (int32_t slot = 0; slot < used; slot++) {
+    if (slots[slot].load(std::memory_order_relaxed) == 0) continue;
+    std::lock_guard<std::mutex> lock(reports_mutex);
+    return {slots[slot].exchange(0), report_places[static_cast<size_t>(slot)]};
+  }
+  return {};
 }
 
 int32_t parameter_size(ParameterType type) {

@@ -7,6 +7,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -70,6 +71,20 @@ class DeviceKernel {
   const KernelImage image;
 };
 
+// What a kernel reported: its code (0: nothing), and the step of the plan that launched it.
+struct Report {
+  int64_t code = 0;
+  std::string where;
+};
+
+// Launches whose kernels may report an error: each writes to a slot of its own, so that an error
+// names the user's line. Launches beyond the table share the last slot.
+inline constexpr int32_t kMostReports = 256;
+// A slot for launches at `where`; equal places share one.
+int32_t report_slot(const std::string& where);
+// The first report in `slots`, which is cleared.
+Report take_report(std::atomic<int64_t>* slots);
+
 // One launch: tensors and numbers in the order of the kernel's parameters, evaluated.
 struct DeviceLaunch {
   DeviceKernel* kernel;
@@ -80,6 +95,7 @@ struct DeviceLaunch {
   const double* floats;
   const int64_t* grid;
   int32_t grid_rank;
+  int32_t report;  // the slot of its status
 };
 
 // The device and stream on which this thread runs the steps of a plan. Made by the runtime, so that
@@ -96,8 +112,8 @@ class DeviceScope {
   virtual void store_pair(void* target, int64_t first, int64_t second) = 0;
   // Is the stream recorded as a graph, to be replayed later?
   virtual bool is_capturing() const { return false; }
-  // Returns and clears what finished kernels reported on the device that was entered.
-  virtual int64_t take_status() = 0;
+  // Returns and clears the first report of finished kernels on the device that was entered.
+  virtual Report take_report() = 0;
 };
 
 class DeviceRuntime {

@@ -507,15 +507,16 @@ PyObject* is_lent(PyObject*, PyObject* object) {
 }
 
 // Raises what kernels of earlier replays reported, as an executor does at the start of a run.
-PyObject* take_status(PyObject*, PyObject* index) {
+PyObject* take_report(PyObject*, PyObject* index) {
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return nullptr;
   DeviceRuntime* runtime = device_runtime(static_cast<int8_t>(c10::DeviceType::CUDA));
-  if (!runtime) return PyLong_FromLong(0);
+  if (!runtime) return Py_BuildValue("is", 0, "");
   return guarded([&] {
     std::unique_ptr<DeviceScope> scope = runtime->scope();
     scope->enter(static_cast<int8_t>(number));
-    return PyLong_FromLongLong(scope->take_status());
+    Report report = scope->take_report();
+    return Py_BuildValue("Ls", static_cast<long long>(report.code), report.where.c_str());
   });
 }
 
@@ -534,8 +535,8 @@ PyObject* give_memory(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"give_memory", give_memory, METH_VARARGS,
      "Give a tensor's storage the memory of another, which has its contents."},
-    {"take_status", take_status, METH_O,
-     "What kernels on a CUDA device have reported; 0: nothing."},
+    {"take_report", take_report, METH_O,
+     "Code and place of the first error that kernels on a CUDA device have reported; 0: nothing."},
     {"is_lent", is_lent, METH_O, "Is it a tensor in the memory of a recorded graph?"},
     {nullptr, nullptr, 0, nullptr},
 };

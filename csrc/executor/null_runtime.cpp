@@ -15,12 +15,16 @@ namespace {
 
 std::mutex mutex;
 std::string lines;
-int64_t status_slot = 0;
+std::array<std::atomic<int64_t>, kMostReports> status_slots{};
 const LaunchStep* launched = nullptr;  // the last step, if it is a launch
 
 void write_line(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex);
   lines += text + "\n";
+}
+
+bool is_status(const void* pointer) {
+  return pointer >= status_slots.data() && pointer < status_slots.data() + status_slots.size();
 }
 
 std::string slot_text(Slot slot) { return "%" + std::to_string(slot); }
@@ -50,7 +54,7 @@ std::string parameters_text(const DeviceLaunch& launch, Parameters& parameters) 
       bool right = pointer == launch.tensors[n];
       text += right ? " " + slot_text(launched->tensors[n]) : " another pointer";
     } else if (type == ParameterType::kPointer) {
-      text += pointer == &status_slot ? " status" : pointer ? " scratch" : " null";
+      text += is_status(pointer) ? " status" : pointer ? " scratch" : " null";
     } else {
       text += " " + bytes_text(at, parameter_size(type));
     }
@@ -71,7 +75,8 @@ class NullScope final : public DeviceScope {
     }
     char scratch = 0;
     Parameters parameters;
-    parameters.pack(launch, &status_slot, image.scratch ? &scratch : nullptr);
+    parameters.pack(launch, &status_slots[static_cast<size_t>(launch.report)],
+                    image.scratch ? &scratch : nullptr);
     std::string sizes =
         std::to_string(grid[0]) + ", " + std::to_string(grid[1]) + ", " + std::to_string(grid[2]);
     write_line("launch " + image.symbol + " grid (" + sizes + ") threads " +
@@ -87,10 +92,7 @@ class NullScope final : public DeviceScope {
     words[1] = second;
   }
 
-  int64_t take_status() override {
-    std::lock_guard<std::mutex> lock(mutex);
-    return std::exchange(status_slot, 0);
-  }
+  Report take_report() override { return kiln::take_report(status_slots.data()); }
 };
 
 std::string slots_text(const std::vector<Slot>& slots) {
@@ -157,8 +159,7 @@ std::string take_null_log() {
 }
 
 void set_null_status(long long code) {
-  std::lock_guard<std::mutex> lock(mutex);
-  status_slot = code;
+  status_slots[static_cast<size_t>(report_slot("a kernel of the null device"))] = code;
 }
 
 }  // namespace kiln

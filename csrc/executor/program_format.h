@@ -87,6 +87,7 @@ struct LaunchStep {
   int32_t grid_rank, num_ints;
   DeviceIndex device;
   std::shared_ptr<DeviceKernel> loaded;
+  int32_t report;
   auto fields() { return std::tie(kernel, tensors, ints, floats, units, grain, scratch, grid,
     grid_rank, num_ints, device); }
 };

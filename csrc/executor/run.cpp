@@ -232,9 +232,9 @@ void Run::enter() {
 // has waited for.
 void Run::check_status() {
   for (int8_t index : program_.status_devices) {
-    if (int64_t status = device(index).take_status()) {
-      PlanError error(ErrorKind::kStatus, status, "");
-      error.origin = "a kernel of an earlier step or call";
+    if (Report report = device(index).take_report(); report.code) {
+      PlanError error(ErrorKind::kStatus, report.code, "");
+      error.origin = std::move(report.where);
       throw error;
     }
   }
@@ -351,7 +351,7 @@ void Run::run(const LaunchStep& step) {
     return device(step.device)
         .launch({step.loaded.get(), tensors, static_cast<int32_t>(step.tensors.size()),
                  ints_ + step.ints, step.num_ints, floats_ + step.floats, ints_ + step.grid,
-                 step.grid_rank});
+                 step.grid_rank, step.report});
   }
   int64_t units = ints_[step.units];
   if (units <= 0) return;

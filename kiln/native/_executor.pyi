@@ -93,8 +93,8 @@ class GraphReplay:
 def give_memory(held: torch.Tensor, fresh: torch.Tensor, /) -> None:
     """The storage of `held` takes the memory of `fresh`, which has its contents and as many bytes."""
 
-def take_status(index: int, /) -> int:
-    """What kernels on CUDA device `index` have reported since the last look (a key of STATUS_ERRORS), or 0."""
+def take_report(index: int, /) -> tuple[int, str]:
+    """The first error that kernels on CUDA device `index` have reported: a key of STATUS_ERRORS or 0, and where."""
 
 def is_lent(value: object, /) -> bool:
     """Whether `value` is a tensor in the memory of a recorded graph."""

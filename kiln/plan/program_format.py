@@ -107,6 +107,7 @@ ARGUMENTS = FieldKind("arguments",                    "std::vector<Argument>")
 KEYWORDS  = FieldKind("(name, argument) pairs",       "std::vector<std::pair<std::string, Argument>>")
 PLAN      = FieldKind("Plan",                         "std::unique_ptr<Program>")
 LOADED    = FieldKind("loaded kernel",                "std::shared_ptr<DeviceKernel>",   encoded=False)
+REPORT    = FieldKind("where its kernel reports",     "int32_t",                         encoded=False)
 RESOLVED  = FieldKind("resolved operator",            "std::shared_ptr<const AtenCall>", encoded=False)
 
 NATIVE_STEPS = (
@@ -118,7 +119,7 @@ NATIVE_STEPS = (
     FREE           := NativeStep("Free", slots=SLOTS),
     LAUNCH         := NativeStep("Launch", kernel=KERNEL, tensors=SLOTS, ints=SIZES, floats=FLOATS, units=SIZE,
                                  grain=SIZE, scratch=SIZE, grid=SIZES, grid_rank=INDEX, num_ints=INDEX, device=DEVICE,
-                                 loaded=LOADED),
+                                 loaded=LOADED, report=REPORT),
     ATEN           := NativeStep("Aten", target=TEXT, args=ARGUMENTS, kwargs=KEYWORDS, outs=SLOTS, layouts=LAYOUTS,
                                  resolved=RESOLVED),
     RANDOM_SEED    := NativeStep("RandomSeed", out=SLOT, device=PLACE, increment=SIZE),

@@ -81,7 +81,7 @@ def test_what_kernels_reported_is_taken_once() -> None:
     _executor.use_null_device(True)
     try:
         _executor.set_null_status(2)
-        assert [_executor.take_status(0), _executor.take_status(0)] == [2, 0]
+        assert [_executor.take_report(0)[0], _executor.take_report(0)[0]] == [2, 0]
     finally:
         _executor.use_null_device(False)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, final
 
 import torch
 
-from kiln.native._executor import take_status
+from kiln.native._executor import take_report
 from kiln.plan.errors import STATUS_ERRORS, UnknownStatus, status_error
 from kiln.support.errors import KilnError
 
@@ -94,9 +94,9 @@ class CudaGraphDevice:
 
     def enter(self) -> None:
         """Wait for the last replay if it was on another stream. Raises errors that earlier kernels reported."""
-        status = take_status(self.device.index)
+        status, where = take_report(self.device.index)
         if status:
-            raise status_error(status, "a kernel of an earlier call")
+            raise status_error(status, where)
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
         if raw == self._last_raw:
             return
