@@ -122,7 +122,7 @@ class BackwardCompiler:
         graph = backward_for(full, self.grads, needed)
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
         plan = graph_to_plan(graph, replace(context, env=None), "backward")
-        plan = backward_plan(plan, self.signature, needed)
+        plan = backward_plan(plan, self.signature, needed, donates="memory-reuse" not in context.without)
         # Tangents arrive in any layout, and so do saved values that a hook of the user has stored elsewhere.
         return compile_plan(plan, self.constants, context, range(len(plan.inputs)))
 
@@ -144,8 +144,11 @@ def likely_tangents(signature: Signature) -> Mask:
     return tuple([not scalars or number == scalars[0] for number in range(len(signature.tangents))])
 
 
-def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool]) -> Plan:
-    """`plan` with an output per input of the forward: its gradient, or None."""
+def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool], *, donates: bool = True) -> Plan:
+    """`plan` with an output per input of the forward: its gradient, or None.
+
+    `donates`: it may overwrite saved values.
+    """
     inputs = [number for number in signature.gradients if needed[number]]
     first_extra = signature.num_outputs + len(signature.carried)
     donated = [
@@ -153,7 +156,7 @@ def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool]) -> P
         for number, saved in enumerate(signature.saved)
         if isinstance(saved, SavedTensor) and saved.of == "output" and saved.index >= first_extra
     ]
-    plan = with_donations(plan, donated)
+    plan = with_donations(plan, donated) if donates else plan
     outputs = [PlanOutput()] * signature.num_inputs
     for number, gradient in zip(inputs, plan.outputs, strict=True):
         # A tensor may be the gradient of several inputs; `alias_output` counts gradients, not inputs.

@@ -123,7 +123,8 @@ class FrameCapture:
 
 def eager_kernels(options: Options) -> EagerKernels:
     """The kernels of eager that `options` ask for: runs can only be compared on the same random numbers."""
-    return EagerKernels(random=options.random == "eager" or options.verify == "first")
+    strict = options.numerics == "strict"
+    return EagerKernels(random=strict or options.random == "eager" or options.verify == "first", strict=strict)
 
 
 def disassembled(capture: Capture) -> Iterator[str]:

@@ -31,3 +31,8 @@ class CompileContext:
     graphs: CudaGraphs | None = None
     report_eager: Callable[[KilnError, Exception | None], None] | None = None
     """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """The passes and rules that are switched off."""
+        return self.host.without

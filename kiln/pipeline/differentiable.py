@@ -49,10 +49,12 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         joint = make_joint(recorder, trace)
         whole = joint.graph
         original.add_backward_inputs()
-        joint = replace(joint, graph=run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES))
+        passed = run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES, without=context.without)
+        joint = replace(joint, graph=passed)
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("partition"):
-        partitioned = partition(joint, recompute=context.options.recompute == "cheap")
+        recompute = context.options.recompute == "cheap" and "recompute" not in context.without
+        partitioned = partition(joint, recompute=recompute)
         partitioned = saved_as_made(partitioned, context)
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)

@@ -152,4 +152,5 @@ class FirstRun:
         def referee() -> Any:
             return observe(program.in_double(), inputs, torch.float64)
 
-        return differences(found, expected, None if self.draws else referee)
+        exact = self.context.options.numerics == "strict"
+        return differences(found, expected, None if self.draws else referee, exact=exact)

@@ -21,6 +21,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Observation, Run, observe
 from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.pipeline.switches import target_for
 from kiln.plan.plan import Plan
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.support.dump import Dump
@@ -112,6 +113,6 @@ def graph_plan(graph: Graph, options: Mapping[str, object] | Options) -> Plan:
 
 def plain_context(options: Mapping[str, object] | Options) -> CompileContext:
     chosen = options if isinstance(options, Options) else options_from(options)
-    host = host_cpu(torch.get_num_threads())
+    host = target_for(chosen, host_cpu(torch.get_num_threads()))
     store = DiskStore(chosen.cache_dir or default_folder())
     return CompileContext(chosen, host, host, EventSink(), Dump(None), store)

@@ -34,7 +34,7 @@ def saved_as_made(
     """`partition` with padded products, saved without a copy."""
     if all(misaligned_product(node) is None for node in partition.forward.nodes):
         return partition
-    forward = run_passes(partition.forward, context.events, env=context.env, passes=passes)
+    forward = run_passes(partition.forward, context.events, env=context.env, passes=passes, without=context.without)
     outputs = list(forward.outputs)
     backward = partition.backward
     for number, saved in enumerate(partition.saved):

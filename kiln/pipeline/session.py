@@ -11,14 +11,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import final
 from weakref import WeakSet
-
-import torch
 
 from kiln.build.cubins import prepare_compiling
 from kiln.capture.interpreter.capture import Capture
@@ -41,6 +39,7 @@ from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
+from kiln.pipeline.switches import target_for
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
@@ -254,7 +253,7 @@ class CompileSession:
 
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)
-        host = replace(self.settings.target, deterministic=torch.are_deterministic_algorithms_enabled())
+        host = target_for(self.settings.options, self.settings.target)
         return CompileContext(
             *(self.settings.options, host, host, self.events, dump, self.store),
             graphs=self.graphs,

@@ -29,7 +29,7 @@ from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.repeated_layers import FullPlan, full_plan
-from kiln.pipeline.targets import kernel_gpu, region_target
+from kiln.pipeline.targets import kernel_gpu, region_target, with_settings
 from kiln.plan.plan import Plan
 from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
@@ -58,19 +58,24 @@ def schedule_text(program: KernelProgram) -> str:
     return f"{kernel_program_text(program)}\n\n{program.not_fused}".rstrip()
 
 
+def graph_after_passes(graph: Graph, at: CompileContext) -> Graph:
+    return run_passes(graph, at.events, env=at.env, without=at.without)
+
+
 def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
     """Each kernel in the language of the device whose memory it works on."""
 
     def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
         gpu = kernel_gpu(kernel)
-        return print_kernel(kernel, gpu or at.host, aligned, at.events, at.dump)
+        target = with_settings(gpu, at.host) if gpu else at.host
+        return print_kernel(kernel, target, aligned, at.events, at.dump)
 
     return write_plan(program, write, inputs_aligned=at.target.is_gpu)
 
 
 # fmt: off
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
-    Stage("passes",   lambda graph, at: run_passes(graph, at.events, env=at.env),           graph_text),
+    Stage("passes",   lambda graph, at: graph_after_passes(graph, at),                         graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
                                                                                             verify_program),
     Stage("loop_passes", lambda loops, at: run_program_passes(loops, at.target, at.events, at.dump), program_text,
@@ -84,7 +89,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
     """Run all stages, on equal layers once; `label`: forward or backward, for dumps."""
-    if context.dump.folder is None:
+    if context.dump.folder is None and "repeated-layers" not in context.without:
         plan = repeated_layers_to_plan(graph, context)
         if plan is not None:
             return plan

@@ -25,8 +25,13 @@ def region_target(graph: Graph, host: Target) -> Target:
     for node in (*graph.inputs, *graph.nodes):
         device = device_of(node.spec)
         if device is not None and device.type == "cuda":
-            return replace(gpu_of(device.index or 0), deterministic=host.deterministic)
+            return with_settings(gpu_of(device.index or 0), host)
     return host
+
+
+def with_settings(gpu: Target, host: Target) -> Target:
+    """`gpu` with what the options and torch's settings ask for."""
+    return replace(gpu, deterministic=host.deterministic, rounds=host.rounds, without=host.without)
 
 
 def device_of(spec: Spec) -> torch.device | None:

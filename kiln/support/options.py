@@ -46,6 +46,10 @@ class Options:
     """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
     random: Literal["own", "eager"] = "own"
     """Random numbers: counter-based, drawn inside kernels; or the numbers that eager draws for the same seed."""
+    numerics: Literal["fast", "rounded", "strict"] = "fast"
+    """How close results are to eager's: see docs/numerics.md. strict: equal bits for the ops that it covers."""
+    disable: str = ""
+    """Passes and rules to switch off, as `cse+memory-reuse`: for `python -m kiln bisect`, which lists them."""
     verify: Literal["off", "first"] = "off"
     """first: the first run of each region is compared with eager; a region that differs runs eager, with a warning and
     a script that shows the difference. Random numbers are eager's; nothing is loaded from the cache."""

@@ -8,7 +8,7 @@ A pass never prints and never changes a program in place: it returns a program a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar, final
@@ -41,12 +41,15 @@ def run_passes(
     verify: Callable[[IR, str], None] | None = None,
     show: Callable[[IR], str] | None = None,
     dump: Dump | None = None,
+    without: Collection[str] = (),
 ) -> IR:
-    """Run `passes` in order; `verify` what a pass changed, and dump what `show` gives.
+    """Run `passes` in order, but those named in `without`; `verify` what a pass changed, and dump what `show` gives.
 
     Each pass is a stage of `events`, and reports an event `pass` with its changes and the number of nodes after it.
     """
     for step in passes:
+        if step.name in without:
+            continue
         with events.stage(step.name):
             program, changes = step.run(program, context)
             events.emit("pass", name=step.name, changes=changes, nodes=size(program))

@@ -26,6 +26,10 @@ class Target:
     multiprocessors: int = 0
     deterministic: bool = False
     """`torch.use_deterministic_algorithms`: sums have a fixed order, as they always have on a CPU."""
+    rounds: bool = False
+    """Results of 16 bits are rounded op by op, as eager does."""
+    without: tuple[str, ...] = ()
+    """Passes and rules that are switched off (`pipeline/switches.py`)."""
 
     @property
     def is_gpu(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.loop_rows import LoopRows
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES, KernelPass, run_kernel_passes
+from kiln.loops.kernel.passes.round_halves import RoundHalves
 from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
 from kiln.loops.kernel.text import mapped_kernel_text
 from kiln.loops.kernel.verify import verify_kernel, verify_mapped_kernel
@@ -38,6 +40,14 @@ GELU = """
         phase (i1: 40):
             v0 = convert(load x[i0, i1], f32)
             out[i0, i1] = convert(mul(v0, add(erf(v0), f32(1.0))), bf16)
+"""
+CHAIN = """
+    kernel chain(x: bf16[s0, 40], y: bf16[s0, 40] -> out: bf16[s0, 40], total: f32[s0]; s0) units (i0: s0)
+        phase (i1: 40):
+            v0 = load x[i0, i1]
+            v1 = add(v0, load y[i0, i1])
+            out[i0, i1] = neg(mul(v1, v1))
+            total[i0] = sum over (i1): convert(mul(v1, v0), f32)
 """
 COLUMN_SUMS = """
     kernel column_sums(x: f32[s0, s1] -> out: f32[s1]; s0, s1) units (i1: s1) strip 32
@@ -79,6 +89,8 @@ PICKED = """
 """
 
 CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
+    "round-halves": (CHAIN, replace(CPU, rounds=True), (RoundHalves(),)),
+    "round-halves-not": (CHAIN, CPU, (RoundHalves(),)),
     "fuse-erf": (GELU, CPU, (FuseErf(),)),
     "drop-roundings": (GELU, CPU, (DropRoundings(),)),
     "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),

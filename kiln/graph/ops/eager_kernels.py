@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import cast, final
 
+import torch
+
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Decomposition, Effects, MutationRule, Results
@@ -23,38 +25,47 @@ from kiln.plan.overloads import is_random
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import Spec, TensorSpec
 
-EXACT = frozenset(
-    f"aten.{name}"
-    for name in (
-        # IEEE 754 prescribes every bit of the result.
-        "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "rsub.Tensor", "mul.Tensor",
-        "mul.Scalar", "div.Tensor", "div.Scalar", "neg.default", "abs.default", "sqrt.default", "reciprocal.default",
-        "floor.default", "ceil.default", "trunc.default", "round.default", "sign.default", "sgn.default",
-        "copysign.Tensor", "relu.default", "threshold_backward.default", "clamp.default",
-        "clamp_min.default", "clamp_max.default", "maximum.default", "minimum.default",
-        # Comparisons and selections.
-        "eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar", "lt.Tensor", "lt.Scalar", "le.Tensor", "le.Scalar",
-        "gt.Tensor", "gt.Scalar", "ge.Tensor", "ge.Scalar", "isnan.default", "isinf.default", "signbit.default",
-        "logical_not.default", "logical_and.default", "logical_or.default", "logical_xor.default", "where.self",
-        "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill.Scalar", "masked_fill.Tensor",
-        "tril.default", "triu.default",
-        # Copies of elements.
-        "_to_copy.default", "clone.default", "copy.default", "cat.default", "stack.default", "index.Tensor",
-        "index_select.default", "gather.default", "embedding.default", "constant_pad_nd.default", "flip.default",
-        "roll.default", "repeat.default", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default",
-        "as_strided_scatter.default", "scatter.src", "scatter.value", "split_with_sizes_copy.default",
-        "empty.memory_format", "empty_strided.default", "empty_like.default", "zeros.default", "zeros_like.default",
-        "ones.default", "ones_like.default", "full.default", "full_like.default", "new_empty.default",
-        "new_empty_strided.default", "new_zeros.default", "new_ones.default", "new_full.default", "fill.Scalar",
-        "fill.Tensor", "scalar_tensor.default", "select_backward.default", "slice_backward.default",
-        "diagonal_backward.default",
-    )
+
+def _aten(*names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names)
+
+
+ARITHMETIC = _aten(
+    "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar",
+    "div.Tensor", "div.Scalar", "neg.default", "abs.default", "reciprocal.default", "floor.default",
+    "ceil.default", "trunc.default", "round.default", "sign.default", "sgn.default", "copysign.Tensor", "relu.default",
+    "threshold_backward.default", "clamp.default", "clamp_min.default", "clamp_max.default", "maximum.default",
+    "minimum.default",
+    "eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar", "lt.Tensor", "lt.Scalar", "le.Tensor", "le.Scalar",
+    "gt.Tensor", "gt.Scalar", "ge.Tensor", "ge.Scalar",
 )  # fmt: skip
+"""IEEE 754 prescribes every bit of the result; not for 16-bit tensors and numbers, which eager does not round.
+
+Eager's sqrt is that of a vector library, which is not rounded correctly.
+"""
+
+COPIES = _aten(
+    "isnan.default", "isinf.default", "signbit.default", "logical_not.default", "logical_and.default",
+    "logical_or.default", "logical_xor.default", "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar",
+    "masked_fill.Scalar", "masked_fill.Tensor", "tril.default", "triu.default", "_to_copy.default", "clone.default",
+    "copy.default", "cat.default", "stack.default", "index.Tensor", "index_select.default", "gather.default",
+    "embedding.default", "constant_pad_nd.default", "flip.default", "roll.default", "repeat.default",
+    "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default",
+    "scatter.src", "scatter.value", "select_backward.default", "slice_backward.default", "diagonal_backward.default",
+    "empty.memory_format", "empty_strided.default", "empty_like.default", "zeros.default", "zeros_like.default",
+    "ones.default", "ones_like.default", "full.default", "full_like.default", "new_empty.default",
+    "new_empty_strided.default", "new_zeros.default", "new_ones.default", "new_full.default", "fill.Scalar",
+    "fill.Tensor", "scalar_tensor.default",
+)  # fmt: skip
+"""Elements are chosen and copied."""
+
+EXACT = ARITHMETIC | COPIES
 """Ops whose decomposition gives eager's bits on floating-point numbers."""
 
-SCALED = frozenset(f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "rsub.Tensor", "add.Scalar", "sub.Scalar"))
+SCALED = _aten("add.Tensor", "sub.Tensor", "rsub.Tensor", "rsub.Scalar", "add.Scalar", "sub.Scalar")
 """With `alpha`, eager fuses the product into the addition on some processors."""
 
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 FUNCTIONAL = {
     "aten.native_batch_norm.default": "aten._native_batch_norm_legit_functional.default",
@@ -79,12 +90,12 @@ class EagerKernels:
             return bernoulli_in_memory_order(call) if in_place and name == "aten.bernoulli.p" else call
         if self.strict and name not in EXACT:
             return recorded_call(name, rule)
-        return scaled_call(name, rule) if self.strict and name in SCALED else rule
+        return arithmetic_call(name, rule) if self.strict and name in ARITHMETIC else rule
 
     def mutation(self, name: str, rule: MutationRule) -> MutationRule:
         """The same for ops that write to arguments without saying so."""
         functional = FUNCTIONAL.get(name) if self.strict else None
-        return rule if functional is None else recorded_mutation(functional, rule)
+        return rule if functional is None else recorded_mutation(name, functional, rule)
 
 
 OWN_KERNELS = EagerKernels()
@@ -124,28 +135,38 @@ def bernoulli_in_memory_order(call: Decomposition) -> Decomposition:
     return recorded
 
 
-def scaled_call(name: str, rule: Decomposition) -> Decomposition:
-    """The decomposition, but the call where `alpha` is not 1."""
+def arithmetic_call(name: str, rule: Decomposition) -> Decomposition:
+    """The decomposition; the call where eager fuses or does not round."""
     call = recorded_call(name, rule)
 
     @wraps(rule)
     def recorded(e: Emit, *args: Argument, **kwargs: Argument) -> Results:
-        alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-        return rule(e, *args, **kwargs) if alpha == 1 else call(e, *args, **kwargs)
+        alpha = kwargs.get("alpha", args[2] if len(args) > 2 and name in SCALED else 1)
+        exact = alpha == 1 and not is_mixed((*args, *kwargs.values()))
+        return rule(e, *args, **kwargs) if exact else call(e, *args, **kwargs)
 
     return recorded
 
 
-def recorded_mutation(functional: str, rule: MutationRule) -> MutationRule:
+def is_mixed(values: Sequence[Argument]) -> bool:
+    """16-bit tensors with numbers, or tensors of rank 0: these are not rounded to 16 bits."""
+    specs = [value.tensor for value in values if isinstance(value, Node)]
+    if not any(spec.dtype in HALF_PRECISION for spec in specs):
+        return False
+    numbers = any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return numbers or len({bool(spec.rank) for spec in specs}) > 1
+
+
+def recorded_mutation(name: str, functional: str, rule: MutationRule) -> MutationRule:
     """Records the functional call, whose last results are the new contents of arguments 3 and 4."""
 
     def recorded(e: Emit, *args: Argument) -> Effects:
         effects = rule(e, *args)
-        results = cast(Sequence[Node], effects.results)
+        specs = tuple([node.tensor for node in cast(Sequence[Node], effects.results)])
         running = [cast(Node, args[number]).tensor for number in (3, 4) if isinstance(args[number], Node)]
         if len(running) < 2:
-            return effects
-        made = e.library(functional, args, {}, (*[node.tensor for node in results], *running))
+            return Effects(e.library(name, args, {}, specs))
+        made = e.library(functional, args, {}, (*specs, *running))
         mean, variance = cast(Sequence[Node], made[-2:])
         return Effects(made[:-2], {3: mean, 4: variance} if effects.writes else {})
 

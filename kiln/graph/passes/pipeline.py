@@ -6,6 +6,7 @@ run_passes(joint, events, passes=JOINT_PASSES)      before the partition
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from kiln.graph.ir.graph import Graph
@@ -92,9 +93,11 @@ def run_passes(
     env: ShapeEnv | None = None,
     checks: Checks = "structure",
     passes: tuple[GraphPass, ...] = GRAPH_PASSES,
+    without: Collection[str] = (),
 ) -> Graph:
-    """The graph after `passes`. Without `env`, rules that need facts about symbols do not apply.
+    """The graph after `passes`, but those named in `without`.
 
+    Without `env`, rules that need facts about symbols do not apply.
     Each pass is verified as `checks` says, and reports an event `pass` with its changes and the number of nodes.
     """
     rules = RULES if checks == "full" else STRUCTURE
@@ -105,4 +108,5 @@ def run_passes(
     return runner.run_passes(
         list(map(KeepsStrides, passes)), graph, PassContext(GuardFreeOracle(env)), events,
         size=lambda graph: len(graph.nodes), verify=None if checks == "none" else check,
+        without=without,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def propose(first: Group, second: Group, context: FusionContext, refusals: list[
         return None
     refused: list[Refusal] = []
     for rule in FUSION_RULES:
-        if not rule.applies(pair):
+        if rule.name in context.target.without or not rule.applies(pair):
             continue
         pair.space = rule.space(pair)
         refusal = _refusal(VETOES_BY_RULE[rule.name, context.target.is_gpu], pair, rule.name)

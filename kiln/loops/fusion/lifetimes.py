@@ -112,11 +112,13 @@ class LastUses:
     """Buffers with memory of their own that the region made, and the group that uses each last."""
 
     def __init__(
-        self, groups: Sequence[Group], graph: Dependencies, buffers: Mapping[str, Buffer], targets: Mapping[str, str]
-    ) -> None:
+        self, groups: Sequence[Group], graph: Dependencies, buffers: Mapping[str, Buffer], targets: Mapping[str, str],
+        *, reuse: bool = True,
+    ) -> None:  # fmt: skip
+        """Without `reuse` nothing is written over what the region made."""
         self.graph, self._targets = graph, targets
         self._last = {name: group for group in groups for name in _read(group)}
-        made = {name for group in groups for name in _made(group)}
+        made = {name for group in groups for name in _made(group)} if reuse else set()
         self._own = {name for name in made if graph.has_own_memory(name) and buffers[name].spec.offset == 0}
 
     def dying(self, group: Group) -> tuple[str, ...]:

@@ -38,15 +38,17 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     given = frozenset(buffer.name for buffer in program.inputs if isinstance(buffer, Buffer))
     given |= {buffer.name for buffer, _ in program.constants}
     fused = fuse(program, buffers, target)
-    targets = landing_targets(program, fused.graph, buffers)
-    uses, table = LastUses(fused.groups, fused.graph, buffers, targets), KernelTable()
+    reuse = "memory-reuse" not in target.without
+    targets = landing_targets(program, fused.graph, buffers) if reuse else {}
+    uses, table = LastUses(fused.groups, fused.graph, buffers, targets, reuse=reuse), KernelTable()
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target)]
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
+    dead = frees(scheduled, result_buffers(program) | given, buffers) if reuse else ((),) * len(scheduled)
     writes = [(target, target if memory_of(source, buffers) == target else source) for target, source in program.writes]
     return KernelProgram(
         program.name, program.inputs, program.constants, steps, allocations(scheduled, given, buffers),
-        frees(scheduled, result_buffers(program) | given, buffers), program.outputs, tuple(writes), fused.not_fused,
+        dead, program.outputs, tuple(writes), fused.not_fused,
     )  # fmt: skip
 
 

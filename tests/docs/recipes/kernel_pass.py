@@ -53,8 +53,8 @@ def doubled(op: BodyOp, ops: tuple[BodyOp, ...]) -> BodyOp:
     ),
     (
         "kiln/loops/kernel/passes/pipeline.py",
-        "= (FuseErf(), DropRoundings(),",
-        "= (FuseErf(), DoubleByAddition(), DropRoundings(),",
+        "FuseErf(), DropRoundings(),",
+        "FuseErf(), DoubleByAddition(), DropRoundings(),",
     ),
     (
         "kiln/loops/kernel/passes/pipeline.py",

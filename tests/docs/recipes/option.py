@@ -9,8 +9,8 @@ EDITS = [
     ),
     (
         "kiln/pipeline/stages.py",
-        "run_passes(graph, at.events, env=at.env)",
-        "run_passes(graph, at.events, env=at.env) if at.options.rewrite else graph",
+        "return run_passes(graph, at.events, env=at.env, without=at.without)",
+        "return run_passes(graph, at.events, env=at.env, without=at.without) if at.options.rewrite else graph",
     ),
 ]
 

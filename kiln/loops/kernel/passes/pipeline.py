@@ -14,6 +14,7 @@ from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.loop_rows import LoopRows
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.round_halves import RoundHalves
 from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
 from kiln.loops.kernel.text import mapped_kernel_text
 from kiln.loops.kernel.verify import verify_mapped_kernel
@@ -24,17 +25,22 @@ from kiln.support.target import Target
 
 KernelPass = Pass[MappedKernel, Target]
 
-CPP_PASSES: tuple[KernelPass, ...] = (FuseErf(), DropRoundings(), StripsToRuns(), ChooseVector())
+CPP_PASSES: tuple[KernelPass, ...] = (RoundHalves(), FuseErf(), DropRoundings(), StripsToRuns(), ChooseVector())
 
-TRITON_PASSES: tuple[KernelPass, ...] = (LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads())
+TRITON_PASSES: tuple[KernelPass, ...] = (
+    RoundHalves(), LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads(),
+)  # fmt: skip
 
 # fmt: off
-check_order(  # fuse-erf and drop-roundings rewrite single ops: where they stand makes no difference
+check_order(
     CPP_PASSES,
+    before("round-halves",   "fuse-erf",       because="a rounded erf is not fused"),
+    before("round-halves",   "drop-roundings", because="the last rounding is the store's"),
     before("strips-to-runs", "choose-vector",  because="a run is the vectorised axis of its phases"),
 )
 check_order(
     TRITON_PASSES,
+    before("round-halves",   "loop-rows",      because="what follows counts the ops that are computed"),
     before("loop-rows",      "choose-tiles",   because="it decides which axes are units"),
     before("choose-tiles",   "online-softmax", because="only rows that go through a loop are worth it"),
     before("online-softmax", "fast-math",      because="it looks for exact exponentials"),
@@ -58,5 +64,5 @@ def run_kernel_passes(
     return run_passes(
         passes, MappedKernel(kernel), target, events,
         size=lambda made: sum(len(phase.body.ops) for phase in made.kernel.phases), show=mapped_kernel_text, dump=dump,
-        verify=(lambda made, after: verify_mapped_kernel(made)) if dumps else None,
+        verify=(lambda made, after: verify_mapped_kernel(made)) if dumps else None, without=target.without,
     )  # fmt: skip

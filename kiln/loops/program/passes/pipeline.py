@@ -44,5 +44,5 @@ def run_program_passes(
     return run_passes(
         GPU_PROGRAM_PASSES if target.is_gpu else CPU_PROGRAM_PASSES, program, target, events,
         size=lambda made: len(made.nodes), show=program_text, dump=dump,
-        verify=(lambda made, after: verify_program(made)) if dumps else None,
+        verify=(lambda made, after: verify_program(made)) if dumps else None, without=target.without,
     )  # fmt: skip
