@@ -6,7 +6,10 @@
     pickle.dumps(compiled)                   the bytes of the original: compiling is not part of the state
     copy.deepcopy(compiled)                  a compiled copy
 
-Only `__call__` differs: it is the dispatcher.
+Only `__call__` differs: it is the dispatcher. Where the program sets the class of one of the two, the other follows:
+
+    weight_norm(model)                       sets `model.__class__`; noticed by a guard when `compiled` is called
+    compiled(x)  # a LazyLinear              sets `compiled.__class__` to `Linear`
 """
 
 from __future__ import annotations
@@ -18,29 +21,38 @@ from typing import cast
 
 from torch import nn
 
+from kiln.native._frames import Dispatcher
 from kiln.pipeline.session import CompileSession
+from kiln.runtime.guards.reference import TWIN_OF, TwinOf
 
 MARK = "_kiln_session"
 """Class attribute of compiled classes: the session."""
 TWIN = "_kiln_twin"
 """Class attribute of all classes made here."""
+SET_CLASS = object.__dict__["__class__"].__set__
 
 
 def compile_module(module: nn.Module, session: CompileSession) -> nn.Module:
     """The compiled twin of `module`."""
-    cls = original_class(module)
-    return _twin(module, _compiled_class(cls, session))
+    original = original_module(module)
+    dispatcher = session.dispatcher(cast(FunctionType, type(original).__call__))
+    return _twin(module, _compiled_class(original, session, dispatcher))
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
     """The class of `module`, or the class that was compiled."""
     cls = type(module)
+    if TWIN_OF in cls.__dict__:
+        return type(cls.__dict__[TWIN_OF].module)
     return cls.__mro__[1] if TWIN in cls.__dict__ else cls
 
 
 def original_module(module: nn.Module) -> nn.Module:
-    """An instance of the original class that shares the state of `module`."""
-    return _twin(module, original_class(module))
+    """The module that was compiled; else one of the original class that shares the state of `module`."""
+    if TWIN not in type(module).__dict__:
+        return module
+    known = type(module).__dict__.get(TWIN_OF)
+    return known.module if isinstance(known, TwinOf) else _twin(module, original_class(module))
 
 
 def disabled_module(module: nn.Module, disable: Callable[[Callable[..., object]], object]) -> nn.Module:
@@ -63,16 +75,27 @@ def _subclass(cls: type[nn.Module], body: dict[str, object]) -> type[nn.Module]:
 
 
 def _reduce(self: nn.Module, protocol: object) -> object:
-    return original_module(self).__reduce_ex__(1)  # later protocols check the class against the object
+    return _twin(self, original_class(self)).__reduce_ex__(1)  # later protocols check the class against the object
 
 
-def _compiled_class(cls: type[nn.Module], session: CompileSession) -> type[nn.Module]:
-    call = cast(FunctionType, cls.__call__)
+def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Dispatcher) -> type[nn.Module]:
+    """The class of the twin of `original` whose `__call__` is `dispatcher`."""
+    call = type(original).__call__
 
     def deepcopy(self: nn.Module, memo: dict[int, object]) -> nn.Module:
-        twin = compile_module(copy.deepcopy(original_module(self), memo), session)
+        twin = compile_module(copy.deepcopy(original, memo), session)
         memo[id(self)] = twin
         return twin
 
-    body = {"__call__": session.dispatcher(call), "__reduce_ex__": _reduce, "__deepcopy__": deepcopy, MARK: session}
-    return _subclass(cls, body)
+    def follow(twin: nn.Module) -> None:
+        same = type(original).__call__ is call
+        kept = dispatcher if same else session.dispatcher(cast(FunctionType, type(original).__call__))
+        SET_CLASS(twin, _compiled_class(original, session, kept))
+
+    def set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
+        original.__class__ = cls
+        follow(twin)
+
+    body: dict[str, object] = {"__call__": dispatcher, "__reduce_ex__": _reduce, "__deepcopy__": deepcopy}
+    body |= {"__class__": property(original_class, set_class), MARK: session, TWIN_OF: TwinOf(original, follow)}
+    return _subclass(type(original), body)

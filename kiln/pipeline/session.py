@@ -19,6 +19,7 @@ from typing import final
 from weakref import WeakSet
 
 from kiln.build.cubins import prepare_compiling
+from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend
@@ -152,6 +153,9 @@ class CompileSession:
         ):
             try:
                 entry = self._new_variant(dispatcher, arguments)
+            except UninitialisedParameter as lazy:
+                self.events.emit("eager", code=lazy.code, reason=lazy.reason)
+                return None
             except KilnError as problem:
                 entry = self._run_eager(dispatcher, problem)
             except Exception as fault:

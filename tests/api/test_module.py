@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import remove_parametrizations
+from torch.testing import assert_close
 
 import kiln
+from kiln.pipeline.session import KilnWarning
 
 
 class Net(nn.Module):
@@ -103,3 +109,74 @@ def test_changed_parameters_are_used(net: Net) -> None:
     torch.testing.assert_close(compiled(x), net(x))
     net.second = nn.Linear(16, 5).eval()
     torch.testing.assert_close(compiled(x), net(x))
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_a_parametrization_changes_the_class(
+    parametrize: Callable[[nn.Module], nn.Module], compiled_first: bool
+) -> None:
+    linear = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    compiled = kiln.compile(linear)
+    if compiled_first:
+        compiled(x)
+    parametrize(linear)
+    for _ in range(3):
+        assert_close(compiled(x), linear(x))
+    assert isinstance(compiled, type(linear)) and kiln.report_of(compiled).eager == 0
+    for parameter in linear.parameters():
+        parameter.data.mul_(2)
+    assert_close(compiled(x), linear(x))
+    remove_parametrizations(linear, "weight")
+    assert_close(compiled(x), linear(x))
+    assert type(linear) is nn.Linear and "parametrizations" not in repr(compiled)
+
+
+def test_a_parametrization_of_the_compiled_module() -> None:
+    linear = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    compiled = kiln.compile(linear)
+    compiled(x)
+    parametrizations.weight_norm(compiled)
+    for _ in range(3):
+        assert_close(compiled(x), linear(x))
+    remove_parametrizations(compiled, "weight")
+    assert_close(compiled(x), linear(x))
+
+
+def test_the_class_that_the_program_sees() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, type, type]:
+            return x * len(self.__class__.__name__), self.__class__, type(self).__mro__[-2]
+
+    net = Named()
+    compiled = kiln.compile(net)
+    assert compiled.__class__ is Named and isinstance(compiled, Named)
+    for _ in range(2):
+        assert compiled(torch.ones(1)) == net(torch.ones(1))
+
+
+def test_a_lazy_module_is_compiled_after_its_first_call() -> None:
+    lazy = nn.LazyLinear(3)
+    compiled = kiln.compile(lazy)
+    x = torch.randn(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KilnWarning)
+        results = [compiled(x) for _ in range(3)]
+    for result in results:
+        assert_close(result, lazy(x))
+    assert type(lazy) is nn.Linear and isinstance(compiled, nn.Linear)
+    report = kiln.report_of(compiled)
+    assert (report.regions, report.eager) == (1, 1)
+
+
+def test_lazy_parts_of_a_module() -> None:
+    net = nn.Sequential(nn.LazyConv1d(2, 1), nn.ReLU(), nn.LazyBatchNorm1d())
+    compiled = kiln.compile(net)
+    x = torch.randn(2, 3, 5)
+    for _ in range(2):
+        compiled(x)
+    net.eval()
+    assert_close(compiled(x), net(x))
+    assert kiln.report_of(compiled).eager == 1

@@ -150,6 +150,13 @@ class SkippedCode(SkippedFrame):
     try_ = ("move the code to be compiled to a plain function",)
 
 
+class UninitialisedParameter(KilnError):
+    code = "KILN1103"
+    what = "this call runs eager: `{path}` has no shape yet"
+    why = "a lazy module gives its parameters a shape in its first call; later calls are compiled"
+    try_ = ("nothing, or call the module once before",)
+
+
 class RaisesException(SkippedFrame):
     code = "KILN1102"
     what = "`{function}` raises {exception}"

@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -27,6 +27,8 @@ HEAP_TYPE = 1 << 9
 """The flag of classes whose attributes can be set."""
 TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
 """The type of the descriptors of a named tuple's fields."""
+TWIN_OF = "_kiln_original"
+"""Class attribute of these classes: a `TwinOf`."""
 TWIN_MARK = "_kiln_session"
 """Class attribute of the classes that `kiln.compile(module)` makes: the session."""
 
@@ -48,6 +50,15 @@ class ObjectRef:
 
     def __hash__(self) -> int:
         return hash(self.path)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TwinOf:
+    """The module that was compiled; `follow(twin)` gives the compiled one the class that `module` has now."""
+
+    module: object
+    follow: Callable[[Any], None]
 
 
 class Nameless:

@@ -31,7 +31,8 @@ from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables.mapping import Dict, holds
 from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import DictAttrSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.reference import TWIN_OF, TwinOf
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, ModuleGlobalSource, Source, TypeSource
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -159,4 +160,16 @@ def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, 
 
 @wraps(torch.nn.Module, subclasses=True)
 def wrap_module(s: CaptureState, real: torch.nn.Module, source: Source | None) -> Value:
+    twin = type(real).__dict__.get(TWIN_OF)
+    if twin is not None:
+        follow_class(s, real, twin, source)
     return s.identities.same_object(real, source, lambda: Module(type(real), source, real))
+
+
+def follow_class(s: CaptureState, compiled: torch.nn.Module, twin: TwinOf, source: Source | None) -> None:
+    """The program may set the class of a module that it compiled, as parametrizations do."""
+    if type(twin.module) is not type(compiled).__mro__[1]:
+        twin.follow(compiled)
+    if source is not None:
+        original = AttrSource(DictAttrSource(TypeSource(source), TWIN_OF), "module")
+        s.guard(original, GuardKind.TYPE_IS, s.reference(type(twin.module)))

@@ -38,7 +38,8 @@ from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, Source
+from kiln.runtime.guards.reference import TWIN_OF
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, MroSource, Source
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
 SLOT = types.MemberDescriptorType
@@ -519,6 +520,8 @@ def accessor_value(s: CaptureState, value: Value, name: str, accessor: object, p
 
 def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: CallSite) -> Value | None:
     """A data descriptor: property, slot, or one of CPython's."""
+    if name == "__class__" and TWIN_OF in value.python_type().__dict__:
+        return original_class(s, value)
     if type(raw) is property:
         s.guard_type(value)
         if raw.fget is None:
@@ -663,6 +666,13 @@ def class_of(s: CaptureState, value: Value) -> Value:
     """`type(value)` as a value."""
     s.guard_type(value)
     return s.wrap(value.python_type(), s.class_source(value))
+
+
+def original_class(s: CaptureState, value: Value) -> Value:
+    """The class of the module that was compiled, which its twin gives as its own."""
+    s.guard_type(value)
+    source = s.class_source(value)
+    return s.wrap(value.python_type().__mro__[1], MroSource(source, 1) if source is not None else None)
 
 
 def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any, owner: Callable[[], Value]) -> Value:

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.breaks import (
     DataDependentValue,
     PastStep,
     TorchCallFailed,
+    UninitialisedParameter,
     UnsupportedAttribute,
     UnsupportedCall,
 )
@@ -452,6 +453,11 @@ def wrap_tensor(s: CaptureState, real: torch.Tensor, source: Source | None) -> V
     if s.recorder.is_fake(real):
         return from_torch(s, real)
     return s.identities.same_object(real, source, lambda: _input(s, real, source))
+
+
+@wraps(torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+def wrap_uninitialised(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
+    raise UninitialisedParameter(path=source.text() if source is not None else "a parameter")
 
 
 def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor:
