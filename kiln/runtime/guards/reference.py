@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from torch import nn
+
 CONTENT = "#"
 CODE, TWIN, FIELD, CLASS = "#code:", "#twin:", "#field:", "#class:"
 HEAP_TYPE = 1 << 9
@@ -57,8 +59,8 @@ class ObjectRef:
 class TwinOf:
     """The module that was compiled; `follow(twin)` gives the compiled one the class that `module` has now."""
 
-    module: object
-    follow: Callable[[Any], None]
+    module: nn.Module
+    follow: Callable[[nn.Module], None]
 
 
 class Nameless:
