@@ -123,6 +123,16 @@ class Readers:
                     found.add(user)
         return frozenset(found)
 
+    def is_only_returned(self, node: Node) -> bool:
+        """Do just outputs need it, as it is or through views?"""
+        pending = [node]
+        while pending:
+            users = self._users[pending.pop()]
+            if any(user.op.kind is not Kind.VIEW or user.op.name in BOUND_VIEWS for user in users):
+                return False
+            pending += users
+        return self.in_memory(node) is None
+
     def joins(self, padding: Padding, products: Iterable[Product]) -> bool:
         """Whether the loops that compute the value can write it among the zeros."""
         owner = base_of(padding.base)

@@ -15,7 +15,8 @@
 
 `misaligned.py` finds the products, `align_costs.py` decides where it pays. A loop writes its value into its part of
 the padded tensor (`cat`); if the padding adds rows, that part is the value for all readers. The result is sliced, and a
-`clone` restores eager's strides: a copy only if it is needed in memory. All products share a padding.
+`clone` restores eager's strides: a copy only if it is needed in memory. All products share a padding. A large result
+that is only returned is computed in blocks instead (`products_in_blocks.py`).
 
 Both factors are padded along the contracted dimension: zeros times NaN or infinity would not be zero.
 Needs: a partitioned graph, or padded values would be saved for the backward.
@@ -34,6 +35,7 @@ from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.align_costs import Costs, Rates, Readers, adds_rows, worth_aligning
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.misaligned import Operand, Padding, Product, misaligned_product, swap
+from kiln.graph.passes.products_in_blocks import in_blocks, takes_blocks
 from kiln.symbolic import Int
 
 
@@ -65,6 +67,7 @@ class ProductAligner:
         self.joining = frozenset([padding for padding in paddings if readers.joins(padding, products)])
         self.followed = {padding.base: padding for padding in self.joining if adds_rows(padding)}
         """Values that become the first rows of their padding."""
+        self.returned = frozenset([product.node for product in products if readers.is_only_returned(product.node)])
         self._padded: dict[Padding, Node] = {}
 
     def run(self) -> Graph:
@@ -82,6 +85,8 @@ class ProductAligner:
     def aligned(self, product: Product) -> Node:
         """The product of padded operands, sliced to the old elements in their old layout."""
         old = product.node
+        if old in self.returned and takes_blocks(product):
+            return in_blocks(product, self.builder, self.new.__getitem__)
         operands = [self.operand(operand) for operand in product.operands]
         spec = old.tensor.with_sizes(product.sizes)
         made = self.builder.aten(old.attrs["target"], operands, dict(old.attrs["kwargs"]), spec)

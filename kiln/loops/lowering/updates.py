@@ -148,7 +148,7 @@ class _Finder:
             return False
         if node.op.kind is Kind.LIBRARY:
             return node.attrs["target"] in FRESH_CALLS
-        return node.op.kind in MADE_BY_LOOPS and node.op.name not in ("constant", "empty")
+        return node.op.kind in MADE_BY_LOOPS and node.op.name != "constant"
 
     def _kept(self, chain: _Chain) -> set[Node] | None:
         """Values to store before the version that they are computed from is overwritten; None: that is impossible."""
