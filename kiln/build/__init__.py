@@ -1,0 +1,1 @@
+"""What turns kernel sources into code: g++, Triton's workers, cubins."""
