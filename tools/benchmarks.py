@@ -49,8 +49,6 @@ NO_RAW_DATA = """\
 
 Reproducible by the commands given, but no result file holds these figures.
 
-* Calling a compiled 12-layer BERT that has nothing to compute, with all guards: 14 us, torch.compile 296 us
-  (`python -m kiln bench --suite overhead`, two cores, 2026-11-21).
 * Launching a Triton kernel: 3.58 us, 0.34 us above the driver's own call (`pytest -s tests/gpu/test_launch.py`, H200).
 """
 
@@ -206,16 +204,44 @@ def bandwidth(run: Run) -> Iterator[str]:
     yield from table(["pattern", "forward, torch.compile", "Kiln", "backward, torch.compile", "Kiln"], body)
 
 
+def rates(run: Run) -> Iterator[str]:
+    yield run.source()
+    found = run.data
+    body = [
+        [name, f"{rate / 1e12:.0f}", " .. ".join(f"{end / 1e12:.0f}" for end in found["spread"][name])]
+        for name, rate in found["rates"].items()
+    ]
+    yield from table(["rows of", "TFLOP/s, median", "tenths"], body)
+    yield (
+        f"{len(found['products'])} products in each alignment. A copy moves {found['memory'] / 1e12:.1f} TB/s; "
+        f"95 % of the small products save at most {found['least'] * 1e6:.1f} us less than these rates predict.\n"
+    )
+
+
+def overhead(run: Run) -> Iterator[str]:
+    yield run.source()
+    found = run.data
+    seconds_of = " and ".join(f"{value * 1e6:.1f} us ({name})" for name, value in found["seconds"].items())
+    yield (
+        f"* Calling a compiled 12-layer BERT that has nothing to compute, with all guards: {seconds_of}; after "
+        f"{found['changes']} changes that recompile, {found['seconds_after_changes'] * 1e6:.1f} us."
+    )
+    noticed = found["changes"] - len(found["missed"])
+    yield f"* {noticed} of {found['changes']} changes are noticed.\n"
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu": ("CPU: inference in float32", models),
     "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
     "cpu-micro": ("CPU: small patterns in float32", models),
     "compile": ("CPU: time of compiling", compile_time),
+    "overhead": ("CPU: entering compiled code", overhead),
     "gpu-infer": ("GPU: inference in bf16", models),
     "gpu-reduce-overhead": ("GPU: inference with CUDA graphs (`mode='reduce-overhead'`)", models),
     "gpu-train": ("GPU: training step under bf16 autocast (forward and backward)", models),
     "gpu-train-convnext": ("GPU: training step of ConvNeXt, whose error the run above had no time to compare", models),
     "gpu-bandwidth": ("GPU: kernels against the bandwidth of memory", bandwidth),
+    "gpu-products": ("GPU: 16-bit matrix products by the alignment of their rows", rates),
 }
 
 GPU_NOTE = """\

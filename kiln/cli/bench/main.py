@@ -115,7 +115,9 @@ def first_calls(
 ) -> None:
     """Add the first call of the candidate `name` for the rows of these `numbers`."""
     tasks: list[Task] = [{"task": "first", "candidate": name, "row": rows[number].title} for number in numbers]
-    for number, finding in zip(numbers, in_steps(start(tasks, arguments, caches / name), 1), strict=True):
+    for number, finding in zip(
+        numbers, in_steps(start(tasks, arguments, caches / name.replace(", ", "-")), 1), strict=True
+    ):
         found[number][name] = finding
 
 

@@ -249,7 +249,10 @@ def missed_changes(model: nn.Module, tokens: Tensor) -> list[str]:
     model.get_parameter(f"{DENSE}.weight").requires_grad_(False)
     compiled = api.compile(model, backend=stored_per_input, options={"variants": 4 * len(CHANGES)})
     compiled(tokens)
-    return [tried.name for tried in CHANGES if not is_noticed(tried, model, compiled, tokens)]
+    try:
+        return [tried.name for tried in CHANGES if not is_noticed(tried, model, compiled, tokens)]
+    finally:
+        model.get_parameter(f"{DENSE}.weight").requires_grad_(True)
 
 
 def run(pairs: int, peer: bool, json: Path | None) -> int:

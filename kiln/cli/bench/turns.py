@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import final
 
 from kiln.cli.bench.task import Finding, Task
+
+ERROR_LINE = re.compile(r"[\w.]+: |\w*(Error|Exception|Interrupt)$")
+"""The line of a traceback that names the error; the text of ours goes on below it."""
 
 
 @final
@@ -47,7 +51,7 @@ class BenchWorker:
             self._process.stdin.flush()
 
     def next(self) -> Finding:
-        """The finding of the next step, or {"failure": last line, "stderr": all}."""
+        """The finding of the next step, or {"failure": the error, "stderr": all}."""
         self.go_on()
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -58,8 +62,8 @@ class BenchWorker:
         status = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read()
-        last = text.strip().splitlines()[-1:] or [f"exit status {status}"]
-        return {"failure": last[0], "stderr": text}
+        errors = [line for line in text.splitlines() if ERROR_LINE.match(line)] or text.strip().splitlines()
+        return {"failure": (errors or [f"exit status {status}"])[-1], "stderr": text}
 
     def close(self) -> None:
         """End the process, which waits after its last step."""

@@ -1,10 +1,10 @@
 """Which misaligned products are worth aligning: time saved against the cost of paddings and slices.
 
     [4096, 768] x [768, 50257] in bf16, result returned      seconds   why
-    misaligned                                     2.87e-3   316 GFLOP at 110 TFLOP/s
-    aligned                                        0.45e-3   at 700
-    weight padded (an argument of the region)      0.05e-3   154 MB at 3.5 TB/s, a launch
-    result copied into eager's strides             0.24e-3   823 MB at 3.5 TB/s, a launch
+    misaligned                                     2.43e-3   316 GFLOP at 130 TFLOP/s
+    aligned                                        0.43e-3   at 730
+    weight padded (an argument of the region)      0.04e-3   154 MB at 4.2 TB/s, a launch
+    result copied into eager's strides             0.20e-3   823 MB at 4.2 TB/s, a launch
 
 A product takes the larger of the times of its arithmetic and its bytes, so small and thin products gain nothing. A
 padding costs only a launch, for the zeros, if the loops that compute the value can write it in padded form: either no
@@ -38,21 +38,19 @@ from kiln.symbolic import Int
 class Rates:
     """Rates of an H200; other GPUs with tensor cores are assumed to have similar ratios.
 
-    Operations per second: `aligned`, `even` (rows that are multiples of 4 bytes), `odd` (of 2 bytes). Measured in bf16
-    with torch 2.11, TFLOP/s of the product, its two gradients, and the three aligned:
-    4096 x 768 x 50257: 93, 132, 144 and 662, 734, 733; 8192 x 768 x 30522: 228, 236, 236 and 701, 754, 749;
-    4096 x 512 x 30522: 195, 237, 233 and 611, 708, 687. With an aligned stride alone, the size still odd: 125.
-    `memory`: bytes per second of a copy, reads and writes counted. `launch`: seconds of another kernel.
-    `least`: seconds that a product must save by this estimate, since small ones gain less than the rates predict:
-    1024 x 1024 x 1001 takes 39, 31 and 32 us, aligned 28, 24 and 29; the rates predict 16 us less.
+    Operations per second: `aligned`, `even` (rows that are multiples of 4 bytes), `odd` (of 2 bytes). `memory`: bytes
+    per second of a copy, reads and writes counted. `least`: seconds that a product must save by this estimate, because
+    95 % of the small ones save at most so much less. All these are found by `python -m kiln bench --suite products`, a
+    sweep over 180 products in three alignments (a test compares them with its newest result). `launch`: seconds of
+    another kernel (tests/gpu/test_launch.py). With an aligned stride alone a product is as slow as without.
     """
 
-    aligned: float = 700e12
+    aligned: float = 730e12
     even: float = 230e12
-    odd: float = 110e12
-    memory: float = 3.5e12
+    odd: float = 130e12
+    memory: float = 4.2e12
     launch: float = 4e-6
-    least: float = 10e-6
+    least: float = 6.2e-6
 
 
 @final

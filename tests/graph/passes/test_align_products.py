@@ -440,7 +440,7 @@ def test_a_shared_padding_is_paid_for_together() -> None:
             %3: bf16[10000, 64] = aten.mm.default(%0, %1)
             return %3
     """)
-    costs = AlignProducts(rates=Rates(odd=75e12))
+    costs = AlignProducts(rates=Rates(aligned=700e12, odd=75e12, memory=3.5e12, least=10e-6))
     assert not unchanged(both, costs)
     assert unchanged(either, costs)
 
