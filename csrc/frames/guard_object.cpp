@@ -265,9 +265,50 @@ PyObject* tree_check(PyObject* self, PyObject* args, PyObject* kwargs) {
   return PyBool_FromLong(holds);
 }
 
+bool is_plain(PyObject* value) {
+  return value == Py_None || value == Py_Ellipsis || PyBool_Check(value) ||
+         PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyComplex_CheckExact(value) ||
+         PyUnicode_CheckExact(value) || PyBytes_CheckExact(value);
+}
+
+bool all_plain(PyObject* tuple) {
+  if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) > 16) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+    if (!is_plain(PyTuple_GET_ITEM(tuple, i))) return false;
+  }
+  return true;
+}
+
+PyObject* describe_dict(PyObject* dict) {
+  PyObject* keys = PyDict_Keys(dict);
+  PyObject* tuple = keys != nullptr ? PyList_AsTuple(keys) : nullptr;
+  Py_XDECREF(keys);
+  if (tuple == nullptr) return nullptr;
+  PyObject* text = all_plain(tuple)
+                       ? PyUnicode_FromFormat("a dict with the keys %R", tuple)
+                       : PyUnicode_FromFormat("a dict of %zd items", PyDict_GET_SIZE(dict));
+  Py_DECREF(tuple);
+  return text;
+}
+
+// Runs no code of the program and prints no data of tensors.
 PyObject* describe(PyObject* value) {
   if (value == nullptr) return PyUnicode_FromString("nothing");
   if (is_tensor(value)) return PyUnicode_FromString(describe_tensor(value).c_str());
+  if (PyDict_Check(behind_proxy(value))) return describe_dict(behind_proxy(value));
+  if (PyType_Check(value))
+    return PyUnicode_FromFormat("class %s", reinterpret_cast<PyTypeObject*>(value)->tp_name);
+  if (PyFunction_Check(value))
+    return PyUnicode_FromFormat("function %U",
+                                reinterpret_cast<PyFunctionObject*>(value)->func_qualname);
+  if (PyList_Check(value))
+    return PyUnicode_FromFormat("a list of %zd items", PyList_GET_SIZE(value));
+  if (PyTuple_Check(value) && !all_plain(value))
+    return PyUnicode_FromFormat("a tuple of %zd items", PyTuple_GET_SIZE(value));
+  if (PyAnySet_Check(value))
+    return PyUnicode_FromFormat("a set of %zd items", PySet_GET_SIZE(value));
+  if (!is_plain(value) && !PyTuple_CheckExact(value))
+    return PyUnicode_FromFormat("a %s", Py_TYPE(value)->tp_name);
   PyObject* text = PyObject_Repr(value);
   if (text == nullptr) {
     PyErr_Clear();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
-from kiln.report import ProgressBar, Report, log_stages
+from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.target import host_cpu
@@ -113,10 +114,11 @@ def _new_session(model: object, settings: SessionSettings) -> CompileSession:
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
-        events.listen(log_stages(frozenset(stage.strip() for stage in stages.split(","))))
+        events.listen(log_stages(log_names(stages)))
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report
+    session.report = functools.partial(_session_report, weakref.ref(session))
     return session
 
 
@@ -164,6 +166,7 @@ def _function(function: Callable[..., object], session: CompileSession) -> Dispa
     for name in functools.WRAPPER_ASSIGNMENTS:  # `__wrapped__` is the dispatcher's own
         dispatcher.__dict__[name] = getattr(function, name)
     dispatcher.__dict__["session"] = session
+    dispatcher.__dict__["report"] = session.report
     return dispatcher
 
 
@@ -182,6 +185,13 @@ def session_of(compiled: object) -> CompileSession:
     return found
 
 
+def _session_report(session: weakref.ref[CompileSession]) -> Report:
+    """The method `report()` of compiled functions and modules."""
+    found = session()
+    assert found is not None, "a compiled function holds its session"
+    return REPORTS[found]
+
+
 def report_of(compiled: object) -> Report:
     """What the compiler has done so far for a compiled callable."""
     return REPORTS[session_of(compiled)]
@@ -190,7 +200,8 @@ def report_of(compiled: object) -> Report:
 def explain(function: Callable[Parameters, object], **arguments: Any) -> Callable[Parameters, Report]:
     """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
 
-    The report prints as at most ten lines; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
+    The report says what was compiled, what runs eager, what was compiled again and where the graph breaks, each with
+    its reason and advice; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
     """
     compiled = compile(function, **arguments)
 

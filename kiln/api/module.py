@@ -98,4 +98,6 @@ def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Di
 
     body: dict[str, object] = {"__call__": dispatcher, "__reduce_ex__": _reduce, "__deepcopy__": deepcopy}
     body |= {"__class__": property(original_class, set_class), MARK: session, TWIN_OF: TwinOf(original, follow)}
+    if not hasattr(type(original), "report") and session.report is not None:
+        body["report"] = staticmethod(session.report)
     return _subclass(type(original), body)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,10 @@ from types import FunctionType
 from typing import final
 from weakref import WeakSet
 
+from torch import nn
+
 from kiln.build.cubins import prepare_compiling
+from kiln.capture.guards.explanation import Failure, explain_failure
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
 from kiln.native._frames import BoundCall, Dispatcher, Entry
@@ -104,6 +107,25 @@ def variant_key(settings: SessionSettings, label: str) -> KeyBuilder:
     return compile_key(label, settings.options, settings.target).add("fullgraph", settings.fullgraph)
 
 
+def is_module_call(function: FunctionType) -> bool:
+    """Whether it is the `__call__` of modules, whose arguments are `*args` of the module's `forward`."""
+    return function.__code__ is nn.Module._wrapped_call_impl.__code__
+
+
+def shown_name(function: FunctionType, name: str) -> str:
+    """The name of a function for users; `name` is that of the session."""
+    return f"{name}.forward" if is_module_call(function) else function.__qualname__
+
+
+def argument_names(function: FunctionType, arguments: Arguments) -> Sequence[str]:
+    """What the program calls the items of `args` of a compiled module."""
+    module = arguments.get("self")
+    if not is_module_call(function) or not isinstance(module, nn.Module):
+        return ()
+    code = getattr(type(module).forward, "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if code is not None else ()
+
+
 class CompileSession:
     """The compiled variants of one function (and of its resume functions) and what is known of them."""
 
@@ -122,6 +144,8 @@ class CompileSession:
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self.report: Callable[[], object] | None = None
+        """Gives the report; what is compiled has it as a method."""
 
     def dispatcher(self, function: FunctionType) -> Dispatcher:
         """A dispatcher of `function` that calls `miss` of this session."""
@@ -172,12 +196,14 @@ class CompileSession:
         if breaks and breaks.count(breaks[-1]) > SAME_BREAK_LIMIT:
             raise BreaksInLoop(function=self.name, rounds=SAME_BREAK_LIMIT, place=breaks[-1][0])
         if len(dispatcher.entries) >= options.variants:
+            failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(
                 function=function.__qualname__,
                 count=len(dispatcher.entries),
-                reason=self._why_missed(dispatcher, arguments),
+                reason=failed.text() if failed is not None else "the guards of its variants differ",
                 more=options.variants * 2,
             )
+        self._report_recompile(dispatcher, arguments)
         entry = self._load(dispatcher, arguments)
         return entry if entry is not None else self._compile(dispatcher, arguments)
 
@@ -264,15 +290,24 @@ class CompileSession:
             report_eager=self.report_eager,
         )
 
-    def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> str:
+    def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:
         """Which guard of the last variant fails, and on what."""
         entry, function = dispatcher.entries[-1], original_of(dispatcher)
         values = list(arguments.values())
         failed = entry.tree.explain(values, function.__globals__, function.__closure__) if entry.tree else None
         if failed is None:
-            return "its guards differ"
-        index, actual = failed
-        return f"the last variant requires {entry.info.guards[index].text()}, but found {actual}"
+            return None
+        return explain_failure(entry.info.guards[failed[0]], failed[1], argument_names(function, arguments))
+
+    def _report_recompile(self, dispatcher: Dispatcher, arguments: Arguments) -> None:
+        """Say why no variant of the function fits."""
+        failed = self._why_missed(dispatcher, arguments) if dispatcher.entries else None
+        if failed is not None:
+            at = failed.location.text() if failed.location is not None else ""
+            function, count = shown_name(original_of(dispatcher), self.name), len(dispatcher.entries)
+            self.events.emit(
+                "recompile", function=function, reason=failed.text(), at=at, hint=failed.hint, variants=count
+            )
 
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """A variant without guards that is the original function."""
@@ -283,9 +318,11 @@ class CompileSession:
         """Warn, once per code, that a call runs eager; with `fullgraph` raise the reason."""
         if self.settings.fullgraph:
             raise problem from cause or problem.__cause__
-        self.events.emit("eager", code=problem.code, reason=problem.reason)
+        at = problem.at.text() if problem.at is not None else ""
+        self.events.emit("eager", code=problem.code, reason=problem.reason, at=at, hint=problem.hint)
         if problem.code not in self._warned:
             self._warned.add(problem.code)
-            trace = "".join(traceback.format_exception(cause)) if cause else ""
+            origin = cause or problem.__cause__
+            trace = "".join(traceback.format_exception(origin)) if origin else ""
             self.events.emit("fault", text=trace or problem.render())
             warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=4)

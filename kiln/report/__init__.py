@@ -1,6 +1,6 @@
-"""Reports made from events: text of ten lines, JSON, log, progress."""
+"""Reports made from events: a text, JSON, log, progress."""
 
-from kiln.report.listeners import ProgressBar, log_stages
+from kiln.report.listeners import ProgressBar, log_names, log_stages
 from kiln.report.report import Break, Report
 
-__all__ = ["Break", "ProgressBar", "Report", "log_stages"]
+__all__ = ["Break", "ProgressBar", "Report", "log_names", "log_stages"]

@@ -1,4 +1,8 @@
-"""Listeners to events: the log of KILN_LOG, and a progress bar for long compiles."""
+"""Listeners to events: the log of KILN_LOG, and a progress bar for long compiles.
+
+KILN_LOG=recompiles      kiln [compile] recompile function=f reason=n is 4, and was 3 (asked by model.py:7, in f) ...
+KILN_LOG=lowering,eager  the events of a stage, and a kind of event
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,44 @@ from typing import final
 
 from tqdm import tqdm
 
+from kiln.support.errors import KilnError
 from kiln.support.events import Event
 
 PATIENCE_SECONDS = 2.0
 REDRAW_SECONDS = 0.1
+
+
+STAGES = frozenset((
+    "backend", "backward", "capture", "compile", "encode", "guards", "joint", "kernels", "load", "loop_passes",
+    "lowering", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "warm",
+))  # fmt: skip
+KINDS = frozenset((
+    "compile", "compiled_cubins", "compiled_kernels", "eager", "fault", "fused", "graph_break", "graph_dropped",
+    "graph_recorded", "graph_refused", "guards", "kernel", "kernels", "launches", "library_calls", "loaded",
+    "not_fused", "not_saved", "note", "pass", "realise", "recompile", "region", "saved", "skipped_frame", "stage",
+    "traffic", "variant_missing", "variant_unreadable",
+))  # fmt: skip
+SHORTHANDS = {
+    "recompiles": ("recompile",),
+    "breaks": ("graph_break", "skipped_frame", "eager"),
+    "cache": ("warm", "save"),
+}
+
+
+class UnknownLog(KilnError):
+    code = "KILN5007"
+    what = "KILN_LOG names `{name}`, which is neither a stage nor a kind of event"
+    why = "the names are all, {known}"
+    try_ = ("KILN_LOG=recompiles,breaks,cache",)
+
+
+def log_names(text: str) -> frozenset[str]:
+    """The stages and kinds of events that KILN_LOG asks for. Raises UnknownLog."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name != "all" and name not in STAGES | KINDS | SHORTHANDS.keys():
+            raise UnknownLog(name=name, known=", ".join(sorted(STAGES | KINDS | SHORTHANDS.keys())))
+    return frozenset(part for name in names for part in SHORTHANDS.get(name, (name,)))
 
 
 def log_stages(stages: frozenset[str]) -> Callable[[Event], None]:

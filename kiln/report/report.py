@@ -1,9 +1,13 @@
-"""What the compiler did for one compiled function, in ten lines or as JSON.
+"""What the compiler did for one compiled function, in some lines or as JSON.
 
-    kiln: Net.forward  2 regions, 3 compiles (1 recompile), 0 eager
+    kiln: Net.forward  2 regions, 3 compiles (1 recompile), 1 eager
     seconds: capture 0.10, graph 0.03, loops 0.12, g++ 1.10, other 0.02; total 1.37
     kernels: 6 (72 launches, 96 library calls), 12.4 MB read, 6.1 MB written
+    eager KILN1090 `Net.forward` was compiled 8 times for different arguments: self.step is 9, and was 8
+        try: mark what changes as dynamic: kiln.compile(dynamic=True)
+    recompiled Net.forward: shape of x is [7, 4], and was [4, 4] (asked by model.py:40, in Net.forward)
     break KILN1007 model.py:41, in Net.forward: `if` asks for the value of a tensor
+        try: keep both sides in the graph with `torch.where`
 
 It is made from events alone; no stage depends on it.
 """
@@ -19,18 +23,49 @@ from typing import final
 from kiln.support.events import Event
 
 SCHEMA = 1
-MAX_LINES = 10
+SHOWN = 8
+"""Distinct entries of each section: what ran eager, recompiles, breaks, notes. None crowds out another."""
 SHOWN_STAGES = 6
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A graph break or a skipped frame: code, user's line, reason."""
+    """A graph break, a skipped frame, or a function that runs eager: code, user's line, reason, advice."""
 
     code: str
     where: str
     reason: str
+    hint: str = ""
+
+    def text(self) -> str:
+        return f"{self.code} {self.where}: {self.reason}" if self.where else f"{self.code} {self.reason}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recompile:
+    """Why no variant of `function` fitted a call: the guard of the last one that failed, in words."""
+
+    function: str
+    reason: str
+    hint: str = ""
+
+    def text(self) -> str:
+        return f"{self.function}: {self.reason}"
+
+
+def section(title: str, entries: Iterable[Break | Recompile]) -> list[str]:
+    """Distinct entries, the most frequent ones if there are many, each with its advice."""
+    counted = Counter(entries)
+    lines = []
+    for entry, times in counted.most_common(SHOWN) if len(counted) > SHOWN else counted.items():
+        lines.append(f"{title} {entry.text()}" + (f" (x{times})" if times > 1 else ""))
+        if entry.hint:
+            lines.append(f"    try: {entry.hint}")
+    if len(counted) > SHOWN:
+        lines.append(f"... and {len(counted) - SHOWN} more of the kind `{title}` (see the JSON form)")
+    return lines
 
 
 @final
@@ -64,6 +99,9 @@ class Report:
     """Why loops are not one kernel, program by program; the texts are made when they are read."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
+    eager_reasons: list[Break] = field(default_factory=list)
+    """Why functions run eager."""
+    recompiles: list[Recompile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     total_seconds: float = 0.0
 
@@ -80,8 +118,8 @@ class Report:
             setattr(self, entry.name, getattr(fresh, entry.name))
 
     def text(self) -> str:
-        """At most ten lines."""
-        count = self.compiles - 1
+        """A summary, then what ran eager, what was compiled again, and where the graph breaks, with advice."""
+        count = len(self.recompiles)
         loaded = f", {self.loaded} loaded" if self.loaded else ""
         recompiles = f" ({count} recompile{'s' if count > 1 else ''})" if count > 0 else ""
         lines = [
@@ -92,12 +130,15 @@ class Report:
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
         ]
         lines += self._graph_lines()
-        breaks = [f"break {found.code} {found.where}: {found.reason}" for found in self.breaks]
-        rest = [*self.notes, *(f"{line} (x{n})" if n > 1 else line for line, n in Counter(breaks).items())]
-        room = MAX_LINES - len(lines)
-        if len(rest) > room:
-            rest = [*rest[: room - 1], f"... and {len(rest) - room + 1} more (see the JSON form)"]
-        return "\n".join([*lines, *rest])
+        eager = {(reason.code, reason.reason) for reason in self.eager_reasons}
+        breaks = [found for found in self.breaks if (found.code, found.reason) not in eager]
+        lines += section("eager", self.eager_reasons) + section("recompiled", self.recompiles)
+        lines += section("break", breaks)
+        notes = Counter(self.notes)
+        lines += [f"{note} (x{times})" if times > 1 else note for note, times in notes.most_common(SHOWN)]
+        if len(notes) > SHOWN:
+            lines.append(f"... and {len(notes) - SHOWN} more notes (see the JSON form)")
+        return "\n".join(lines)
 
     def _seconds_line(self) -> str:
         """The longest stages, and the others together."""
@@ -128,9 +169,27 @@ def _stage(report: Report, event: Event) -> None:
         report.total_seconds += event.seconds
 
 
-def _break(report: Report, event: Event) -> None:
+def _reason(event: Event) -> Break:
     data = event.data
-    report.breaks.append(Break(str(data["code"]), str(data.get("at", "")), str(data["reason"])))
+    return Break(str(data["code"]), str(data.get("at", "")), one_line(data["reason"]), str(data.get("hint", "")))
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _break(report: Report, event: Event) -> None:
+    report.breaks.append(_reason(event))
+
+
+def _eager(report: Report, event: Event) -> None:
+    report.eager += 1
+    report.eager_reasons.append(_reason(event))
+
+
+def _recompile(report: Report, event: Event) -> None:
+    data = event.data
+    report.recompiles.append(Recompile(str(data["function"]), str(data["reason"]), str(data["hint"])))
 
 
 def _add(**counters: str) -> Callable[[Report, Event], None]:
@@ -171,7 +230,8 @@ HANDLERS = {
     "compile": _add(compiles="count"),
     "loaded": _add(loaded="count"),
     "not_saved": _unsaved,
-    "eager": _add(eager="count"),
+    "eager": _eager,
+    "recompile": _recompile,
     "kernels": _add(kernels="count"),
     "launches": _add(launches="count"),
     "library_calls": _add(library_calls="count"),

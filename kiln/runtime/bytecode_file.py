@@ -86,7 +86,8 @@ class CodeFile:
         if function is self.root:
             return {"exit": None}
         if id(dispatcher) not in self._numbers:
-            row: Json = {"code": self.code(function.__code__), **self.globals(function.__globals__)}
+            name = function.__qualname__
+            row: Json = {"code": self.code(function.__code__), "name": name, **self.globals(function.__globals__)}
             self._numbers[id(dispatcher)] = {"resume": len(self.resumes)}
             self.resumes.append(row)
         return self._numbers[id(dispatcher)]
@@ -129,7 +130,9 @@ class CodeReader:
         self.side_exit = side_exit
         self.resumes: list[object] = []
         for row in rows:  # a row refers to earlier ones
-            self.resumes.append(resume(FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))))
+            function = FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))
+            function.__qualname__ = row["name"]
+            self.resumes.append(resume(function))
 
     def code(self, row: dict[str, Any]) -> CodeType:
         fields: dict[str, Any] = {name: row[name] for name in (*NUMBERS, *TEXTS)}

@@ -56,6 +56,11 @@ class KilnError(Exception):
         why = self.why.format(**self.details)
         return f"{what}: {why}" if why else what
 
+    @property
+    def hint(self) -> str:
+        """The first advice."""
+        return self.try_[0].format(**self.details) if self.try_ else ""
+
     def render(self) -> str:
         """The full message, beginning with the user's line."""
         lines = [f"{self.code}  {self.at.text()}" if self.at else self.code]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import sysconfig
 from dataclasses import dataclass
 from typing import final
+
+LIBRARIES = (*sysconfig.get_paths().values(), "<frozen")
+"""Where the files of Python and of installed packages are."""
 
 
 @final
@@ -19,6 +23,11 @@ class Location:
     def text(self) -> str:
         where = f", in {self.function}" if self.function else ""
         return f"{self.file}:{self.line}{where}"
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it belongs to an installed package or to Python itself, not to the program."""
+        return self.file.startswith(LIBRARIES) or "site-packages" in self.file
 
     def source_line(self) -> str:
         """The text of the line, or `""` when the file cannot be read."""

@@ -324,14 +324,17 @@ def test_explain_text_and_json() -> None:
         return x
 
     report = kiln.explain(function)(X)
-    assert len(str(report).splitlines()) <= 10
+    assert len(str(report).splitlines()) <= 20
     data = json.loads(report.to_json())
     assert data["schema"] == 1
     assert {
         "name", "regions", "compiles", "loaded", "eager", "kernels", "launches", "library_calls", "bytes_read",
         "bytes_written", "guards", "unsaved", "notes", "breaks", "seconds", "total_seconds",
     } <= set(data)  # fmt: skip
-    assert set(data["breaks"][0]) == {"code", "where", "reason"} and "test_surface.py" in data["breaks"][0]["where"]
+    assert (
+        set(data["breaks"][0]) == {"code", "where", "reason", "hint"}
+        and "test_surface.py" in data["breaks"][0]["where"]
+    )
 
 
 # Without the native layer.

@@ -98,16 +98,15 @@ class Assembler:
         arguments: tuple[str, ...],
         cells: tuple[str, ...] = (),
         freevars: tuple[str, ...] = (),
-        name: str = "",
         depth: int | None = None,
     ) -> CodeType:
         """The code object; every argument is positional. `like` gives file, first line and name."""
         made = Bytecode()
-        made.name = name or like.co_name
+        made.name = like.co_name
         made.filename = like.co_filename
         made.first_lineno = like.co_firstlineno
         if hasattr(made, "qualname"):
-            made.qualname = name or like.co_qualname
+            made.qualname = like.co_qualname
         made.argnames = list(arguments)
         made.argcount = len(arguments)
         made.cellvars = list(cells)

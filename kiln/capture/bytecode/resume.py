@@ -60,8 +60,8 @@ class Entry:
         return (self.first, *(name for name in names if name != self.first)) if self.first in names else names  # type: ignore[return-value]
 
 
-def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, number: int) -> CodeType:
-    """The code of the resume function."""
+def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> CodeType:
+    """The code of the resume function. It has the name of the original: tracebacks and debuggers show it."""
     code = decoded.code
     items = parsed(code)
     positions = [index for index, item in enumerate(items) if isinstance(item, Instr)]
@@ -83,7 +83,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, num
         dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept)
     )
     depth = code.co_stacksize + len(entry.stack) + len(entry.extra) + 8
-    return head.finish(code, entry.parameters(), cells, kept, f"resume_{number}_in_{code.co_name}", depth)
+    return head.finish(code, entry.parameters(), cells, kept, depth)
 
 
 def _set_depths(items: list[Any], decoded: DecodedCode) -> None:

@@ -21,7 +21,7 @@ from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, Tr
 from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
-from kiln.capture.interpreter.breaks import FrameInspection, GraphBreak, NotResumable, UnsupportedValue
+from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
 from kiln.capture.interpreter.frame import OPCODES, SymbolicFrame
@@ -53,7 +53,9 @@ class BreakWriter:
         self.state = s
         self.writer = writer
         self.frames = [frame for frame in stop.frames if isinstance(frame, SymbolicFrame)]
-        self.make_resume = make_resume
+        self.debugging = isinstance(stop, DebuggerCall)
+        """What follows runs in Python, with all variables."""
+        self.make_resume: MakeResume = (lambda function: function) if self.debugging else make_resume
         self.stored: dict[int, str] = {}
         self.kept: list[Value] = []
 
@@ -143,9 +145,10 @@ class BreakWriter:
                 arguments.append(result)
         extra, call = self.inner_call(frame, site, inner, arguments, number)
         entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(frame))
-        code = resume_code(frame.decoded, entry, call, number)
+        code = resume_code(frame.decoded, entry, call)
         closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
         function = types.FunctionType(code, frame.globals.dictionary, code.co_name, None, closure)
+        function.__qualname__ = f"{code.co_qualname} after line {frame.location().line}"
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
@@ -155,9 +158,9 @@ class BreakWriter:
         return frame.code.co_varnames[0] if CLASS_CELL in frame.code.co_freevars and frame.code.co_argcount else None
 
     def names_of(self, frame: SymbolicFrame, live: frozenset[str]) -> list[str]:
-        """Live locals in the order of `co_varnames`."""
+        """Live locals in the order of `co_varnames`; for a debugger all."""
         first = self.first_name(frame)
-        return [n for n in frame.code.co_varnames if (n in live or n == first) and n in frame.locals]
+        return [n for n in frame.code.co_varnames if (n in live or n == first or self.debugging) and n in frame.locals]
 
     def inner_call(
         self, frame: SymbolicFrame, site: CallSite, inner: list[Resumption], arguments: list[str], number: int

@@ -35,6 +35,28 @@ class GraphBreak(KilnError):
         self.frames: list[BrokenFrame] = []
         self.resumable = True
 
+    @property
+    def caller(self) -> Location | None:
+        """For a break in a library, the line of the program that called it."""
+        if self.at is None or not self.at.in_library:
+            return None
+        lines = (frame.location() for frame in self.frames[1:])
+        return next((line for line in lines if not line.in_library), None)
+
+    @property
+    def place(self) -> str:
+        """Where it breaks, and for a library where that was called."""
+        where = self.at.text() if self.at is not None else ""
+        caller = self.caller
+        return f"{where}, called from {caller.text()}" if caller is not None else where
+
+    def explained(self) -> Self:
+        """Itself, with the line of the program in its text: all frames are known now."""
+        caller, text = self.caller, self.render()
+        first, _, rest = text.partition("\n")
+        self.args = (f"{first}, called from {caller.text()}\n{rest}" if caller is not None else text,)
+        return self
+
     def before(self, step: BrokenFrame) -> Self:
         """Break in front of an earlier step: the capture restarts and stops there."""
         self.frames, self.resumable = [step], False
@@ -123,6 +145,13 @@ class FrameInspection(GraphBreak):
     what = "`{function}` inspects the frame that calls it"
     why = "compiled code does not run in the frame of the original function"
     try_ = ("pass what it reads as an argument", "move the call to a function that is not compiled")
+
+
+class DebuggerCall(GraphBreak):
+    code = "KILN1014"
+    what = "`{function}` starts a debugger"
+    why = "the rest of the function runs in Python, so that its lines can be stepped through"
+    try_ = ("remove the call",)
 
 
 @final

@@ -225,7 +225,8 @@ def raising(s: CaptureState, function: types.FunctionType, reason: RaisesExcepti
 
 
 def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
-    state.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason)
+    at = reason.at.text() if reason.at else ""
+    state.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason, at=at)
     return Capture(None, [], skipped=reason, steps=state.counters.steps)
 
 
@@ -314,9 +315,9 @@ def finish(
     code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
     if stop is not None:
-        at = stop.at.text() if stop.at else ""
+        at = stop.explained().place
         called = [frame.location().text() for frame in stop.frames[1:]]
-        s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called)
+        s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called, hint=stop.hint)
     breaks = [stop] if stop is not None else []
     guards = finish_guards(s)
     speculations = list(s.part(Speculations).assumed.values())

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 import operator
+import pdb
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kiln.capture.interpreter.breaks import FrameInspection, Raised, SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
     NAMES,
@@ -191,6 +192,11 @@ def callable_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(id)
 def id_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function="id", why="an address is not known before the code runs")
+
+
+@handles(breakpoint, pdb.set_trace)
+def start_debugger(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    raise DebuggerCall(function="breakpoint")
 
 
 @handles(print)

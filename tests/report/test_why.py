@@ -1,0 +1,211 @@
+"""The report says why something was compiled again, why it runs eager and where the graph breaks."""
+
+from __future__ import annotations
+
+import io
+import pdb
+import random
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+from kiln.report import Report, log_names
+from kiln.report.listeners import KINDS, STAGES, UnknownLog
+from kiln.support.errors import KilnError
+from kiln.support.events import EventSink
+
+HERE = re.escape(Path(__file__).name)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.mode = "a"
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        y = self.layer(x) * scale
+        return y + 1 if self.mode == "a" else y
+
+
+def reported(compiled: Any) -> Report:
+    report = compiled.report()
+    assert isinstance(report, Report)
+    return report
+
+
+def reasons(compiled: Any) -> list[str]:
+    return [f"{entry.function}: {entry.reason}" for entry in reported(compiled).recompiles]
+
+
+def test_reasons_in_the_terms_of_the_program() -> None:
+    net = Net()
+    compiled, x = kiln.compile(net), torch.ones(2, 4)
+    compiled(x)
+    compiled(torch.ones(3, 4))
+    net.mode = "b"
+    compiled(x)
+    with torch.no_grad():
+        compiled(x)
+    compiled(x.double().float().requires_grad_())
+    net.layer = nn.Linear(4, 4, bias=False)
+    compiled(x)
+    found = reasons(compiled)
+    assert found[0] == "Net.forward: shape of x is [3, 4], and was [2, 4]"
+    assert re.fullmatch(
+        rf"Net.forward: self.mode is 'b', and was 'a' \(asked by .*{HERE}:\d+, in Net.forward\)", found[1]
+    )
+    assert found[2] == "Net.forward: torch's state is grad_mode=False, and was grad_mode=True"
+    assert found[3] == "Net.forward: requires_grad of x is True, and was False"
+    assert "self.layer.bias is None" in found[-1]
+
+
+def test_relations_of_sizes_and_classes() -> None:
+    def program(x: Tensor, what: object) -> Tensor:
+        y = x * 2 if x.shape[0] > 4 else x * 3
+        return y + 1 if isinstance(what, str) else y
+
+    compiled = kiln.compile(program, dynamic=True)
+    compiled(torch.ones(8), "text")
+    compiled(torch.ones(3), "text")
+    compiled(torch.ones(3), [1, 2])
+    found = reasons(compiled)
+    assert "x.size(0)" in found[0] and found[0].startswith(program.__qualname__)
+    assert "what" in found[1] and "a list of 2 items" in found[1]
+
+
+class Loud:
+    def __repr__(self) -> str:
+        raise AssertionError("code of the program")
+
+
+def test_guards_neither_print_tensors_nor_call_repr() -> None:
+    def program(x: Tensor, what: object) -> Tensor:
+        return x + 1 if what is None else x
+
+    compiled = kiln.compile(program)
+    for what in (None, [torch.full((3,), 0.123)], Loud(), {"w": torch.full((3,), 0.123)}):
+        compiled(torch.ones(2), what)
+    text = str(reported(compiled))
+    assert "0.123" not in text and "what" in text
+
+
+def test_no_section_crowds_out_another() -> None:
+    events, report = EventSink(), Report("f")
+    events.listen(report.record)
+    for number in range(30):
+        events.emit("note", text=f"is_compiling() answers True: {number} breaks")
+        events.emit(
+            "graph_break", code="KILN1007", at=f"m.py:{number}, in f", reason="`if` asks for a value", hint="where"
+        )
+        events.emit("recompile", function="f", reason=f"n is {number}, and was 0", hint="keep n")
+        events.emit("eager", code="KILN1090", reason=f"`f{number}` was compiled 8 times", hint="dynamic")
+    text = report.text()
+    for start in ("eager KILN1090", "recompiled f: n is", "break KILN1007 m.py:", "is_compiling()"):
+        assert sum(line.startswith(start) for line in text.splitlines()) == 8
+    assert text.count("... and 22 more") == 4 and text.count("    try: ") == 24
+
+
+def test_report_is_a_method_of_every_compiled_thing() -> None:
+    net = Net()
+    for model in (torch.sin, lambda x: x + 1, net, net.forward):
+        compiled: Any = kiln.compile(model)
+        compiled(torch.ones(1, 4))
+        assert compiled.report().compiles == 1
+
+    class Own(Net):
+        def report(self) -> str:
+            return "mine"
+
+    assert kiln.compile(Own()).report() == "mine"
+
+
+def test_the_log_of_recompiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KILN_LOG", "recompiles")
+    compiled = kiln.compile(lambda x, n: x + n)
+    for n in ("a", None, 3):
+        with pytest.raises(TypeError) if not isinstance(n, int) else monkeypatch.context():
+            compiled(torch.ones(2), n)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(lines) == 2 and all("recompile" in line and "reason=" in line for line in lines)
+
+
+def test_unknown_names_in_the_log_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_LOG", "lowering,nonsense")
+    with pytest.raises(UnknownLog, match=r"KILN5007[\s\S]*nonsense"):
+        kiln.compile(torch.sin)
+    assert log_names("recompiles, lowering") == {"recompile", "lowering"}
+
+
+def test_the_log_knows_all_stages_and_events() -> None:
+    """Every name that the package emits."""
+    source = "".join(file.read_text() for file in Path(kiln.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r"[. ](?:stage|Stage)\(\"([^\"]+)\"", source)) <= STAGES
+    assert set(re.findall(r"events\.emit\(\s*\"(\w+)\"", source)) <= KINDS
+
+
+def failing(x: Tensor) -> Tensor:
+    x = x + 1
+    print(end="")
+    x = x * 2
+    print(end="")
+    raise ValueError("at the end")
+
+
+def test_frames_have_the_names_and_lines_of_the_program() -> None:
+    """Also behind graph breaks."""
+    with pytest.raises(ValueError, match="at the end") as caught:
+        kiln.compile(failing)(torch.ones(2))
+    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == __file__]
+    assert {frame.name for frame in frames[1:]} == {"failing"}
+    assert frames[-1].line == 'raise ValueError("at the end")'
+
+
+def test_a_break_in_a_library_names_the_line_of_the_program() -> None:
+
+    def program(x: Tensor) -> Tensor:
+        return x * random.choice([1, 2])
+
+    with pytest.raises(KilnError, match=rf"called from .*{HERE}:\d+, in .*program"):
+        kiln.compile(program, fullgraph=True)(torch.ones(2))
+    compiled = kiln.compile(program)
+    compiled(torch.ones(2))
+    assert re.search(
+        rf"break KILN\d+ .*random.py:\d+, .*called from .*{HERE}:\d+, in .*program", str(compiled.report())
+    )
+
+
+def stepped(x: Tensor) -> Tensor:
+    y = x + 1
+    breakpoint()
+    z = y * 2
+    return z - 1
+
+
+def outer(x: Tensor) -> Tensor:
+    return stepped(x * 3) + 1
+
+
+@pytest.mark.parametrize(("program", "commands"), [(stepped, "nnn"), (outer, "ssssn")])
+def test_a_debugger_steps_through_the_lines(program: Any, commands: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind `breakpoint()` the function runs in Python, with all its variables."""
+    output = io.StringIO()
+
+    def debug() -> None:
+        debugger = pdb.Pdb(stdin=io.StringIO("\n".join([*commands, "p 'values', x, y, z", "c", ""])), stdout=output)
+        debugger.use_rawinput = False
+        debugger.set_trace(sys._getframe(1))
+
+    monkeypatch.setattr(sys, "breakpointhook", debug)
+    x = torch.ones(2)
+    torch.testing.assert_close(kiln.compile(program)(x), x * 3 if program is stepped else x * 7 + 1)
+    lines = [line for line in output.getvalue().splitlines() if line.startswith("-> ")]
+    assert "-> z = y * 2" in lines and "-> return z - 1" in lines and not any("def" in line for line in lines)
+    assert "('values', tensor" in output.getvalue()
