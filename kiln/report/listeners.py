@@ -23,7 +23,7 @@ REDRAW_SECONDS = 0.1
 
 STAGES = frozenset((
     "backend", "backward", "capture", "compile", "encode", "guards", "joint", "kernels", "load", "loop_passes",
-    "lowering", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "warm",
+    "lowering", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "verify", "warm",
 ))  # fmt: skip
 KINDS = frozenset((
     "compile", "compiled_cubins", "compiled_kernels", "eager", "fault", "fused", "graph_break", "graph_dropped",
