@@ -4,7 +4,9 @@
     f -> exit    side exit: a speculation of `f` failed                 side_exits(exit) == 1
     f -> resume  resume function: behind the break at model.py:41       breaks_before(resume) == (("model.py:41",),)
 
-It is kept in the `__dict__` of the dispatcher and bounds how many variants can follow one another.
+It is kept in the `__dict__` of the dispatcher and bounds how many variants can follow one another. Variants of a
+function share what follows them: those that break at one place have one resume function, and all have one side exit. So
+the number of variants grows with the sum of what changes in each part of a function, not with the product.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from types import FunctionType
 from kiln.native._frames import Dispatcher
 from kiln.runtime.variant import Fact
 
-SIDE_EXITS, BREAKS = "side_exits", "breaks"
+SIDE_EXITS, BREAKS, RESUMES, SIDE_EXIT = "side_exits", "breaks", "resumes", "side_exit"
 """Keys in the `__dict__` of a dispatcher."""
 
 BreakLines = tuple[str, ...]
@@ -49,11 +51,34 @@ def side_exit_maker(origin: Dispatcher, make: MakeDispatcher, limit: int) -> Mak
         return None
 
     def make_exit(function: FunctionType) -> Dispatcher:
-        made = make(function)
-        made.__dict__[SIDE_EXITS] = depth
+        made: Dispatcher | None = origin.__dict__.get(SIDE_EXIT)
+        if made is None:
+            made = origin.__dict__[SIDE_EXIT] = make(function)
+            made.__dict__[SIDE_EXITS] = depth
         return made
 
     return make_exit
+
+
+def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
+    """`make` for the resume functions of `origin`: equal functions get one dispatcher."""
+    known: dict[object, Dispatcher] = origin.__dict__.setdefault(RESUMES, {})
+
+    def find_or_make(function: FunctionType) -> Dispatcher:
+        closure = tuple(map(id, function.__closure__ or ()))
+        key = (function.__code__, id(function.__globals__), closure)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = make(function)
+        return found
+
+    return find_or_make
+
+
+def forget_followers(dispatcher: Dispatcher) -> None:
+    """Drop its resume functions and its side exit."""
+    for key in (RESUMES, SIDE_EXIT):
+        dispatcher.__dict__.pop(key, None)
 
 
 def collecting(make: MakeDispatcher, made: list[Dispatcher]) -> MakeDispatcher:

@@ -34,8 +34,10 @@ from kiln.pipeline.dispatchers import (
     MakeDispatcher,
     breaks_before,
     collecting,
+    forget_followers,
     original_of,
     remember_break,
+    shared_resumes,
     side_exit_maker,
     side_exits,
 )
@@ -162,6 +164,7 @@ class CompileSession:
                 self.graphs.clear()
             for dispatcher in list(self._dispatchers):
                 dispatcher.set_entries([])
+                forget_followers(dispatcher)
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
@@ -219,7 +222,7 @@ class CompileSession:
         resumes: list[Dispatcher] = []
         makers = Makers(
             part=lambda data: load_part(data, context),
-            resume=collecting(self.dispatcher, resumes),
+            resume=collecting(shared_resumes(dispatcher, self.dispatcher), resumes),
             side_exit=self._side_exit_maker(dispatcher) or self.dispatcher,
         )
         with self.events.stage("warm"):
@@ -279,7 +282,8 @@ class CompileSession:
     def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         context, make_exit = self._context(original_of(dispatcher)), self._side_exit_maker(dispatcher)
         backend, seen = self.settings.backend, self.seen
-        return FrameCapture(dispatcher, arguments, context, backend, seen, self.dispatcher, make_exit).best()
+        make_resume = shared_resumes(dispatcher, self.dispatcher)
+        return FrameCapture(dispatcher, arguments, context, backend, seen, make_resume, make_exit).best()
 
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)

@@ -318,6 +318,7 @@ def finish(
         at = stop.explained().place
         called = [frame.location().text() for frame in stop.frames[1:]]
         s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called, hint=stop.hint)
+    s.events.emit("captured", steps=s.counters.steps)
     breaks = [stop] if stop is not None else []
     guards = finish_guards(s)
     speculations = list(s.part(Speculations).assumed.values())

@@ -1,0 +1,120 @@
+"""What is compiled grows linearly with breaks, nesting, sizes, variants, closures and guards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+from kiln.api.compiler import session_of
+from kiln.pipeline.session import KilnWarning
+
+X = torch.ones(3)
+
+
+def graph_backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return module.forward
+
+
+def made(source: list[str], name: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"torch": torch, "__name__": __name__}
+    exec("\n".join(source), namespace)
+    return namespace[name]
+
+
+def breaking(breaks: int, depth: int = 0) -> Callable[..., Any]:
+    """A function with `breaks` graph breaks, `depth` calls deep."""
+    source = ["def g0(x):", *(f"    if x.sum() > {-number}: x = x + 1" for number in range(breaks)), "    return x"]
+    for level in range(1, depth + 1):
+        source += [f"def g{level}(x):", f"    x = g{level - 1}(x) + 1", "    return x"]
+    return made(source, f"g{depth}")
+
+
+def compiles(function: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> int:
+    """How often it is compiled for the calls; the results are eager's."""
+    compiled: Any = kiln.compile(function, backend=graph_backend, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KilnWarning)
+        for arguments in calls:
+            torch.testing.assert_close(compiled(*arguments), function(*arguments))
+    return int(compiled.report().compiles)
+
+
+@pytest.mark.parametrize("breaks", [4, 8, 16])
+def test_breaks(breaks: int) -> None:
+    assert compiles(breaking(breaks), (X,)) == breaks + 1
+
+
+@pytest.mark.parametrize("depth", [2, 8, 24])
+def test_nesting(depth: int) -> None:
+    """A break in a nested call compiles one more frame, not one for each level."""
+    assert compiles(breaking(4, depth), (X,)) == 5
+
+
+@pytest.mark.parametrize("breaks", [2, 6])
+def test_breaks_times_sizes(breaks: int) -> None:
+    """Variants of a frame share the frames behind its breaks."""
+    sizes = [(torch.ones(size),) for size in (3, 4, 5, 6, 7)]
+    assert compiles(breaking(breaks), *sizes) <= 2 * (breaks + 1)
+
+
+@pytest.mark.parametrize("breaks", [1, 2, 4])
+def test_breaks_times_values(breaks: int) -> None:
+    """Each part of a function has its own reasons to be compiled again: their sum counts, not their product."""
+    source = ["def f(x, *modes):"]
+    for number in range(breaks):
+        source += [f"    if modes[{number}] == 'a': x = x + 1", "    torch._C._log_api_usage_once", "    print(end='')"]
+    function = made([*source, "    return x"], "f")
+    modes = [tuple("ab"[number >> bit & 1] for bit in range(breaks)) for number in range(2**breaks)]
+    assert compiles(function, *[(X, *mode) for mode in modes]) <= 4 * (breaks + 1) * (breaks + 1)
+
+
+def test_side_exits_are_shared() -> None:
+    def function(x: Tensor, *masks: Tensor) -> Tensor:
+        for mask in masks:
+            x = x + 1 if mask.all() else x * 2
+        return x
+
+    masks = [[torch.tensor(bool(number >> bit & 1)) for bit in range(3)] for number in range(8)]
+    sizes = [torch.ones(size) for size in (3, 4, 5)]
+    assert compiles(function, *[(x, *mask) for x in sizes for mask in masks]) <= 3 * 8
+
+
+@pytest.mark.parametrize("count", [4, 16, 64])
+def test_guards_of_equal_layers(count: int) -> None:
+    """At most a constant number of guards per layer."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(count)])
+    compiled: Any = kiln.compile(model, backend=graph_backend)
+    compiled(torch.ones(2))
+    assert compiled.report().guards <= 60 + 60 * count
+
+
+@pytest.mark.parametrize("count", [2, 8, 32])
+def test_closures(count: int) -> None:
+    source = ["def make():", *(f"    v{number} = {number}" for number in range(count))]
+    source += ["    def f0(x): return x + v0"]
+    source += [f"    def f{number}(x): return f{number - 1}(x) + v{number}" for number in range(1, count)]
+    function = made([*source, f"    return f{count - 1}"], "make")()
+    compiled: Any = kiln.compile(function, backend=graph_backend)
+    compiled(X)
+    assert compiled.report().compiles == 1 and compiled.report().guards <= 20 + 8 * count
+
+
+def test_the_steps_of_the_interpreter_grow_linearly_with_breaks() -> None:
+    """Opcodes interpreted in all captures together."""
+
+    def steps(breaks: int) -> int:
+        compiled = kiln.compile(breaking(breaks), backend=graph_backend)
+        counted: list[int] = []
+        session_of(compiled).events.listen(
+            lambda event: counted.append(int(str(event.data["steps"]))) if event.kind == "captured" else None
+        )
+        compiled(X)
+        return sum(counted)
+
+    assert 0 < steps(16) <= 2.5 * steps(8)
