@@ -8,9 +8,9 @@ failure.hint        what the user may do
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -89,47 +89,42 @@ def state_failure(guard: Guard, expected: GlobalState) -> Failure:
 
 def user_text(source: Source) -> str:
     """The path as the program would write it."""
-    writer = WRITERS.get(type(source))
-    return writer(source) if writer is not None else source.text()
+    match source:
+        case sources.LocalSource() if source.name.startswith("_"):
+            return "a value on the stack"
+        case sources.GlobalSource() | sources.CellSource() | sources.CellObjectSource() | sources.BuiltinSource():
+            return source.name
+        case sources.ImportSource():
+            return source.module
+        case sources.AttrSource() | sources.DictAttrSource():
+            return f"{user_text(source.base)}.{source.name}"
+        case ItemSource():
+            return item_text(source)
+        case sources.ClosureSource():
+            return f"a variable of the function {user_text(source.base)}"
+        case sources.TypeSource():
+            return f"type({user_text(source.base)})"
+        case sources.MethodFuncSource():
+            return user_text(source.base)
+        case sources.MethodSelfSource():
+            return f"{user_text(source.base)}.__self__"
+        case sources.GradSource():
+            return f"{user_text(source.base)}.grad"
+        case sources.SizeSource():
+            return f"{user_text(source.base)}.size({source.dim})"
+        case sources.StrideSource():
+            return f"{user_text(source.base)}.stride({source.dim})"
+        case sources.KeysSource():
+            return f"item {source.index} of {user_text(source.base)}"
+    return source.text()
 
 
 def item_text(source: ItemSource) -> str:
     base, key = source.base, source.key
-    if (
-        isinstance(base, sources.DictAttrSource | sources.AttrSource)
-        and base.name in OWN_TABLES
-        and isinstance(key, str)
-    ):
-        return f"{user_text(base.base)}.{key}"
-    if isinstance(base, sources.AttrSource) and base.name == "__dict__":
-        return f"{user_text(base.base)}.{key}"
+    if isinstance(base, sources.DictAttrSource | sources.AttrSource) and isinstance(key, str):
+        if base.name in OWN_TABLES or base.name == "__dict__":
+            return f"{user_text(base.base)}.{key}"
     return f"{user_text(base)}[{key!r}]"
-
-
-def attribute_text(source: Any) -> str:
-    return f"{user_text(source.base)}.{source.name}"
-
-
-WRITERS: dict[type[Source], Callable[[Any], str]] = {
-    sources.LocalSource: lambda source: "the value on the stack" if source.name.startswith("_") else source.name,
-    sources.GlobalSource: lambda source: source.name,
-    sources.CellSource: lambda source: source.name,
-    sources.CellObjectSource: lambda source: source.name,
-    sources.BuiltinSource: lambda source: source.name,
-    sources.ImportSource: lambda source: source.module,
-    sources.AttrSource: attribute_text,
-    sources.DictAttrSource: attribute_text,
-    ItemSource: item_text,
-    sources.ClosureSource: lambda source: f"a variable of the function {user_text(source.base)}",
-    sources.TypeSource: lambda source: f"type({user_text(source.base)})",
-    sources.MethodFuncSource: lambda source: user_text(source.base),
-    sources.MethodSelfSource: lambda source: f"{user_text(source.base)}.__self__",
-    sources.GradSource: lambda source: f"{user_text(source.base)}.grad",
-    sources.SizeSource: lambda source: f"{user_text(source.base)}.size({source.dim})",
-    sources.StrideSource: lambda source: f"{user_text(source.base)}.stride({source.dim})",
-    sources.KeysSource: lambda source: f"item {source.index} of {user_text(source.base)}",
-}
-"""Other kinds of sources are written as they are."""
 
 
 def relation_text(relation: ShapeRelation) -> str:
