@@ -28,8 +28,8 @@ from kiln.runtime.guards.source import ItemSource, Source
 from kiln.runtime.guards.state import current_state
 from kiln.support.location import Location
 
-OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers"))
-"""Dicts of an `nn.Module` whose items are its attributes."""
+OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
+"""Dicts whose items are attributes of the object."""
 
 
 @final
@@ -121,9 +121,8 @@ def user_text(source: Source) -> str:
 
 def item_text(source: ItemSource) -> str:
     base, key = source.base, source.key
-    if isinstance(base, sources.DictAttrSource | sources.AttrSource) and isinstance(key, str):
-        if base.name in OWN_TABLES or base.name == "__dict__":
-            return f"{user_text(base.base)}.{key}"
+    if isinstance(base, sources.DictAttrSource | sources.AttrSource) and base.name in OWN_TABLES:
+        return f"{user_text(base.base)}.{key}"
     return f"{user_text(base)}[{key!r}]"
 
 
