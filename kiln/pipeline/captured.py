@@ -111,6 +111,7 @@ class FrameCapture:
                 is_compiling=is_compiling,
                 make_exit=self.make_exit,
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
+                check_time=context.check_time,
             )
         finally:
             stop()

@@ -18,7 +18,7 @@ from kiln.support.options import Options
 from kiln.support.target import Target
 
 WITHOUT_EFFECT = frozenset(
-    ("cache", "cache_dir", "compile_workers", "compile_seconds", "compile_megabytes", "progress")
+    ("cache", "cache_dir", "compile_workers", "compile_budget", "compile_seconds", "compile_megabytes", "progress")
 )
 """Options that do not change what is compiled."""
 

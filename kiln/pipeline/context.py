@@ -31,6 +31,8 @@ class CompileContext:
     graphs: CudaGraphs | None = None
     report_eager: Callable[[KilnError, Exception | None], None] | None = None
     """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""
+    check_time: Callable[[], None] = lambda: None
+    """Called between stages; raises a KilnError when the compile takes too long."""
 
     @property
     def without(self) -> tuple[str, ...]:

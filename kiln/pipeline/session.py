@@ -27,6 +27,7 @@ from kiln.capture.interpreter.capture import Capture
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.pipeline.backend import Backend
 from kiln.pipeline.captured import Arguments, Captured, FrameCapture
+from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
 from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext
@@ -143,6 +144,7 @@ class CompileSession:
         if settings.options.cache and settings.backend is None and settings.options.verify == "off":
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
+        self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -172,6 +174,10 @@ class CompileSession:
         if mode := unknown_mode():
             self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
             return None
+        if self.budget.is_spent():
+            if problem := self.budget.news():
+                self.report_eager(problem)
+            return None
         with (
             self._lock,
             GC_PAUSE(),
@@ -179,10 +185,13 @@ class CompileSession:
             self.events.stage("compile", function=original_of(dispatcher).__qualname__),
         ):
             try:
-                entry = self._new_variant(dispatcher, arguments)
+                with self.budget.compiling():
+                    entry = self._new_variant(dispatcher, arguments)
             except UninitialisedParameter as lazy:
                 self.events.emit("eager", code=lazy.code, reason=lazy.reason)
                 return None
+            except CompileBudgetSpent:
+                return None  # the next call says so
             except KilnError as problem:
                 entry = self._run_eager(dispatcher, problem)
             except Exception as fault:
@@ -292,6 +301,7 @@ class CompileSession:
             *(self.settings.options, host, host, self.events, dump, self.store),
             graphs=self.graphs,
             report_eager=self.report_eager,
+            check_time=self.budget.check,
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:

@@ -105,6 +105,7 @@ def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[A
     prefix = f"{label}_" if label else ""
     context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
     for stage in GRAPH_TO_PLAN:
+        context.check_time()
         with context.events.stage(stage.name):
             made.append(stage.run(made[-1], context))
             if stage.verify is not None and context.dump.folder is not None:

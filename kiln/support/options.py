@@ -61,6 +61,9 @@ class Options:
     """Folder of the on-disk cache; empty: `kiln` in the user's cache folder."""
     compile_workers: int = 0
     """Processes that compile kernels; 0: one per core."""
+    compile_budget: int = 60
+    """Seconds of compiling that are free; beyond, a function is compiled only as long as the program runs in
+    proportion, and else runs eager, with a warning. 0: no limit. With `fullgraph` there is none."""
     compile_seconds: int = 300
     """The most seconds that one run of g++, or Triton for one kernel, may take; 0: no limit."""
     compile_megabytes: int = 4096
@@ -69,7 +72,13 @@ class Options:
     """Show a progress bar on a terminal when a compile takes over two seconds."""
 
 
-LEAST: Mapping[str, int] = {"variants": 1, "compile_workers": 0, "compile_seconds": 0, "compile_megabytes": 0}
+LEAST: Mapping[str, int] = {
+    "variants": 1,
+    "compile_workers": 0,
+    "compile_seconds": 0,
+    "compile_megabytes": 0,
+    "compile_budget": 0,
+}
 """The smallest value of an option."""
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},

@@ -133,6 +133,7 @@ class Callbacks:
     scalars: Callable[[int | float, Source], bool] | None = None
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None
     compile_speculation: CompileSpeculation = run_eagerly
+    check_time: Callable[[], None] = lambda: None
 
 
 def capture_frame(
@@ -148,6 +149,7 @@ def capture_frame(
     is_compiling: bool = False,
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None,
     compile_speculation: CompileSpeculation = run_eagerly,
+    check_time: Callable[[], None] = lambda: None,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -160,9 +162,12 @@ def capture_frame(
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes the function to call if a speculation fails; None: do not speculate.
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
+        check_time: called often; raises a KilnError, which ends the capture.
     """
     sink = events if events is not None else EventSink()
-    callbacks = Callbacks(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation)
+    callbacks = Callbacks(
+        compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time
+    )
     stops: dict[tuple[int, int], GraphBreak] = {}
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
@@ -197,7 +202,8 @@ def new_state(
     is_compiling: bool,
     stops: Mapping[tuple[int, int], GraphBreak],
 ) -> CaptureState:
-    policy = Policy(callbacks.dims, callbacks.scalars, is_compiling, callbacks.make_exit is not None)
+    speculate = callbacks.make_exit is not None
+    policy = Policy(callbacks.dims, callbacks.scalars, is_compiling, speculate, callbacks.check_time)
     recorder = callbacks.recorder_factory()
     return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops)
 

@@ -276,12 +276,14 @@ class Policy:
 
     `dims` says which sizes of a new input become symbols, `scalars` which numbers become inputs (None: none).
     `speculate`: a branch on values of integer inputs may be decided now and checked in front of the region.
+    `check_time` raises a KilnError when the capture takes too long.
     """
 
     dims: Callable[[torch.Tensor, Source], Dims]
     scalars: Callable[[int | float, Source], bool] | None
     is_compiling: bool
     speculate: bool
+    check_time: Callable[[], None] = lambda: None
 
 
 @final

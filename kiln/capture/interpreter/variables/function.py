@@ -502,6 +502,7 @@ class Partial(Value):
 
 def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """Execute a call of a Python function in a new frame, or make a generator."""
+    s.policy.check_time()
     parent = running_frame(s)
     code = function.code
     if code.co_flags & ASYNC:

@@ -362,6 +362,7 @@ def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
 
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes and wrap its result."""
+    s.policy.check_time()
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None

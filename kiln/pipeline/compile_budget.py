@@ -1,0 +1,103 @@
+"""How long a session may compile: no longer than it can pay off.
+
+    the first 60 s of compiling                   free
+    while the program has run for less than 30 s  ten times what it has run since its first compile
+    then                                          a tenth of it
+
+A compile that reaches the limit is given up: the call runs eager. A later call tries again once there is time for twice
+as much. So a program that runs on is compiled in the end, and one that compiles in every call becomes at most a tenth
+slower than eager.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import final
+
+from kiln.support.errors import KilnError
+
+EARLY, LATER = 10.0, 0.1
+"""Seconds of compiling for each second that the program has run, in the first SETTLING seconds and then."""
+SETTLING = 30.0
+
+
+class CompileBudgetSpent(KilnError):
+    code = "KILN1093"
+    what = "`{name}` runs eager for now: it has been compiled for {spent:.0f} s"
+    why = "meanwhile the program ran for {ran:.0f} s, so that more compiling would not pay off yet"
+    try_ = (
+        "read in the report what is compiled again, and where the graph breaks",
+        "allow more: options={{'compile_budget': {more}}}",
+    )
+
+
+@final
+class CompileBudget:
+    """`seconds` are free; 0: no limit. Used under the lock of the session, `clock` counts seconds."""
+
+    def __init__(self, name: str, seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.seconds = seconds
+        self.spent = 0.0
+        """By compiles that have ended."""
+        self._clock = clock
+        self._first: float | None = None
+        self._started: float | None = None
+        self._deadline = float("inf")
+        self._wanted = 0.0
+        self._thread = 0
+        self._told = False
+
+    @property
+    def left(self) -> float:
+        """Seconds that may be compiled now."""
+        ran = self.ran
+        return self.seconds + EARLY * min(ran, SETTLING) + LATER * max(ran - SETTLING, 0.0) - self.spent
+
+    @property
+    def ran(self) -> float:
+        """Seconds since the first compile that were not spent compiling."""
+        return 0.0 if self._first is None else max(0.0, self._clock() - self._first - self.spent)
+
+    def is_spent(self) -> bool:
+        """Whether a compile must not start now."""
+        return self.seconds > 0 and self.left <= self._wanted
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A compile, which `check` ends at the limit."""
+        start = self._clock()
+        self._first = start if self._first is None else self._first
+        self._deadline = start + self.left if self.seconds else float("inf")
+        self._started, self._thread, self._told = start, threading.get_ident(), False
+        try:
+            yield
+            self._wanted = 0.0
+        except CompileBudgetSpent:
+            self._wanted = 2 * (self._clock() - start)
+            raise
+        finally:
+            self.spent += self._clock() - start
+            self._started, self._deadline = None, float("inf")
+
+    def check(self) -> None:
+        """Raise CompileBudgetSpent once the compile that this thread runs has reached the limit."""
+        if self._clock() > self._deadline and threading.get_ident() == self._thread:
+            raise self.problem()
+
+    def news(self) -> CompileBudgetSpent | None:
+        """Why the program runs eager for now, unless that was said since the last compile."""
+        told, self._told = self._told, True
+        return None if told else self.problem()
+
+    def problem(self) -> CompileBudgetSpent:
+        """Why the program runs eager for now."""
+        running = 0.0 if self._started is None else self._clock() - self._started
+        spent = self.spent + running
+        ran = self.ran - running
+        return CompileBudgetSpent(
+            name=self.name, spent=spent, ran=max(0.0, ran), more=2 * max(self.seconds, int(spent))
+        )
