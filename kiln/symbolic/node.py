@@ -19,7 +19,7 @@ import torch
 from kiln.support.location import Location
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
 from kiln.symbolic.env import ShapeEnv
-from kiln.symbolic.expr import Expr, Int, sym_max, sym_min
+from kiln.symbolic.expr import Expr, Int, sym_max, sym_min, terms_of
 from kiln.symbolic.relation import Relation, rel_le
 from kiln.symbolic.values import (
     AllOf,
@@ -70,6 +70,8 @@ def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
     def method(self: SymNode, other: SymNode) -> SymNode:
         a, b = _number(self.value), _number(other.value)
         if isinstance(a, int | Expr) and isinstance(b, int | Expr):
+            if op in GROWING:
+                require_few_terms(op, a, b)
             result = on_ints(a, b)
             if op in GROWING:
                 require_fit(self.env, result, self.where())
@@ -83,8 +85,19 @@ GROWING = frozenset({"mul", "pow"})
 LARGEST = 1 << 62
 
 
+MOST_TERMS = 64
+
+
 class NumberTooLarge(OverflowError):
-    """A product of numbers of the caller does not fit 64 bits in this call."""
+    """A product of numbers does not fit 64 bits in this call, or has too many terms."""
+
+
+def require_few_terms(op: str, a: Int, b: Int) -> None:
+    """Raises NumberTooLarge for a product of long sums: in a loop its terms would multiply in each iteration."""
+    first = len(terms_of(a))
+    terms = first ** min(b, MOST_TERMS) if op == "pow" and isinstance(b, int) else first * len(terms_of(b))
+    if terms > MOST_TERMS:
+        raise NumberTooLarge(f"a product of {terms} terms")
 
 
 def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:

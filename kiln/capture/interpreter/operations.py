@@ -306,7 +306,10 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
         return str(tuple(a.constant(s) for a in args))
     plain = value.constant(s)
     converters: dict[str, Callable[[object], object]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
-    return format(converters[conversion](plain), spec)
+    try:
+        return format(converters[conversion](plain), spec)
+    except ERRORS as error:
+        raise s.error(type(error), *error.args) from None
 
 
 def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:

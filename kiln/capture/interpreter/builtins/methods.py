@@ -10,7 +10,7 @@ from typing import TypeVar
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
-from kiln.capture.interpreter.operations import contains, equal
+from kiln.capture.interpreter.operations import contains, equal, fold
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -430,7 +430,7 @@ def object_delattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(object.__str__, object.__format__)
 def object_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     spec = args[1].constant(s) if len(args) > 1 else ""
-    return Constant(format(args[0].constant(s), spec))
+    return fold(s, format, args[0].constant(s), spec)
 
 
 @handles(object.__eq__)
