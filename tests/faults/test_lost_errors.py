@@ -86,6 +86,19 @@ SHAPES: dict[str, Case] = {
     "weight of layer_norm": (lambda x, w: torch.native_layer_norm(x, (4,), w, None, 1e-5), (X, X)),
     "logsumexp over nothing": (lambda x: x.logsumexp(()), (X,)),
     "view_as_complex": (torch.view_as_complex, (X,)),
+    "negative repeat": (lambda x: x.repeat(2, -1), (X,)),
+    "pixel_shuffle of odd channels": (lambda x: F.pixel_shuffle(x, 2), (torch.ones(1, 3, 2, 2),)),
+    "pixel_unshuffle of odd sizes": (lambda x: F.pixel_unshuffle(x, 2), (torch.ones(1, 3, 3, 2),)),
+    "channels_last of rank 5": (
+        lambda x: x.to(torch.float64, memory_format=torch.channels_last), (torch.ones(1, 3, 3, 2, 1),)),
+    "pos_weight beyond the input": (
+        lambda x, y, w: F.binary_cross_entropy_with_logits(x, y, pos_weight=w), (X[:, :1], X[:, :1], torch.ones(4))),
+    "norm of nothing": (lambda x: torch.linalg.vector_norm(x, -2), (torch.empty(0),)),
+    "weight of group_norm": (lambda x, w: F.group_norm(x, 2, w), (torch.ones(2, 4, 3), torch.ones(3))),
+    "weight of batch_norm": (
+        lambda x, w: F.batch_norm(x, None, None, w, training=True), (torch.ones(2, 4, 3), torch.ones(3))),
+    "addr of matrices": (lambda x, y: torch.addr(x, y, y), (X, X)),
+    "broadcast of a written tensor": (lambda x, y: x.gcd_(y), (at(1, 2)[:, None], at(1, 2, 3))),
     "two halves": (lambda a: a[:2].add_(a[2:]), (torch.arange(4.0),)),
     "zero_ of an expanded tensor": (lambda x: x.expand(3, 4).zero_(), (torch.ones(1, 4),)),
 }
@@ -136,6 +149,13 @@ VALUES: dict[str, Case] = {
     "cumsum_ to another dtype": (lambda x: x.cumsum_(0, dtype=torch.float64), (X,)),
     "view_as_real": (torch.view_as_real, (X,)),
     "scatter by another reduction": (lambda x, i: x.scatter(0, i, x, reduce="sum"), (X, at(0, 1, 2, 0)[None])),
+    "hardtanh of unsigned numbers": (F.hardtanh, (torch.tensor([1, 2], dtype=torch.uint8),)),
+    "index_put of another dtype": (lambda x, i, v: x.index_put((i,), v), (X, at(1), X[0].double())),
+    "addbmm of another dtype": (lambda x, y: torch.addbmm(x, y, y), (torch.ones(2, 2), torch.ones(2, 2, 2).double())),
+    "complex norm of real numbers": (lambda x: torch.linalg.vector_norm(x, dtype=torch.complex64), (X,)),
+    "batch_norm of integers": (lambda x: F.batch_norm(x, None, None, training=True), (torch.ones(2, 4).int(),)),
+    "weight of layer_norm in float64": (lambda x, w: F.layer_norm(x, (4,), w), (X, X[0].double())),
+    "i0_ of integers": (lambda x: x.i0_(), (WHOLE.clone(),)),
     "isinstance": (lambda x: isinstance(x, torch.Tensor, extra=1), (X,)),  # type: ignore[call-arg]
 }
 # fmt: on

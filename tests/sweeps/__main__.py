@@ -5,8 +5,9 @@ import sys
 from tests.sweeps.python_programs import PythonSweep
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import main
+from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
-SWEEPS = {"python": PythonSweep, "rules": RuleSweep}
+SWEEPS = {"graphs": GraphSweep, "kernels": KernelSweep, "python": PythonSweep, "rules": RuleSweep}
 
 if __name__ == "__main__":
     sys.exit(main(SWEEPS, sys.argv[1:]))

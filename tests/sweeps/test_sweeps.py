@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.sweeps.python_programs import PythonSweep
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import Finding, Note, Sweep, lines_of, parser, run
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
+from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
 LEAF = Statement("x = 1")
 
@@ -44,7 +46,7 @@ class Counting:
     def run(self, number: int, note: Note) -> list[Finding]:
         note("it", f"program {number}")
         if number == 4:
-            os.abort()
+            os.kill(os.getpid(), signal.SIGKILL)
         if number == 6:
             raise ValueError("the sweep is wrong")
         return [Finding("it", "values", "differs")] if number == 2 else []
@@ -83,6 +85,15 @@ def test_random_python() -> None:
 def test_changed_arguments_of_rules() -> None:
     found = findings(RuleSweep(("gather", "masked_fill", "nn.functional.pad")), range(3))
     assert [finding for finding in found if finding.kind != "refused"] == []
+
+
+def test_random_tensors_as_graphs() -> None:
+    assert findings(GraphSweep(), range(100)) == []
+
+
+@pytest.mark.slow
+def test_random_tensors_as_kernels() -> None:
+    assert findings(KernelSweep(), range(100)) == []
 
 
 @pytest.mark.slow

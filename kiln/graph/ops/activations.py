@@ -48,6 +48,8 @@ def relu6(e: Emit, x: Node) -> Node:
 
 @decompose("hardtanh.default")
 def hardtanh(e: Emit, x: Node, min_val: Number = -1, max_val: Number = 1) -> Node:
+    if not x.tensor.dtype.is_signed and (min_val < 0 or max_val < 0):
+        raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
     return clamped(e, x, min_val, max_val)
 
 

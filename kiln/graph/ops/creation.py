@@ -33,10 +33,15 @@ FORMATS = {
 }
 
 
+RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
 def strides_for(e: Emit, x: TensorSpec, memory_format: Format) -> tuple[Int, ...]:
     """Strides of a copy of `x` in a memory format; None and preserve_format keep that of `x`."""
     if memory_format is None or memory_format is torch.preserve_format:
         return e.preserved_strides(x)
+    if x.rank != RANKS.get(memory_format, x.rank):
+        raise RuntimeError(f"required rank {RANKS[memory_format]} tensor to use {memory_format}")
     return format_strides(x.sizes, FORMATS[memory_format])  # type: ignore[arg-type]
 
 

@@ -116,6 +116,9 @@ def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
     missing = len(repeats) - spec.rank
     if missing < 0:
         raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    for times in repeats:
+        if isinstance(times, int) and times < 0:
+            raise RuntimeError(f"Trying to create tensor with negative dimension {times}: {list(repeats)}")
     sizes = (1,) * missing + spec.sizes
     spread = x
     for axis in range(missing):
@@ -163,7 +166,9 @@ def rot90(e: Emit, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     order = list(range(x.tensor.rank))
     order[first], order[second] = second, first
     flips = {0: (), 1: (second,), 2: tuple(sorted((first, second))), 3: (first,)}[turns]
-    y = e.node("flip", x, axes=flips) if flips else copy(e, x)
+    if not flips:
+        return packed(e, copy(e, x))
+    y = e.node("flip", x, axes=flips)
     if turns % 2 == 0:
         return y
     turned = e.node("permute", y, dims=tuple(order))
@@ -295,10 +300,25 @@ def indices_at(op: str, indices: Sequence[Node | None]) -> tuple[tuple[int, ...]
     return axes, nodes
 
 
+def of_common_sizes(e: Emit, indices: list[Node]) -> list[Node]:
+    """Indices whose sizes are equal by a guard (`s0 - 2` and 2), written alike: later stages do not ask guards."""
+    sizes = {index.tensor.sizes for index in indices}
+    if len(sizes) < 2 or all(isinstance(size, int) for shape in sizes for size in shape):
+        return indices
+    common = broadcast(e.oracle, list(sizes), "index")
+    return [e.node("expand", index, sizes=aligned(index.tensor.sizes, common)) for index in indices]
+
+
+def aligned(sizes: tuple[Int, ...], common: tuple[Int, ...]) -> tuple[Int, ...]:
+    """`common` without what broadcasting adds to `sizes`."""
+    shared = common[len(common) - len(sizes) :]
+    return tuple([size if size == 1 else other for size, other in zip(sizes, shared, strict=True)])
+
+
 @decompose("index.Tensor", "_unsafe_index.Tensor")
 def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
     axes, nodes = indices_at("aten.index", indices)
-    return e.node("index", x, *nodes, axes=axes) if axes else copy(e, x)
+    return e.node("index", x, *of_common_sizes(e, nodes), axes=axes) if axes else copy(e, x)
 
 
 @decompose("index_put.default", "_unsafe_index_put.default")
@@ -306,12 +326,17 @@ def index_put(
     e: Emit, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, unsafe: bool = False
 ) -> Node:
     """A scalar stored under a mask is a `where`, not a scatter."""
-    value = e.convert(values, x.tensor.dtype)
+    if values.tensor.dtype is not x.tensor.dtype:
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {x.tensor.dtype} for the destination and"
+            f" {values.tensor.dtype} for the source."
+        )
+    value = values
     masks = [index for index in indices if index is not None and index.tensor.dtype is torch.bool]
     if len(masks) == 1 and len(indices) == 1 and not value.tensor.rank and not accumulate:
         return masked(e, x, masks[0], value)
     axes, nodes = indices_at("aten.index_put", indices)
-    return e.node("index_put", x, *nodes, value, axes=axes, accumulate=accumulate)
+    return e.node("index_put", x, *of_common_sizes(e, nodes), value, axes=axes, accumulate=accumulate)
 
 
 def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:

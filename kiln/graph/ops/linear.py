@@ -10,6 +10,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.meta import broadcast, equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -64,16 +65,23 @@ def baddbmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: N
 
 @decompose("addr.default")
 def addr(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    if left.tensor.rank != 1 or right.tensor.rank != 1:
+        raise RuntimeError("addr: Expected 1-D vectors")
     p = e.pointwise
-    outer = p("mul", *promoted(e, e.node("unsqueeze", left, axis=1), right))
+    x, left, right = promoted(e, x, e.node("unsqueeze", left, axis=1), right)
+    outer = p("mul", left, right)
     added = outer if alpha == 1 else p("mul", outer, alpha)
     if beta == 0:
         return added
-    return p("add", *promoted(e, x if beta == 1 else p("mul", x, beta), added))
+    total = p("add", x if beta == 1 else p("mul", x, beta), added)
+    if not same_sizes(e, total.tensor.sizes, outer.tensor.sizes):
+        raise RuntimeError(f"addr: input of sizes {x.tensor.sizes} cannot be expanded to {outer.tensor.sizes}")
+    return total
 
 
 @decompose("addbmm.default")
 def addbmm(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    _same_dtype("addbmm", x.tensor, left.tensor, right.tensor)
     p = e.pointwise
     product = e.library("aten.bmm.default", (left, right), {}, bmm(e, left, right))
     total = e.node("sum", product, axes=(0,))

@@ -17,6 +17,7 @@ from kiln.graph.ops.pointwise import require_chances
 from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, promoting, widened
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
+from kiln.graph.ops.sizes import same_sizes
 
 NONE, MEAN, SUM = 0, 1, 2
 """Values of the argument `reduction`."""
@@ -151,6 +152,8 @@ def binary_cross_entropy_with_logits(
         factor = e.convert(pos_weight, left.tensor.dtype)
         tail = p("mul", tail, p("add", p("mul", p("sub", factor, 1), right), 1))
     loss = p("add", p("mul", one_minus(e, right), left), tail)
+    if not same_sizes(e, loss.tensor.sizes, x.tensor.sizes):
+        raise RuntimeError(f"output with shape {x.tensor.sizes} doesn't match the broadcast shape {loss.tensor.sizes}")
     return _rounded(e, _weighted(e, loss, weight), reduction, y.tensor.dtype)
 
 

@@ -57,6 +57,23 @@ def contiguous(e: Emit, y: Node, dtype: torch.dtype) -> Node:
 # Layer norm.
 
 
+def require_dtypes(x: TensorSpec, *parameters: Maybe) -> None:
+    """Parameters have the dtype of the input, or the one in which eager computes."""
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        raise NotImplementedError(f"the norm is not implemented for {x.dtype}")
+    for parameter in parameters:
+        if parameter is not None and parameter.tensor.dtype not in (x.dtype, OPMATH.get(x.dtype)):
+            raise RuntimeError(f"expected scalar type {x.dtype} but found {parameter.tensor.dtype}")
+
+
+def require_parameters(e: Emit, op: str, x: TensorSpec, channels: Int, *parameters: Maybe) -> None:
+    """A number per channel."""
+    require_dtypes(x, *parameters)
+    for parameter in parameters:
+        if parameter is not None and not same_sizes(e, parameter.tensor.sizes, (channels,)):
+            raise RuntimeError(f"{op}: expected parameters of {channels} elements, got {parameter.tensor.sizes}")
+
+
 @decompose("native_layer_norm.default")
 def layer_norm(
     e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, bias: Maybe, eps: float
@@ -74,8 +91,7 @@ def layer_norm(
     for parameter in (weight, bias):
         if parameter is not None and not same_sizes(e, parameter.tensor.sizes, normalized_shape):
             raise RuntimeError("Expected weight and bias to be of same shape as normalized_shape")
-        if parameter is not None and parameter.tensor.dtype not in (spec.dtype, OPMATH.get(spec.dtype)):
-            raise RuntimeError(f"expected scalar type {spec.dtype} but found {parameter.tensor.dtype}")
+    require_dtypes(spec, weight, bias)
     axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
     y, middle, scale = standardised(e, wide(e, x), axes, eps)
     y = affine(e, y, wide_or_none(e, weight), wide_or_none(e, bias))
@@ -182,6 +198,7 @@ def group_norm(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, N: Int, C: Int, HxW: Int, group: int, eps: float
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
+    require_parameters(e, "group_norm", spec, C, weight, bias)
     y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
     full = e.node("view", y, sizes=spec.sizes)
     full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
@@ -278,6 +295,7 @@ def batch_norm(
     e: Emit, x: Node, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
     momentum: float, eps: float,
 ) -> Effects:  # fmt: skip
+    require_parameters(e, "batch_norm", x.tensor, x.tensor.sizes[1], weight, bias, running_mean, running_var)
     kept = _saved_dtype(x, weight, bias, running_mean, running_var)
     if not training:
         assert running_mean is not None and running_var is not None

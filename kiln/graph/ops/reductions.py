@@ -240,6 +240,8 @@ def vector_norm(
     e: Emit, x: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Node:
     kind = dtype or x.tensor.dtype
+    if kind.is_complex != x.tensor.dtype.is_complex:
+        raise RuntimeError("linalg.vector_norm: dtype should be complex exactly if the input is")
     if kind.is_complex:
         kind = kind.to_real()
     if x.tensor.dtype.is_complex:
@@ -252,8 +254,9 @@ def vector_norm(
 def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) -> Node:
     p = e.pointwise
     size = p("abs", x)
-    if math.isinf(order):
+    if math.isinf(order) or order < 0:  # no identity
         extreme_axes(e, "linalg.vector_norm", x, axes)
+    if math.isinf(order):
         return reduce(e, "amax" if order > 0 else "amin", size, axes, keepdim)
     if order == 0:
         return reduce(e, "sum", e.convert(truth(e, x), x.tensor.dtype), axes, keepdim)

@@ -12,6 +12,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, laid_out, pooled
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
+from kiln.graph.prims.meta import equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -63,9 +64,21 @@ def col2im(
     return spec.with_sizes((*spec.sizes[:-2], spec.sizes[-2] // reach, *output_size))
 
 
+def require_image(e: Emit, op: str, x: TensorSpec, factor: int) -> None:
+    if x.rank < 3:
+        raise RuntimeError(
+            f"{op} expects input to have at least 3 dimensions, but got input with {x.rank} dimension(s)"
+        )
+    if factor <= 0:
+        raise RuntimeError(f"{op} expects a positive factor, but got {factor}")
+
+
 @decompose("pixel_shuffle.default")
 def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
     spec, r = x.tensor, upscale_factor
+    require_image(e, "pixel_shuffle", spec, r)
+    if not equal(e.oracle, spec.sizes[-3] % (r * r), 0):
+        raise RuntimeError("pixel_shuffle expects the channels to be divisible by the square of upscale_factor")
     lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
     k = len(lead)
     split = e.node("reshape", x, sizes=(*lead, c // (r * r), r, r, h, w))
@@ -76,6 +89,9 @@ def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
 @decompose("pixel_unshuffle.default")
 def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     spec, r = x.tensor, downscale_factor
+    require_image(e, "pixel_unshuffle", spec, r)
+    if not (equal(e.oracle, spec.sizes[-2] % r, 0) and equal(e.oracle, spec.sizes[-1] % r, 0)):
+        raise RuntimeError("pixel_unshuffle expects height and width to be divisible by downscale_factor")
     lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
     k = len(lead)
     split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))

@@ -21,6 +21,8 @@ from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
+from kiln.graph.ops.registry import Results
+from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.symbolic import Expr
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
@@ -72,12 +74,25 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
 
 
+def fitted(mode: RecordingMode, value: Results, spec: TensorSpec) -> Node:
+    """The result of an op as the new contents of a tensor of `spec`."""
+    assert isinstance(value, Node)
+    have = value.tensor
+    if not same_sizes(mode.emit, have.sizes, spec.sizes):
+        raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")
+    if have.dtype is not spec.dtype:
+        if not torch.can_cast(have.dtype, spec.dtype):
+            raise RuntimeError(f"result type {have.dtype} can't be cast to the desired output type {spec.dtype}")
+        value = mode.emit.convert(value, spec.dtype)
+    return value
+
+
 def _writing_handler(functional: OpOverload) -> Handler:
     inner = fallback_handler(functional)
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         made = inner(mode, functional, args, kwargs)
-        mode.write(args[0], mode.node_of(made), op)
+        mode.write(args[0], fitted(mode, mode.node_of(made), mode.view_of(args[0]).spec), op)
         return args[0]
 
     return handler

@@ -23,13 +23,12 @@ from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.fake import QUERIES
-from kiln.graph.trace.fallback import fallback_handler, written_arguments
+from kiln.graph.trace.fallback import fallback_handler, fitted, written_arguments
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView, overlaps_partially
 from kiln.plan.overloads import is_random
-from kiln.tensor.spec import TensorSpec
 
 
 def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
@@ -258,16 +257,3 @@ def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handl
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return handler
-
-
-def fitted(mode: RecordingMode, value: Results, spec: TensorSpec) -> Node:
-    """The result of an op as the new contents of a tensor of `spec`."""
-    assert isinstance(value, Node)
-    have = value.tensor
-    if not same_sizes(mode.emit, have.sizes, spec.sizes):
-        raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")
-    if have.dtype is not spec.dtype:
-        if not torch.can_cast(have.dtype, spec.dtype):
-            raise RuntimeError(f"result type {have.dtype} can't be cast to the desired output type {spec.dtype}")
-        value = mode.emit.convert(value, spec.dtype)
-    return value

@@ -213,7 +213,7 @@ class _Chain:
             return not self.updates and spec == node.spec
         if node in self.calls or not isinstance(node.spec, TensorSpec) or node.spec.dtype is not spec.dtype:
             return False
-        if not same_strides(node.spec.strides, spec.strides, spec.sizes):
+        if node.spec.rank != spec.rank or not same_strides(node.spec.strides, spec.strides, spec.sizes):
             return False
         if self._is_current(node):
             return self.view(node) == spec

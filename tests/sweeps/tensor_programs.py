@@ -1,0 +1,414 @@
+"""Random programs of tensor operations: views, writes through views, promotion, reductions, indexing, gradients.
+
+    def f(x0, x1, x2, n0, m0, h0, z0):
+        v1 = x0.transpose(0, 2)
+        v1[..., 0].mul_(2)           =>     results, written arguments, layouts, aliases: as in eager
+        v2 = v1.sum(1) + z0
+        return x0, v1, v2
+
+`GraphSweep` records the program and runs the simplified graph by the reference interpreter (milliseconds a case);
+`KernelSweep` compiles it with all stages, with gradients and a second call on other values.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import kiln
+from kiln.graph.ir.errors import InvalidGraph, WrongPrediction
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.passes import run_passes
+from kiln.graph.trace import Recorder
+from kiln.pipeline.session import KilnWarning
+from kiln.runtime.guards.source import LocalSource
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+from tests.ops.sweep_compare import strides_of
+from tests.ops.sweep_worker import copy_of
+from tests.sweeps.runner import Finding, Note
+from tests.sweeps.shrink import Block, Statement, shrunk, text_of
+
+NAMES = ("x0", "x1", "x2", "n0", "m0", "h0", "z0", "u0")
+ASSIGNED = re.compile(r"(v\d+)")
+SIGNATURE = f"def f({', '.join(NAMES)}):"
+MOST_ELEMENTS = 400
+OPTIONS = {"cache": False, "compile_workers": 1, "progress": False}
+
+
+def inputs(seed: int) -> list[Tensor]:
+    """Numbers that sums and products of a few keep exact."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*sizes: int) -> Tensor:
+        return torch.randint(-8, 9, sizes, generator=generator) / 4
+
+    return [
+        numbers(2, 3, 4),
+        numbers(4, 6)[:, ::2],
+        numbers(3, 4).t(),
+        torch.randint(0, 3, (4,), generator=generator),
+        torch.randint(0, 2, (3, 4), generator=generator).bool(),
+        numbers(3, 4).to(torch.bfloat16),
+        numbers(1).reshape(()),
+        torch.randint(0, 9, (3,), generator=generator, dtype=torch.uint8),
+    ]
+
+
+# fmt: off
+TEMPLATES: tuple[str, ...] = (
+    # Views.
+    "{v} = {t}.transpose({a}, {a})", "{v} = {t}[{s}:]", "{v} = {t}[..., {s}:]", "{v} = {t}[::{k}]",
+    "{v} = {t}.unsqueeze({a})",
+    "{v} = {t}.select({a}, {s})", "{v} = {t}.narrow({a}, {s}, 1)", "{v} = {t}.view(-1)", "{v} = {t}.flip({a})",
+    "{v} = {t}.squeeze()",
+    "{v} = {t}.expand(2, *{T}.shape)", "{v} = {t}.diagonal()", "{v} = {t}.unfold(-1, 2, 1)",
+    "{v} = {t}.permute(*range({T}.dim()))",
+    "{v} = {t}.movedim(0, -1)", "{v}, *_ = {t}.split(2, {a})", "{v} = {t}.chunk(2, -1)[-1]",
+    "{v} = {t}.unbind({a})[0]", "{v} = {t}.detach()",
+    "{v} = {t}.reshape(-1)", "{v} = {t}.flatten()", "{v} = {t}.as_strided((2, 2), (1, 2), {s})", "{v} = {t}.t()",
+    "{v} = {t}.T.contiguous()",
+    "{v} = {t}.view_as({t})", "{v} = {t}.real", "{v} = {t}[None]", "{v} = {t}[-1]", "{v} = {t}.swapaxes(0, -1)",
+    "{v} = {t}.roll(1, {a})",
+    # Writes.
+    "{t}.add_({k})", "{t}.mul_({t})", "{t}[{s}] = {k}", "{t}[..., {s}] = {t}[..., 0]", "{t}.zero_()",
+    "{t}.fill_({k})", "{t}.copy_({t})",
+    "{t}.neg_()", "{t}.clamp_(-1, 1)", "{t}[{m}] = {k}", "{t}.masked_fill_({t} > 0, {k})", "{t}[n0[:2]] = {k}",
+    "{t}.index_add_(0, n0[:1], {t}[:1])",
+    "{t}.sub_({t}.sum())", "{t}.transpose(0, -1).mul_({k})", "{t}.diagonal().add_(1)", "{t}.view(-1)[0] = {k}",
+    "{t}.scatter_(0, n0[:1], {k}.0)",
+    "torch.add({t}, {t}, out={t})", "{t}.requires_grad_(False)", "{t} += {t}", "{t} *= {k}", "{t}.squeeze_()",
+    "{t}.unsqueeze_(0)",
+    "{t}.index_put_((n0[:1],), {t}[:1], accumulate=True)", "{t}.index_fill_(0, n0[:1], {k})", "{t}.swap = 1",
+    "{t}.t_()", "{t}.cumsum_(0)",
+    # Values.
+    "{v} = {t} + {t}", "{v} = {t} * {t}", "{v} = {t} - {k}", "{v} = {t} * 0.5", "{v} = {k} - {t}", "{v} = -{t}",
+    "{v} = {t}.abs()", "{v} = {t}.clone()",
+    "{v} = {t} / 4", "{v} = {t} // 2", "{v} = {t} % 3", "{v} = {t}.floor()", "{v} = {t}.to(torch.float64)",
+    "{v} = {t}.to(torch.int64)", "{v} = {t}.half()",
+    "{v} = {t}.to(torch.uint8).float()", "{v} = {t} > 0", "{v} = {t} == {t}", "{v} = torch.where({t} > 0, {t}, {t})",
+    "{v} = {t}.relu()", "{v} = {t}.sign()",
+    "{v} = torch.maximum({t}, {t})", "{v} = {t}.clamp(min={k})", "{v} = {t} ** 2", "{v} = {t}.contiguous()",
+    "{v} = {t}.exp()", "{v} = {t}.sigmoid()",
+    "{v} = torch.addcmul({t}, {t}, {t}, value={k})", "{v} = {t}.lerp({t}, 0.25)", "{v} = {t}.bool()",
+    "{v} = {t}.logical_not()", "{v} = {t}.nan_to_num()",
+    "{v} = torch.zeros_like({t})", "{v} = {t}.new_ones(2)", "{v} = torch.full((3,), {k}) + {t}",
+    "{v} = torch.arange({T}.shape[-1]) * {t}", "{v} = {t}.bfloat16()",
+    "{v} = torch.ones(3, 4).tril() * {t}", "{v} = {t} & 3", "{v} = {t} << 1", "{v} = {t}.type_as({t})",
+    "{v} = {t}.round()", "{v} = {t}.tanh()", "{v} = 2 ** {t}",
+    # Reductions, scans.
+    "{v} = {t}.sum()", "{v} = {t}.sum({a})", "{v} = {t}.sum({a}, keepdim=True)", "{v} = {t}.mean({a})",
+    "{v} = {t}.amax({a})", "{v} = {t}.min({a}).values",
+    "{v} = {t}.argmax({a})", "{v} = {t}.prod({a})", "{v} = {t}.any({a})", "{v} = {t}.all()", "{v} = {t}.cumsum({a})",
+    "{v} = {t}.var({a})", "{v} = {t}.max()",
+    "{v} = {t}.softmax({a})", "{v} = {t}.norm()", "{v} = {t}.logsumexp({a})", "{v} = {t}.std()",
+    "{v} = {t}.count_nonzero()", "{v} = {t}.cummax({a}).values",
+    "{v} = {t}.sum((0, -1))", "{v} = {t}.sort({a}).values", "{v} = {t}.topk(2, {a}).values", "{v} = {t}.median()",
+    "{v} = {t}.cumprod({a})",
+    # Joining, indexing, products.
+    "{v} = torch.cat([{t}, {T}, {T}], {a})", "{v} = torch.stack([{T}, {T}], {a})", "{v} = {t}[n0[:2]]",
+    "{v} = {t}.index_select({a}, n0[:1])", "{v} = {t}[m0]",
+    "{v} = {t}.gather({a}, torch.zeros_like({T}, dtype=torch.int64))", "{v} = {t} @ {t}",
+    "{v} = torch.nn.functional.pad({T}, (1, 0))", "{v} = {t}.repeat(2, 1)",
+    "{v} = torch.nn.functional.linear({T}, {T})", "{v} = {t}.take(n0[:2])", "{v} = {t}.masked_fill({t} > 0, {k})",
+    "{v} = {t}[n0[:2], n0[2:]]", "{v} = {t}.outer({t})",
+    "{v} = {t}.tile(2)", "{v} = {t}.repeat_interleave(2, {a})", "{v} = torch.cat([{t}.view(-1), {t}.reshape(-1)])",
+    "{v} = torch.einsum('...i,...i->...', {T}, {T})",
+    "{v} = torch.nn.functional.layer_norm({T}, {T}.shape[-1:])", "{v} = torch.nn.functional.gelu({t})",
+    "{v} = torch.bmm({T}[None], {T}[None])", "{v} = {t}.scatter(0, n0[:1], {k}.0)",
+    "{v} = {t}.index_add(0, n0[:1], {t}[:1])", "{v} = torch.nn.functional.embedding(n0, {T})",
+    "{v} = torch.bucketize({T}, x1[0].sort().values)",
+)
+# fmt: on
+
+
+@dataclass
+class Writer:
+    """Writes a program while it runs on sample inputs, so that most statements are valid."""
+
+    rng: random.Random
+    values: dict[str, Any] = field(default_factory=dict)
+    fresh: int = 0
+    last: str = ""
+
+    def program(self, size: int) -> Block:
+        self.values = {"torch": torch, **dict(zip(NAMES, inputs(0), strict=True))}
+        lines: list[str] = []
+        for _ in range(size * 4):
+            if len(lines) >= size:
+                break
+            line = self.statement()
+            before = dict(self.values)
+            with torch.no_grad():
+                try:
+                    exec(line, self.values)
+                except Exception:
+                    self.values = before
+                    if self.rng.random() < 0.995:
+                        continue
+            if any(isinstance(v, Tensor) and v.numel() > MOST_ELEMENTS for v in self.values.values()):
+                self.values = before
+                continue
+            lines.append(line)
+        return tuple(map(Statement, lines))
+
+    def statement(self) -> str:
+        template = self.rng.choice(TEMPLATES)
+        self.last = ""
+        while "{" in template:
+            before, _, rest = template.partition("{")
+            what, _, after = rest.partition("}")
+            template = before + self.hole(what) + after
+        return template
+
+    def hole(self, what: str) -> str:
+        if what == "v":
+            self.fresh += 1
+            return f"v{self.fresh}"
+        if what == "t":
+            names = [name for name, value in self.values.items() if isinstance(value, Tensor) and name != "_"]
+            recent = [name for name in names if name.startswith("v")][-4:]
+            name = self.rng.choice(recent if recent and self.rng.random() < 0.6 else names)
+            self.last = self.last or name
+            return name
+        if what == "T":  # the same tensor as before, or one to begin with
+            self.last = self.last or self.rng.choice([*NAMES[:3], *[n for n in self.values if n.startswith("v")]])
+            return self.last
+        if what == "a":
+            value = self.values.get(self.last)
+            return str(self.rng.randrange(max(value.dim(), 1)) if isinstance(value, Tensor) else 0)
+        if what == "m":
+            return f"{self.last} > 0"
+        return str(self.rng.choice((0, 1)) if what == "s" else self.rng.choice((1, 2, 3)))
+
+
+def source_of(block: Block) -> str:
+    """The program, which returns all its values: an error in one that is not used may be lost."""
+    made = [found[1] for statement in block if (found := ASSIGNED.match(statement.text))]
+    return text_of((Statement(SIGNATURE, (*block, Statement(f"return {', '.join([*made, *NAMES])}"))),))
+
+
+def function_of(source: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(compile(source, "<program>", "exec"), namespace)
+    return namespace["f"]  # type: ignore[no-any-return]
+
+
+@dataclass
+class Outcome:
+    """What a run gave: tensors in order, or the error."""
+
+    tensors: list[Tensor]
+    arguments: list[Tensor]
+    error: Exception | None = None
+
+    def aliases(self) -> list[tuple[int, int]]:
+        """Of each result: the first tensor in the same memory, and its place in that memory."""
+        known: dict[int, int] = {}
+        made = [(known.setdefault(storage(t), len(known)), t.storage_offset()) for t in self.arguments]
+        return made + [(known.setdefault(storage(t), len(known)), 0) for t in self.tensors]
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+
+
+def run(function: Callable[..., Any], arguments: list[Tensor]) -> Outcome:
+    torch.manual_seed(0)
+    try:
+        results = function(*arguments)
+    except Exception as error:
+        return Outcome([], arguments, error)
+    return Outcome([leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)], arguments)
+
+
+def close(ours: Tensor, eager: Tensor, bound: float) -> str:
+    exact = not (eager.dtype.is_floating_point or eager.dtype.is_complex)
+    try:
+        torch.testing.assert_close(
+            ours.detach(), eager.detach(), rtol=0 if exact else bound, atol=0 if exact else bound, equal_nan=True
+        )
+    except AssertionError as wrong:
+        text = " ".join(str(wrong).split())[:200]
+        return f"{text}: {ours.flatten()[:6].tolist()} for {eager.flatten()[:6].tolist()}"
+    return ""
+
+
+def tolerance(source: str) -> float:
+    """Kernels keep 16-bit values in float32 on their way, so that eager's roundings may be missing."""
+    return 0.06 if any(word in source for word in ("half", "bfloat16", "h0.", "h0[", "h0 ", "h0)")) else 1e-4
+
+
+def different(ours: Outcome, eager: Outcome, bound: float, layouts: bool = True) -> tuple[str, str] | None:
+    """Kind and detail of the first difference."""
+    if eager.error is not None or ours.error is not None:
+        if eager.error is None:
+            return "error", f"{type(ours.error).__name__}: {str(ours.error)[:300]}"
+        if ours.error is None:
+            return "lost error", f"{type(eager.error).__name__}: {str(eager.error)[:300]}"
+        same = isinstance(ours.error, type(eager.error))
+        return None if same else ("error class", f"{type(ours.error).__name__} instead of {type(eager.error).__name__}")
+    pairs = [("result", *pair) for pair in zip(ours.tensors, eager.tensors, strict=True)]
+    pairs += [("argument", *pair) for pair in zip(ours.arguments, eager.arguments, strict=True)]
+    for what, mine, theirs in pairs:
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            return "spec", f"{what}: {mine.dtype} {list(mine.shape)} instead of {theirs.dtype} {list(theirs.shape)}"
+        if text := close(mine, theirs, bound):
+            return "values", f"{what}: {text}"
+        if layouts and strides_of(mine) != strides_of(theirs):
+            return "strides", f"{what}: {mine.stride()} instead of {theirs.stride()}"
+    return None
+
+
+def eager_outcome(source: str, arguments: list[Tensor], grad: bool) -> Outcome:
+    with torch.set_grad_enabled(grad):
+        return run(function_of(source), arguments)
+
+
+# Graphs.
+
+
+def by_graph(source: str) -> Outcome:
+    """Recorded, simplified and interpreted; the arguments are as the program leaves them."""
+    reals = [copy_of(tensor) for tensor in inputs(1)]
+    recorder = Recorder(env=ShapeEnv(), events=EventSink())
+    fakes = [recorder.add_tensor(real, name, LocalSource(name)) for name, real in zip(NAMES, reals, strict=True)]
+    with torch.no_grad():
+        results = recorder.call(function_of(source), tuple(fakes), {})
+    leaves = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
+    trace = recorder.finish(leaves)  # type: ignore[arg-type]
+    graph = run_passes(trace.graph, EventSink(), checks="full")
+    used = [record.real for record in trace.used_inputs]
+    ran = interpret(graph, used, constants=trace.constants)
+    after = {id(used[place]): value for place, value in ran.written}
+    return Outcome(list(ran.outputs), [after.get(id(real), real) for real in reals])  # type: ignore[arg-type]
+
+
+def check_graph(source: str) -> tuple[str, str] | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager = eager_outcome(source, [copy_of(tensor) for tensor in inputs(1)], grad=False)
+        try:
+            ours = by_graph(source)
+        except (WrongPrediction, InvalidGraph) as problem:
+            return "invalid", f"{type(problem).__name__}: {str(problem)[:400]}"
+        except Exception:  # the call is left to eager
+            return None
+    # A result that is a view of an argument has the layout of the argument's new contents here.
+    found = different(ours, eager, tolerance(source), layouts=False)
+    return None if found is not None and found[0] == "spec" and "argument" in found[1] else found
+
+
+# Kernels.
+
+
+def trained(function: Callable[..., Any], seed: int, wanted: int) -> tuple[Outcome, list[Tensor | None]]:
+    """A call whose float arguments, by the bits of `wanted`, require gradients; and the gradients."""
+    leaves = [
+        copy_of(tensor).requires_grad_(tensor.is_floating_point() and bool(wanted >> n & 1))
+        for n, tensor in enumerate(inputs(seed))
+    ]
+    made = run(function, leaves if wanted % 2 else [leaf * 1 if leaf.requires_grad else leaf for leaf in leaves])
+    ends = [end for end in made.tensors if end.requires_grad and end.is_floating_point()]
+    if made.error is None and ends:
+        try:
+            sum(((n + 1) * end.float()).sum() for n, end in enumerate(ends)).backward()  # type: ignore[union-attr]
+        except Exception as error:
+            made = Outcome([], made.arguments, error)
+    return made, [leaf.grad for leaf in leaves]
+
+
+def check_kernels(source: str, wanted: int, dynamic: bool | None) -> tuple[str, str] | None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", KilnWarning)
+        compiled = kiln.compile(function_of(source), options=OPTIONS, dynamic=dynamic)
+        for seed in (1, 2):
+            eager, grads = trained(function_of(source), seed, wanted)
+            ours, our_grads = trained(compiled, seed, wanted)
+            found = different(ours, eager, tolerance(source))
+            if found is None and eager.error is None:
+                found = different_gradients(our_grads, grads, tolerance(source)) or different_state(ours, eager)
+            if found is not None:
+                return found
+    for warning in warned:
+        if "KILN9" in str(warning.message):
+            return "internal", str(warning.message)[:600]
+    return None
+
+
+def different_gradients(ours: list[Tensor | None], eager: list[Tensor | None], bound: float) -> tuple[str, str] | None:
+    for name, mine, theirs in zip(NAMES, ours, eager, strict=True):
+        if (mine is None) != (theirs is None):
+            return "gradient", f"of {name}: {mine} instead of {theirs}"
+        if mine is not None and theirs is not None and (text := close(mine, theirs, bound)):
+            return "gradient", f"of {name}: {text}"
+    return None
+
+
+def different_state(ours: Outcome, eager: Outcome) -> tuple[str, str] | None:
+    mine, theirs = ours.aliases(), eager.aliases()
+    if mine != theirs:
+        return "aliases", f"{mine} instead of {theirs}"
+    for n, (left, right) in enumerate(zip(ours.tensors, eager.tensors, strict=True)):
+        if left.requires_grad != right.requires_grad or left.is_leaf != right.is_leaf:
+            return "autograd", f"result {n}: requires_grad {left.requires_grad}, leaf {left.is_leaf}"
+        if left._version != right._version and right._version < left._version:
+            return "version", f"result {n}: {left._version} instead of {right._version}"
+    return None
+
+
+@dataclass
+class TensorSweep:
+    """Case n: the program of seed n."""
+
+    size: int = 8
+
+    def total(self) -> int:
+        return 10_000_000
+
+    def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
+        raise NotImplementedError
+
+    def run(self, number: int, note: Note) -> list[Finding]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            block = Writer(random.Random(number)).program(self.size)
+        check = self.checker(number)
+        note("tensors", source_of(block))
+        found = check(source_of(block))
+        if found is None:
+            return []
+        kind = found[0]
+
+        def fails(smaller: Block) -> bool:
+            again = check(source_of(smaller))
+            return again is not None and again[0] == kind
+
+        least = shrunk(block, fails, 100)
+        _, detail = check(source_of(least)) or found
+        return [Finding(f"{kind}: {detail[:50]}", kind, detail, source_of(least))]
+
+
+class GraphSweep(TensorSweep):
+    """By the recorder and the reference interpreter."""
+
+    def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
+        return check_graph
+
+
+class KernelSweep(TensorSweep):
+    """By `kiln.compile`, one in four with symbolic sizes."""
+
+    def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
+        rng = random.Random(number)
+        wanted, dynamic = rng.choice((0, 0, 1, 7, 6, 71)), rng.random() < 0.25 or None
+        return lambda source: check_kernels(source, wanted, dynamic)
