@@ -48,7 +48,8 @@ def relu6(e: Emit, x: Node) -> Node:
 
 @decompose("hardtanh.default")
 def hardtanh(e: Emit, x: Node, min_val: Number = -1, max_val: Number = 1) -> Node:
-    if not x.tensor.dtype.is_signed and (min_val < 0 or max_val < 0):
+    negative = any(isinstance(limit, int | float) and limit < 0 for limit in (min_val, max_val))
+    if negative and not x.tensor.dtype.is_signed:
         raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
     return clamped(e, x, min_val, max_val)
 
