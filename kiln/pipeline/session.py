@@ -78,6 +78,13 @@ class BreaksInLoop(KilnError):
     try_ = ("remove the break", "move the body of the loop to a function and compile that")
 
 
+class TooManyBreaks(KilnError):
+    code = "KILN1094"
+    what = "`{function}` breaks the graph {count} times in one call"
+    why = "each part between breaks costs a compile and an entry; the rest of the call runs eager (from {place})"
+    try_ = ("remove the breaks that the report lists", "compile the functions that compute instead of their caller")
+
+
 class FalseGuard(KilnError):
     code = "KILN9001"
     what = "a guard does not hold for the arguments it was made from: {guard}"
@@ -89,6 +96,8 @@ class KilnWarning(UserWarning):
     """A region runs eager; the text gives code and reason."""
 
 
+MOST_BREAKS = 64
+"""How many breaks may follow one another: resume functions nest, and Python's stack is limited."""
 SAME_BREAK_LIMIT = 4
 """How often a break may lead to itself: each iteration has its own resume function, called by the one before."""
 
@@ -207,6 +216,8 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if breaks and breaks.count(breaks[-1]) > SAME_BREAK_LIMIT:
             raise BreaksInLoop(function=self.name, rounds=SAME_BREAK_LIMIT, place=breaks[-1][0])
+        if len(breaks) >= MOST_BREAKS:
+            raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
         if len(dispatcher.entries) >= options.variants:
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import kiln
 from kiln.api.compiler import session_of
+from kiln.pipeline import session
 from kiln.pipeline.session import KilnWarning
 
 X = torch.ones(3)
@@ -54,6 +55,18 @@ def test_breaks(breaks: int) -> None:
 def test_nesting(depth: int) -> None:
     """A break in a nested call compiles one more frame, not one for each level."""
     assert compiles(breaking(4, depth), (X,)) == 5
+
+
+def test_more_breaks_than_pay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the call runs eager."""
+    monkeypatch.setattr(session, "MOST_BREAKS", 6)
+    compiled: Any = kiln.compile(breaking(20), backend=graph_backend)
+    with pytest.warns(KilnWarning, match="KILN1094"):
+        torch.testing.assert_close(compiled(X), breaking(20)(X))
+    assert (compiled.report().compiles, compiled.report().eager) == (6, 1)
+    for number in range(3):
+        torch.testing.assert_close(compiled(X + number), breaking(20)(X + number))
+    assert compiled.report().eager <= 2
 
 
 @pytest.mark.parametrize("breaks", [2, 6])
