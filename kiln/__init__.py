@@ -6,7 +6,7 @@ The first use of one of these names loads the compiler.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiln.api import Options as Options
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     from kiln.api import is_compiling as is_compiling
     from kiln.api import list_backends as list_backends
     from kiln.api import register_backend as register_backend
+    from kiln.api import replace_torch_compile as replace_torch_compile
     from kiln.api import report_of as report_of
     from kiln.api import reset as reset
 
 __version__ = "0.1.0"
 __all__ = [
-    "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend", "report_of",
-    "reset",
+    "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend",
+    "replace_torch_compile", "report_of", "reset",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module("kiln.api"), name)
-    return value
+    api = importlib.import_module("kiln.api")
+    # All at once: compiled code that asks for another of them finds a plain global.
+    globals().update({public: getattr(api, public) for public in __all__})
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

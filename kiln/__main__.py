@@ -1,4 +1,4 @@
-"""`python -m kiln`: demo, bench, doctor."""
+"""`python -m kiln`: run, demo, bench."""
 
 import sys
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.api.module import MARK, compile_module, disabled_module
+from kiln.api.pickling import register_pickling
 from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
@@ -24,12 +26,15 @@ from kiln.pipeline.session import CompileSession, SessionSettings
 from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
+from kiln.support.options import Options
 from kiln.support.target import host_cpu
 
 REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
 """The report of each live session."""
+KEPT: list[list[Report]] = []
+"""Lists to which the report of each new session is added."""
 
-__all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
+__all__ = ["compile", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset", "session_of"]
 
 DISABLED = "_torchdynamo_disable"
 """The mark of torch's own `torch.compiler.disable`, which libraries already use."""
@@ -62,7 +67,7 @@ def compile(
     disable: bool = False,
 ) -> Callable[[AnyCallable], AnyCallable]: ...
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -99,17 +104,33 @@ def compile(
     check_callable(model)
     if disable:
         return model
+    return _wrap(model, _new_session(_name(model), chosen, found, fullgraph))
+
+
+def _name(model: object) -> str:
+    """What reports and warnings call it; `module.compile()` hands over a method that all modules have."""
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(model, "__func__", None) is nn.Module._call_impl:
+        model = owner
+    return str(getattr(model, "__qualname__", type(model).__qualname__))
+
+
+def compile_graph(
+    module: torch.fx.GraphModule, name: str, options: Options, symbolic: Mapping[str, tuple[int, ...]]
+) -> Callable[..., object]:
+    """The `forward` of a graph that another capture made; `symbolic` names the inputs that change."""
+    _ = module.code  # a lazy graph module writes its `forward` when it is asked for the text
+    session = _new_session(name, options, None, fullgraph=False)
+    session.seen.add_symbolic(symbolic)
+    return cast(Callable[..., object], _wrap(module.forward, session))
+
+
+def _new_session(name: str, options: Options, backend: Backend | None, fullgraph: bool) -> CompileSession:
     dump = os.environ.get("KILN_DUMP")
     if dump:  # what is loaded from disk goes through no stages
-        chosen = replace(chosen, cache=False)
-    settings = SessionSettings(
-        chosen, found, fullgraph, host_cpu(torch.get_num_threads()), Path(dump) if dump else None
-    )
-    return _wrap(model, _new_session(model, settings))
-
-
-def _new_session(model: object, settings: SessionSettings) -> CompileSession:
-    name = getattr(model, "__qualname__", type(model).__qualname__)
+        options = replace(options, cache=False)
+    target = host_cpu(torch.get_num_threads())
+    settings = SessionSettings(options, backend, fullgraph, target, Path(dump) if dump else None)
     events = EventSink()
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
@@ -119,6 +140,8 @@ def _new_session(model: object, settings: SessionSettings) -> CompileSession:
         events.listen(_progress(name))
     REPORTS[session] = report
     session.report = functools.partial(_session_report, weakref.ref(session))
+    for reports in KEPT:
+        reports.append(report)
     return session
 
 
@@ -212,12 +235,40 @@ def explain(function: Callable[Parameters, object], **arguments: Any) -> Callabl
     return call
 
 
+def keep_reports() -> list[Report]:
+    """A list that gets the report of everything that is compiled from now on, and keeps it."""
+    KEPT.append([])
+    return KEPT[-1]
+
+
 def reset() -> None:
     """Forget all compiled variants, seen inputs and reports; the next calls compile again."""
     for session, report in list(REPORTS.items()):
         session.reset()
         report.reset()
     forget_codes()
+
+
+def follow_torch_reset() -> None:
+    """Make `torch.compiler.reset` forget what Kiln has compiled, too."""
+    torch_reset = torch.compiler.reset
+
+    @functools.wraps(torch_reset)
+    def reset_both() -> None:
+        reset()
+        if "torch._dynamo" in sys.modules:  # else torch has compiled nothing, and would be loaded for it
+            torch_reset()
+
+    torch.compiler.reset = reset_both
+
+
+def rebuild(function: types.FunctionType, options: Options, backend: Backend | None, fullgraph: bool) -> Dispatcher:
+    """The compiled function that was pickled in another process."""
+    return _function(function, _new_session(_name(function), options, backend, fullgraph))
+
+
+follow_torch_reset()
+register_pickling(rebuild)
 
 
 @overload

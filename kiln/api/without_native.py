@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 import kiln.native as native
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.backends import Backend
@@ -17,8 +19,9 @@ from kiln.report import Report
 from kiln.support.compiling import is_compiling
 from kiln.support.errors import KilnError
 from kiln.support.events import Event
+from kiln.support.options import Options
 
-__all__ = ["compile", "disable", "explain", "is_compiling", "report_of", "reset", "session_of"]
+__all__ = ["compile", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset", "session_of"]
 
 
 class NativeLayerMissing(KilnError):
@@ -52,10 +55,19 @@ def compile(
     return model
 
 
+def compile_graph(
+    module: torch.fx.GraphModule, name: str, options: Options, symbolic: Mapping[str, tuple[int, ...]]
+) -> Callable[..., object]:
+    """The `forward` of a graph, as it is."""
+    warn_once()
+    forward: Callable[..., object] = module.forward
+    return forward
+
+
 @functools.lru_cache(maxsize=1)
 def warn_once() -> None:
     problem = NativeLayerMissing(problem=native.problem())
-    warnings.warn(problem.render(), RunsEager, stacklevel=4)
+    warnings.warn(problem.render(), RunsEager, stacklevel=3)
 
 
 def report_of(compiled: object) -> Report:
@@ -83,9 +95,16 @@ def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., 
     return call
 
 
-def disable(function: Callable[..., object] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+def disable(
+    function: Callable[..., object] | None = None, *, recursive: bool = True, reason: str | None = None
+) -> object:
     """`function` as it is."""
     return disable if function is None else function
+
+
+def keep_reports() -> list[Report]:
+    """Stays empty: nothing is compiled."""
+    return []
 
 
 def reset() -> None:

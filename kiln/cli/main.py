@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from kiln.cli import demo
+from kiln.cli import demo, run
 from kiln.cli.bench import main as bench
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
     "demo": ("compile and run BERT-base, against eager and float64", demo.add_arguments, demo.run),
+    "run": ("run a program in which torch.compile means Kiln", run.add_arguments, run.run),
     "bench": ("measure a suite against eager and torch.compile", bench.add_arguments, bench.run),
 }
 """Command -> purpose, arguments, function."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,19 @@ class SeenInputs:
         self._scalars = ScalarPolicy(dynamic)
         self._sizes: dict[str, list[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
+        self._symbolic: dict[str, tuple[int, ...]] = {}
+
+    def add_symbolic(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
+        """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
+        self._symbolic.update(inputs)
+
+    def add_arguments(self, arguments: Mapping[str, object]) -> None:
+        """Remember the sizes and numbers of a call that was not compiled."""
+        for name, value in arguments.items():
+            if isinstance(value, torch.Tensor):
+                self.dims(value, LocalSource(name))
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                self._numbers.setdefault(LocalSource(name).text(), []).append(value)
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...]:
         """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static."""
@@ -36,7 +50,10 @@ class SeenInputs:
         if isinstance(tensor, torch.nn.Parameter):
             return self._parameter_dims.choose(sizes, [], read_marks(tensor))
         seen = self._sizes.setdefault(source.text(), [])
-        choice = self._dims.choose(sizes, seen, read_marks(tensor))
+        marks = read_marks(tensor)
+        if changing := self._symbolic.get(source.text()):
+            marks = replace(marks, maybe_dynamic=marks.maybe_dynamic.union(changing))
+        choice = self._dims.choose(sizes, seen, marks)
         if sizes not in seen:
             seen.append(sizes)
         return choice
@@ -57,7 +74,7 @@ class SeenInputs:
 
     def scalars(self) -> Callable[[int | float, Source], bool] | None:
         """Whether a number becomes an input; None: none does."""
-        if not self._numbers and self._scalars.dynamic != "always":
+        if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
             return None
         return self.is_symbol
 
@@ -65,6 +82,8 @@ class SeenInputs:
         """Whether this number becomes an input."""
         if not math.isfinite(value) or (isinstance(value, int) and value not in SYMBOL_VALUES):
             return False
+        if self._symbolic.get(source.text()) == ():
+            return True
         argument = type(source) is LocalSource
         if not argument and not self._numbers:
             return False

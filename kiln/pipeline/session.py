@@ -59,6 +59,7 @@ from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.target import Target
+from kiln.support.torch_settings import warn_of_settings
 
 
 class TooManyVariants(KilnError):
@@ -179,6 +180,7 @@ class CompileSession:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
+        warn_of_settings()
         watch_current_device()
         if mode := unknown_mode():
             self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))

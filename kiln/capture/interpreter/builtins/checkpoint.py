@@ -30,6 +30,12 @@ def checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return tagged(s, args[0], args[1:], rest)
 
 
+@handles(torch.ops.higher_order.tag_activation_checkpoint)
+def tag_activation_checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The same, as torch.compile writes it into the graphs that it hands over."""
+    return tagged(s, args[0], args[1:], {name: value for name, value in kwargs.items() if name not in OWN})
+
+
 def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Value:
     """A call whose torch calls are one checkpoint; a nested one belongs to the outer one."""
     recorder = s.recorder

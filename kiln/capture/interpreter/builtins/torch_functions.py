@@ -21,8 +21,7 @@ from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import all_items
-from kiln.capture.interpreter.variables.tensor import Tensor, record
-from kiln.graph.trace.log import Target
+from kiln.capture.interpreter.variables.tensor import Tensor, recorded
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import path_of
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
@@ -30,13 +29,6 @@ from kiln.support import compiling
 
 NONE = Constant(None)
 INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch"))
-
-
-def recorded(function: Target) -> Handler:
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        return record(s, function, args, kwargs)
-
-    return handler
 
 
 def register_recorded(module: types.ModuleType) -> None:

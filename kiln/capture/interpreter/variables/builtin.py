@@ -43,6 +43,8 @@ ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, K
 
 OPERATORS = (type(torch.ops.aten.add),)
 """Operator packets, whose attributes are their overloads."""
+HIGHER_ORDER = torch._ops.HigherOrderOperator
+"""Operators that take functions; graphs that torch.compile hands over contain them."""
 
 
 @final
@@ -94,6 +96,8 @@ class Builtin(Value):
             return handler(s, args, kwargs)
         if type(function) is CACHED:
             return call_cached(s, function, self.source, args, kwargs)
+        if isinstance(function, HIGHER_ORDER):
+            raise UnsupportedCall(function=str(function), why="it is an operator that calls functions")
         if is_torch_call(function):
             return record(s, function, args, kwargs)
         return call_unknown(s, function, args, kwargs)
@@ -229,6 +233,7 @@ def wrap_builtin(s: CaptureState, real: Callable[..., object], source: Source | 
 for _type in BUILTIN_TYPES:
     if _type is not types.FunctionType:
         wraps(_type)(wrap_builtin)
+wraps(HIGHER_ORDER, subclasses=True)(wrap_builtin)
 
 
 @wraps(types.ModuleType, subclasses=True)

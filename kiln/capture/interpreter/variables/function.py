@@ -35,6 +35,7 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import recorded
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind, function_expectation
 from kiln.runtime.guards.source import (
@@ -70,6 +71,8 @@ OPAQUE = {
 """Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
 INTERPRETED = ("torch._functorch.apis", "torch._dynamo.mutation_guard")
 """Modules of these packages that only wrap functions of the program."""
+TORCH_RULES = "torch._dynamo.trace_rules"
+"""Where torch keeps what is allowed in a graph, if the program has loaded it."""
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
 """Functions of torch.compile for its own bookkeeping (module, name), called when an `nn.Module` is made after it ran in
 the process. They are ignored."""
@@ -418,9 +421,19 @@ def refuse_opaque(function: types.FunctionType) -> None:
 def handler_of(function: object) -> Handler | None:
     """The handler of a callable; None if there is none or it cannot be hashed."""
     try:
-        return HANDLERS.get(function)
+        found = HANDLERS.get(function)
     except TypeError:
         return None
+    if found is None and callable(function) and is_allowed_in_graph(function):
+        return recorded(function)
+    return found
+
+
+def is_allowed_in_graph(function: object) -> bool:
+    """Whether `torch.compiler.allow_in_graph` was called with it: a call is recorded as one torch call."""
+    rules = sys.modules.get(TORCH_RULES)
+    allowed: set[int] | None = getattr(getattr(rules, "_allowed_callable_ids", None), "function_ids", None)
+    return allowed is not None and id(function) in allowed
 
 
 @final

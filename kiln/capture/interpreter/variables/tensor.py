@@ -31,6 +31,7 @@ from kiln.capture.interpreter.core import (
     CallSite,
     CaptureState,
     Codegen,
+    Handler,
     Kwargs,
     Token,
     Value,
@@ -385,6 +386,15 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         assert isinstance(result, torch.Tensor)
         s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
+
+
+def recorded(function: Target) -> Handler:
+    """The handler of a function whose call is one torch call."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        return record(s, function, args, kwargs)
+
+    return handler
 
 
 def changes_tensors(target: Target, kwargs: Kwargs) -> bool:

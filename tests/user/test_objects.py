@@ -1,0 +1,76 @@
+"""Compiled functions are objects like the originals: pickles, copies, signatures, names."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import typing
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import kiln
+from tests.user import loaders
+from tests.user.conftest import Run
+
+ROWS = [torch.full((3,), float(row)) for row in range(4)]
+
+
+def test_pickles() -> None:
+    assert pickle.loads(pickle.dumps(loaders.decorated)) is loaders.decorated
+    method = pickle.loads(pickle.dumps(loaders.Collate(4.0).method))
+    assert method.__func__ is loaders.Collate.method and method.__self__.factor == 4.0
+    again = pickle.loads(pickle.dumps(loaders.wrapped))
+    assert again is not loaders.wrapped and again.__wrapped__ is loaders.plain
+    assert kiln.api.session_of(again).settings.options == kiln.api.session_of(loaders.wrapped).settings.options
+    torch.testing.assert_close(again(ROWS)[0], torch.stack(ROWS) * 3)
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(kiln.compile(lambda x: x))
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_worker_processes_of_a_data_loader(run: Run, start: str) -> None:
+    run(
+        f"""
+        import torch
+        from torch.utils.data import DataLoader
+        from tests.user import loaders
+        ROWS = [torch.full((3,), float(row)) for row in range(4)]
+        if __name__ == "__main__":
+            for function in (loaders.decorated, loaders.wrapped, loaders.Collate(4.0).method):
+                loader = DataLoader(ROWS, 2, num_workers=1, collate_fn=function, multiprocessing_context="{start}")
+                for (batch, compiled), rows in zip(loader, (ROWS[:2], ROWS[2:]), strict=True):
+                    assert compiled and torch.equal(batch, function(rows)[0]), (batch, compiled)
+        """
+    )
+
+
+def test_signatures_and_help() -> None:
+    def function(x: Tensor, *rest: int, factor: float = 2.0) -> Tensor:
+        """Scale a tensor."""
+        return x * factor
+
+    compiled: Any = kiln.compile(function)
+    assert inspect.signature(compiled) == inspect.signature(function)
+    assert inspect.getdoc(compiled) == "Scale a tensor." and inspect.getsource(compiled) == inspect.getsource(function)
+    assert typing.get_type_hints(compiled) == typing.get_type_hints(function)
+    assert compiled.__qualname__ == function.__qualname__ and inspect.unwrap(compiled) is function
+    model = nn.Linear(2, 3)
+    for question in (inspect.signature, inspect.getdoc, lambda it: inspect.signature(it.forward)):
+        assert question(kiln.compile(model)) == question(model)
+
+
+def test_names_of_the_package() -> None:
+    assert set(kiln.__all__) <= set(dir(kiln))
+    for name in kiln.__all__:
+        value = getattr(kiln, name)
+        assert inspect.getdoc(value), name
+        assert name == "Options" or inspect.signature(value)
+
+
+def test_a_loader_in_this_process() -> None:
+    for batch, compiled in DataLoader(ROWS, 2, collate_fn=loaders.decorated):
+        assert compiled and batch.shape == (2, 3)

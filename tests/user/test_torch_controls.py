@@ -1,0 +1,95 @@
+"""Kiln follows what programs say to torch.compile: stance, reset, marks on functions, settings."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+from tests.user.conftest import Run
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def marked(x: Tensor) -> Tensor:
+    """The sign says who ran it."""
+    return x * (1.0 if kiln.is_compiling() else -1.0)
+
+
+@pytest.fixture
+def compiled() -> Iterator[Any]:
+    yield kiln.compile(marked, options={"cache": False})
+    torch.compiler.set_stance("default")
+
+
+# Reset, marks.
+
+
+def test_reset_forgets_without_loading_the_other_compiler(run: Run) -> None:
+    run(
+        """
+        import sys, torch, kiln
+        compiled = kiln.compile(lambda x: x + 1, options={"cache": False})
+        compiled(torch.ones(2))
+        torch.compiler.reset()
+        assert kiln.report_of(compiled).compiles == 0
+        compiled(torch.ones(2))
+        assert kiln.report_of(compiled).compiles == 1
+        assert "torch._dynamo" not in sys.modules
+        """
+    )
+
+
+def test_disable() -> None:
+    inner = torch.compiler.disable(lambda x: marked(x))
+    outer = kiln.compile(lambda x: inner(x) + 1)
+    assert torch.equal(outer(X), -X + 1)
+    assert kiln.report_of(outer).breaks[0].code == "KILN1009"
+
+
+def test_step_marks_and_queries() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x + 1.0
+
+    compiled = kiln.compile(function, fullgraph=True)
+    torch.compiler.cudagraph_mark_step_begin()
+    assert torch.equal(compiled(X), X + 1) and torch.compiler.is_compiling() is False
+
+
+calls: list[int] = []
+
+
+def counted(x: Tensor) -> Tensor:
+    calls.append(len(x))
+    return torch.sin(x)
+
+
+def test_allow_in_graph() -> None:
+    torch.compiler.allow_in_graph(counted)
+    compiled = kiln.compile(lambda x: counted(x) + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(X), torch.sin(X) + 1)
+    traced = len(calls)
+    torch.testing.assert_close(compiled(X), torch.sin(X) + 1)
+    assert len(calls) == traced  # it belongs to the graph, and what else it does happens while tracing
+
+
+# Settings.
+
+
+def test_settings_that_are_not_followed_are_said_once(run: Run) -> None:
+    done: subprocess.CompletedProcess[str] = run(
+        """
+        import torch, torch._dynamo, kiln
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.verbose = True
+        for _ in range(2):
+            kiln.compile(lambda x: x + 1)(torch.ones(2))
+            kiln.compile(lambda x: x + 1)(torch.ones(3))
+        """
+    )
+    assert done.stderr.count("KILN5014") == 1 and "torch._dynamo.config.recompile_limit = 64" in done.stderr
