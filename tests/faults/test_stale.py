@@ -6,6 +6,7 @@ Each program reads one thing; the test changes it between two calls and compares
 from __future__ import annotations
 
 import abc
+import builtins
 import enum
 import functools
 import os
@@ -688,6 +689,85 @@ def attribute_of_an_enum() -> Change:
     kind: Any = enum.Enum("kind", {"A": 2})
     kind.A.scale = 2.0
     return Change(lambda x, k: x * k.scale, lambda: setattr(kind.A, "scale", 3.0), (X, kind.A))
+
+
+@change
+def global_that_was_missing() -> Change:
+    space: dict[str, Any] = {}
+    text = "def program(x):\n    try:\n        return x * missing\n    except NameError:\n        return x - 1"
+    exec(text, space)
+    return Change(space["program"], lambda: space.update(missing=3.0))
+
+
+@change
+def builtin_that_was_missing() -> Change:
+    space: dict[str, Any] = {"__builtins__": builtins}
+    text = "def program(x):\n    try:\n        return x * kiln_missing\n    except NameError:\n        return x - 1"
+    exec(text, space)
+    return Change(
+        space["program"],
+        lambda: setattr(builtins, "kiln_missing", 3.0),
+        undo=lambda: delattr(builtins, "kiln_missing"),
+    )
+
+
+@change
+def property_of_an_enum() -> Change:
+    class Mode(enum.Enum):
+        FAST = 2
+
+        @property
+        def factor(self) -> float:
+            return self.value * 10.0
+
+    return Change(lambda x: x * Mode.FAST.factor, lambda: setattr(Mode, "factor", property(lambda self: 3.0)))
+
+
+@change
+def value_of_a_flag() -> Change:
+    class Bits(enum.Flag):
+        A = 1
+        B = 2
+
+    bits = Bits.A | Bits.B
+    return Change(lambda x: x + 1 if Bits.B in bits else x - 1, lambda: setattr(bits, "_value_", 1))
+
+
+class Direct:
+    """At the top of a module, so that its functions have import paths."""
+
+    def __getattribute__(self, name: str) -> float:
+        return 2.0
+
+
+@change
+def code_of_a_special_method() -> Change:
+    function: Any = Direct.__getattribute__
+    code = function.__code__
+
+    def replaced(self: Direct, name: str) -> float:
+        return 3.0
+
+    return Change(
+        lambda x, direct: x * direct.scale,
+        lambda: setattr(function, "__code__", replaced.__code__),
+        (X, Direct()),
+        undo=lambda: setattr(function, "__code__", code),
+    )
+
+
+@change
+def lookup_of_a_metaclass() -> Change:
+    class Meta(type):
+        pass
+
+    class Holder(metaclass=Meta):
+        scale = 2.0
+
+    def replaced(cls: type, name: str) -> Any:
+        return 3.0 if name == "scale" else type.__getattribute__(cls, name)
+
+    return Change(lambda x: x * Holder.scale, lambda: setattr(Meta, "__getattribute__", replaced))
 
 
 @pytest.fixture

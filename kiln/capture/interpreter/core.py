@@ -171,7 +171,10 @@ class Value:
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
             if s.classes.lookup(self.python_type(), name) is not None:
-                return bool(s.call_special(self, name, [], {}).constant(s))
+                result = s.call_special(self, name, [], {})
+                if name == "__bool__" and result.python_type() is not bool and not result.is_torch:
+                    raise s.error(TypeError, f"__bool__ should return bool, returned {result.type_name()}")
+                return bool(result.constant(s))
         s.guard_type(self)
         return True
 

@@ -132,11 +132,18 @@ def registered(s: CaptureState, cls: type, kind: type) -> bool:
 
 @handles(getattr)
 def getattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    name = args[1].constant(s)
+    name = attribute_name(s, "getattr", args[1])
     if len(args) == 2:
         return args[0].get_attr(s, name)
     found = attribute(s, args[0], name)
     return args[2] if found is None else found
+
+
+def attribute_name(s: CaptureState, function: str, name: Value) -> str:
+    text = name.constant(s)
+    if not isinstance(text, str):
+        raise s.error(TypeError, f"{function}(): attribute name must be string")
+    return text
 
 
 def attribute(s: CaptureState, value: Value, name: str) -> Value | None:
@@ -151,7 +158,7 @@ def attribute(s: CaptureState, value: Value, name: str) -> Value | None:
 
 @handles(hasattr)
 def hasattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    name = args[1].constant(s)
+    name = attribute_name(s, "hasattr", args[1])
     if attribute(s, args[0], name) is None:
         return Constant(False)
     guard_own_attr(s, args[0], name)

@@ -84,6 +84,9 @@ class Class(Value):
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         cls = self.constant(s)
+        custom = s.classes.lookup(type(cls), "__getattribute__")
+        if custom is not None and type(custom[1]) is types.FunctionType:
+            return s.class_attr(self, "__getattribute__", custom[1]).call(s, [self, s.const(name)], {}, site)
         meta = s.classes.lookup(type(cls), name)
         if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
             return self._meta_attr(s, name, meta[1], site)
@@ -181,6 +184,8 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     else:
         made = value.own_attr(s, "__new__", new[1]).call(s, [value, *args], kwargs)
     init = s.classes.lookup(cls, "__init__")
+    if init is not None and not callable(init[1]) and not hasattr(type(init[1]), "__get__"):
+        raise s.error(TypeError, f"'{type(init[1]).__name__}' object is not callable")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
         value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:

@@ -54,6 +54,8 @@ class Constant(Value):
             s.guard(self.source, GuardKind.IS_NONE)
         elif isinstance(value, (enum.Enum, *IDENTITY)) or not is_constant(value):
             s.guard(self.source, GuardKind.IS, s.reference(value))
+            if isinstance(value, enum.Flag) and self.source is not None:
+                s.guard(DictAttrSource(self.source, "_value_"), GuardKind.EQUALS, value._value_)
         else:
             s.guard(self.source, GuardKind.EQUALS, value)
 
@@ -83,10 +85,17 @@ class Constant(Value):
             raise s.error(type(error), *error.args) from None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        if isinstance(self.value, enum.Enum) and not callable(found := getattr(self.value, name, len)):
-            self.constant(s)
-            return s.wrap(found, self._path_to(name))
+        if isinstance(self.value, enum.Enum) and not self._own_property(s, name):
+            found = getattr(self.value, name, len)
+            if not callable(found):
+                self.constant(s)
+                return s.wrap(found, self._path_to(name))
         return super().get_attr(s, name, site)
+
+    def _own_property(self, s: CaptureState, name: str) -> bool:
+        """Whether it is a property of the program's enum class."""
+        found = s.classes.lookup(type(self.value), name)
+        return found is not None and type(found[1]) is property
 
     def _path_to(self, name: str) -> Source | None:
         """The path to an attribute of an enum member: `value` and `name` are properties."""

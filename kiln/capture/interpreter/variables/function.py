@@ -178,11 +178,10 @@ class Namespace:
             return s.wrap(real, self.source(name))
         builtins = self.dictionary.get("__builtins__", {})
         builtins = builtins if isinstance(builtins, dict) else vars(builtins)
+        s.guard(self.source(name), GuardKind.ABSENT)
         if name not in builtins:
+            s.guard(BuiltinSource(name), GuardKind.ABSENT)
             raise s.error(NameError, f"name '{name}' is not defined")
-        source = self.source(name)
-        if source is not None:
-            s.guard(source, GuardKind.ABSENT)
         return s.wrap(builtins[name], BuiltinSource(name))
 
     def store(self, s: CaptureState, name: str, value: Value) -> None:

@@ -123,7 +123,7 @@ def _changed_hooks(s: CaptureState, module: Object) -> bool:
 
 def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     content = module.original.__dict__ if module.original is not MISSING else {}
-    if module.original is MISSING or any(content.get(name) for name in HOOKS):
+    if module.original is MISSING or any(content.get(name, True) for name in HOOKS):
         return True
     if any(getattr(torch_module, name) for name in GLOBAL_HOOKS) or content.get("_compiled_call_impl"):
         return True

@@ -403,7 +403,7 @@ def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
     found = s.classes.lookup(key[0], special)
     if found is None:
         s.guard(AttrSource(base, special), GuardKind.ABSENT)
-    elif type(found[1]) is types.FunctionType and not s.reference(found[1]).path:
+    elif type(found[1]) is types.FunctionType and not found[1].__globals__.get("__name__", "").startswith("torch."):
         s.class_attr(value, special, found[1]).constant(s)
     elif type(found[1]) in (SLOT_WRAPPER, types.FunctionType):
         s.guard(AttrSource(base, special), GuardKind.IS, s.reference(found[1]))
