@@ -1,5 +1,7 @@
 #include "frames/dispatcher.h"
 
+#include "frames/stance.h"
+
 namespace kiln {
 namespace {
 
@@ -162,7 +164,7 @@ PyObject* dispatcher_call(PyObject* object, PyObject* const* args, size_t nargsf
                           PyObject* kwnames) {
   auto* self = reinterpret_cast<Dispatcher*>(object);
   Call call{args, nargsf, kwnames, args, nargsf};
-  if (!enabled) return call_original(self, call);
+  if (!enabled || force_eager()) return call_original(self, call);
   if (!refresh_signature(self)) return nullptr;
   Py_INCREF(object);
   const Signature& signature = self->signature;
@@ -242,7 +244,12 @@ PyObject* set_entries(PyObject* object, PyObject* sequence) {
   Py_RETURN_NONE;
 }
 
+// Like a function, it is not copied with the objects that hold it.
+PyObject* dispatcher_copy(PyObject* self, PyObject*) { return own(self); }
+
 PyMethodDef methods[] = {{"set_entries", set_entries, METH_O, "Replaces all entries at once."},
+                         {"__copy__", dispatcher_copy, METH_NOARGS, "Itself."},
+                         {"__deepcopy__", dispatcher_copy, METH_O, "Itself."},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef members[] = {

@@ -22,6 +22,9 @@ def scalar_type(tensor: torch.Tensor, /) -> int:
 def set_enabled(flag: bool, /) -> bool:
     """Let dispatchers called by this thread dispatch, or call the originals; returns the old value."""
 
+def stance() -> str:
+    """The stance of `torch.compiler.set_stance`; under "force_eager" every dispatcher calls its function."""
+
 SKIP_ALWAYS: object
 """Answer of a hook's callback: never call it for this code object again."""
 hook_supported: bool
@@ -117,6 +120,10 @@ class Dispatcher:
     def __get__(self, instance: object, owner: type | None = None) -> Any: ...
     def set_entries(self, entries: Sequence[Entry], /) -> None:
         """Replaces all entries atomically."""
+    def __copy__(self) -> Dispatcher:
+        """Itself, as a function."""
+    def __deepcopy__(self, memo: dict[int, object], /) -> Dispatcher:
+        """Itself, as a function."""
     @property
     def function(self) -> FunctionType: ...
     @property

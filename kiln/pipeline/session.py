@@ -46,6 +46,7 @@ from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
+from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.switches import target_for
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
@@ -181,6 +182,8 @@ class CompileSession:
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
         warn_of_settings()
+        if runs_eager(dispatcher, arguments, self.seen):
+            return None
         watch_current_device()
         if mode := unknown_mode():
             self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))

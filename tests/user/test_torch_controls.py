@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kiln
 from tests.user.conftest import Run
@@ -25,6 +26,57 @@ def marked(x: Tensor) -> Tensor:
 def compiled() -> Iterator[Any]:
     yield kiln.compile(marked, options={"cache": False})
     torch.compiler.set_stance("default")
+
+
+# The stance.
+
+
+def test_force_eager(compiled: Any) -> None:
+    assert torch.equal(compiled(X), X)
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(compiled(X), -X)
+        module = kiln.compile(nn.Sequential(nn.Linear(3, 3)))
+        module(X)
+        assert kiln.report_of(module).compiles == 0
+    assert torch.equal(compiled(X), X)
+    torch.compiler.set_stance("force_eager")
+    assert torch.equal(compiled(X), -X)
+    torch.compiler.set_stance("default")
+    assert torch.equal(compiled(X), X)
+
+    @torch.compiler.set_stance("force_eager")
+    def evaluate() -> Tensor:
+        return compiled(X)
+
+    assert torch.equal(evaluate(), -X) and torch.equal(compiled(X), X)
+
+
+def test_eager_on_recompile(compiled: Any) -> None:
+    compiled(X)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert torch.equal(compiled(X), X)
+        assert torch.equal(compiled(X.double()), -X.double())
+    assert torch.equal(compiled(X.double()), X.double())
+    assert kiln.report_of(compiled).eager == 0
+
+
+def test_fail_on_recompile(compiled: Any) -> None:
+    compiled(X)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(compiled(X), X)
+        with pytest.raises(RuntimeError, match=r"KILN1094[^`]*`marked` would be compiled"):
+            compiled(X.double())
+    assert torch.equal(compiled(X.double()), X.double())
+
+
+def test_eager_then_compile(compiled: Any) -> None:
+    with torch.compiler.set_stance("eager_then_compile"):
+        assert torch.equal(compiled(X), -X)
+        other = torch.ones(5, 3)
+        assert torch.equal(compiled(other), other)
+    for rows in (6, 7, 8):
+        assert torch.equal(compiled(torch.ones(rows, 3)), torch.ones(rows, 3))
+    assert kiln.report_of(compiled).compiles == 1
 
 
 # Reset, marks.
@@ -93,3 +145,10 @@ def test_settings_that_are_not_followed_are_said_once(run: Run) -> None:
         """
     )
     assert done.stderr.count("KILN5014") == 1 and "torch._dynamo.config.recompile_limit = 64" in done.stderr
+
+
+# Objects that hold compiled functions.
+
+
+def test_a_compiled_function_is_copied_like_a_function(compiled: Any) -> None:
+    assert copy.copy(compiled) is compiled and copy.deepcopy([compiled])[0] is compiled
