@@ -83,6 +83,8 @@ class Report:
     """Variants loaded from disk."""
     eager: int = 0
     kernels: int = 0
+    kernel_names: list[str] = field(default_factory=list)
+    """The distinct kernels, each with the torch calls that it computes."""
     launches: int = 0
     library_calls: int = 0
     bytes_read: int = 0
@@ -129,6 +131,9 @@ class Report:
             f"kernels: {self.kernels} ({self.launches} launches, {self.library_calls} library calls), "
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; {self.guards} guards",
         ]
+        lines += [f"    {name}" for name in self.kernel_names[:SHOWN]]
+        if len(self.kernel_names) > SHOWN:
+            lines.append(f"    ... and {len(self.kernel_names) - SHOWN} more kernels (see the JSON form)")
         lines += self._graph_lines()
         eager = {(reason.code, reason.reason) for reason in self.eager_reasons}
         breaks = [found for found in self.breaks if (found.code, found.reason) not in eager]
@@ -182,6 +187,12 @@ def _break(report: Report, event: Event) -> None:
     report.breaks.append(_reason(event))
 
 
+def _kernels(report: Report, event: Event) -> None:
+    count, names = event.data.get("count", 1), str(event.data.get("names", ""))
+    report.kernels += count if isinstance(count, int) else 0
+    report.kernel_names += [name for name in names.split("; ") if name and name not in report.kernel_names]
+
+
 def _eager(report: Report, event: Event) -> None:
     report.eager += 1
     report.eager_reasons.append(_reason(event))
@@ -232,7 +243,7 @@ HANDLERS = {
     "not_saved": _unsaved,
     "eager": _eager,
     "recompile": _recompile,
-    "kernels": _add(kernels="count"),
+    "kernels": _kernels,
     "launches": _add(launches="count"),
     "library_calls": _add(library_calls="count"),
     "guards": _add(guards="count"),

@@ -209,3 +209,13 @@ def test_a_debugger_steps_through_the_lines(program: Any, commands: str, monkeyp
     lines = [line for line in output.getvalue().splitlines() if line.startswith("-> ")]
     assert "-> z = y * 2" in lines and "-> return z - 1" in lines and not any("def" in line for line in lines)
     assert "('values', tensor" in output.getvalue()
+
+
+def test_kernels_have_readable_names() -> None:
+    def program(x: Tensor) -> Tensor:
+        return nn.functional.gelu(nn.functional.layer_norm(x, (64,)))
+
+    report = kiln.explain(program)(torch.randn(8, 64))
+    assert report.kernels == len(report.kernel_names) == 1
+    assert re.fullmatch(r"\w+: .*layer_norm.*gelu.*", report.kernel_names[0])
+    assert report.kernel_names[0] in str(report)

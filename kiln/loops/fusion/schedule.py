@@ -73,7 +73,8 @@ def _report(fused: Fused, steps: Sequence[KernelLaunch | Extern], events: EventS
     read, written = traffic(launches)
     events.emit("fused", rules=fused.applied)
     events.emit("not_fused", refusals=fused.not_fused)
-    events.emit("kernels", count=len({id(launch.kernel) for launch in launches}))
+    kernels = {id(launch.kernel): f"{launch.kernel.name}: {launch.origin}" for launch in reversed(launches)}
+    events.emit("kernels", count=len(kernels), names="; ".join(reversed(kernels.values())))
     events.emit("launches", count=len(launches))
     events.emit("library_calls", count=len(steps) - len(launches))
     events.emit("traffic", read=read, written=written)
