@@ -93,6 +93,10 @@ MAP = {
         ("How many variants may a function have?", "kiln/pipeline/session.py", "TooManyVariants"),
         ("What is remembered of the sizes of earlier calls?", "kiln/pipeline/seen_inputs.py", "SeenInputs"),
         ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),
+        ("How long may a program be compiled?", "kiln/pipeline/compile_budget.py", "CompileBudget"),
+        ("Why was something compiled again?", "kiln/capture/guards/explanation.py", "explain_failure"),
+        ("Which resume functions do variants share?", "kiln/pipeline/dispatchers.py", "shared_resumes"),
+        ("What becomes of `torch.cond`?", "kiln/capture/interpreter/control_flow.py", "cond"),
     ),
     "Guards and shapes": (
         ("Which guards are there, and what does each expect?", "kiln/runtime/guards/guard.py", "GuardKind"),

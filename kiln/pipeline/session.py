@@ -7,6 +7,7 @@ What cannot be compiled runs eager, with a warning that gives the reason (`fullg
 
 from __future__ import annotations
 
+import inspect
 import threading
 import traceback
 import warnings
@@ -136,7 +137,7 @@ def argument_names(function: FunctionType, arguments: Arguments) -> Sequence[str
     module = arguments.get("self")
     if not is_module_call(function) or not isinstance(module, nn.Module):
         return ()
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code is not None else ()
 
 
@@ -271,6 +272,8 @@ class CompileSession:
             assert capture.skipped is not None
             if capture.raises:
                 return self._raising(function, capture, arguments)
+            if capture.guarded:
+                return self._eager_for(function, capture, arguments)
             raise capture.skipped
         if capture.breaks and self.settings.fullgraph:
             raise capture.breaks[0]
@@ -293,6 +296,15 @@ class CompileSession:
         if capture.collect:
             run = BoundCall(tree, capture.function)
         return Entry(tree, run, variant)  # not the capture, which holds the arguments of this call
+
+    def _eager_for(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
+        """Eager, for arguments that pass the guards."""
+        assert capture.skipped is not None
+        tree = build_tree(capture.guards, collect=(), function=function)
+        if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
+            raise capture.skipped
+        self.report_eager(capture.skipped)
+        return Entry(tree, taking_slots(function), Variant(function, capture.guards, [], frozenset(), [], {}))
 
     def _raising(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
         """Eager, for the arguments that lead to the exception of the program."""

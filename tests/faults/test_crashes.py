@@ -197,6 +197,9 @@ def test_a_backward_that_eager_refuses_too(name: str) -> None:
     compiled = kiln.compile(program)
     with pytest.warns(UserWarning, match="KILN2603"):
         torch.testing.assert_close(compiled(x), program(x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), program(x))
+    assert (kiln.report_of(compiled).compiles, kiln.report_of(compiled).eager) == (2, 1)
     for function in (compiled, program):
         with pytest.raises(RuntimeError, match=r"derivative|modified by an inplace"):
             function(x).sum().backward()

@@ -59,6 +59,7 @@ from kiln.capture.interpreter.variables import builtin, classes, constant, descr
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.tensor import RegionInputs
+from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.recorder import Recorder
@@ -98,7 +99,7 @@ class Capture:
 
     `function` takes all argument slots positionally and, if `collect` is not empty, the tuple of objects at those
     sources. It may replace the original for arguments that pass the `guards`. If `skipped` is set there is no function
-    and the frame runs eager; with `raises`, it raises for all arguments that pass the guards.
+    and the frame runs eager: with `guarded`, for all arguments that pass the guards; with `raises`, it raises for them.
     """
 
     function: types.FunctionType | None
@@ -115,6 +116,7 @@ class Capture:
     repeated_steps: int = 0
     """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
     raises: bool = False
+    guarded: bool = False
 
     @property
     def code(self) -> types.CodeType | None:
@@ -186,6 +188,8 @@ def capture_frame(
                 return raising(
                     state, function, RaisesException(function=function.__qualname__, exception=describe(raised))
                 )
+            except BackwardRaises as reason:
+                return skip_guarded(function, reason, state)
             except KilnError as reason:
                 return skip(function, reason, state)
             except Exception as fault:
@@ -228,6 +232,14 @@ def raising(s: CaptureState, function: types.FunctionType, reason: RaisesExcepti
     if assumed.assumed or assumed.divisors:
         return skip(function, reason, s)
     return Capture(None, finish_guards(s), skipped=reason, steps=s.counters.steps, raises=True)
+
+
+def skip_guarded(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
+    """Eager under the guards of the whole frame, such as that gradients are enabled."""
+    skipped, assumed = skip(function, reason, state), state.part(Speculations)
+    if not assumed.assumed and not assumed.divisors:
+        skipped.guards, skipped.guarded = finish_guards(state), True
+    return skipped
 
 
 def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
