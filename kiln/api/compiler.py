@@ -19,6 +19,7 @@ from torch import nn
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.api.module import MARK, compile_module, disabled_module
 from kiln.api.pickling import register_pickling
+from kiln.api.shared_sessions import SharedDispatchers
 from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
@@ -33,6 +34,9 @@ REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
 """The report of each live session."""
 KEPT: list[list[Report]] = []
 """Lists to which the report of each new session is added."""
+
+SHARED = SharedDispatchers()
+"""The dispatchers of methods of modules."""
 
 __all__ = ["compile", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset", "session_of"]
 
@@ -104,7 +108,14 @@ def compile(
     check_callable(model)
     if disable:
         return model
-    return _wrap(model, _new_session(_name(model), chosen, found, fullgraph))
+    make_session = functools.partial(_new_session, _name(model), chosen, found, fullgraph)
+    if isinstance(model, types.MethodType) and isinstance(model.__self__, nn.Module):
+        function = model.__func__
+        if isinstance(function, types.FunctionType):
+            settings = _settings(chosen, found, fullgraph)
+            shared = SHARED.find(model.__self__, function, settings, lambda: _function(function, make_session()))
+            return types.MethodType(shared, model.__self__)
+    return _wrap(model, make_session())
 
 
 def _name(model: object) -> str:
@@ -125,13 +136,16 @@ def compile_graph(
     return cast(Callable[..., object], _wrap(module.forward, session))
 
 
-def _new_session(name: str, options: Options, backend: Backend | None, fullgraph: bool) -> CompileSession:
+def _settings(options: Options, backend: Backend | None, fullgraph: bool) -> SessionSettings:
     dump = os.environ.get("KILN_DUMP")
     if dump:  # what is loaded from disk goes through no stages
         options = replace(options, cache=False)
     target = host_cpu(torch.get_num_threads())
-    settings = SessionSettings(options, backend, fullgraph, target, Path(dump) if dump else None)
-    events = EventSink()
+    return SessionSettings(options, backend, fullgraph, target, Path(dump) if dump else None)
+
+
+def _new_session(name: str, options: Options, backend: Backend | None, fullgraph: bool) -> CompileSession:
+    settings, events = _settings(options, backend, fullgraph), EventSink()
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
@@ -246,6 +260,7 @@ def reset() -> None:
     for session, report in list(REPORTS.items()):
         session.reset()
         report.reset()
+    SHARED.clear()
     forget_codes()
 
 

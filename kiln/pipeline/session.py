@@ -157,6 +157,8 @@ class CompileSession:
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
         self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
+        self.modules = 0
+        """The modules whose method this is, each of which may have as many variants as one function."""
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -224,7 +226,7 @@ class CompileSession:
             raise BreaksInLoop(function=self.name, rounds=SAME_BREAK_LIMIT, place=breaks[-1][0])
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
-        if len(dispatcher.entries) >= options.variants:
+        if len(dispatcher.entries) >= options.variants * max(self.modules, 1):
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(
                 function=function.__qualname__,

@@ -1,0 +1,92 @@
+"""Methods of equal modules share their compiled variants: parameters are arguments, so one compile serves all of them.
+
+    for block in model.layers:
+        block.forward = kiln.compile(block.forward)      one compile for 57 equal blocks
+
+Modules are equal here if their trees have the same classes, the same plain attributes, the same other objects, and the
+same layouts of parameters and buffers when they are compiled. That only groups them: whether a variant fits one of
+them, its guards say. A module that is changed later gets variants of its own, for which the session has room.
+
+Not shared: CUDA graphs, which are recorded for the memory of one module; a user's backend; what is dumped or verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from types import FunctionType, MethodType
+from typing import final
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from kiln.native._frames import Dispatcher
+from kiln.pipeline.session import CompileSession, SessionSettings
+from kiln.support.options import Options
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+OWN = frozenset(nn.Module().__dict__)
+"""Attributes that each module has."""
+
+
+@final
+class SharedDispatchers:
+    """The dispatchers of functions of modules that live, by function, structure of the module, and settings."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[Hashable, Dispatcher] = WeakValueDictionary()
+
+    def find(
+        self,
+        module: nn.Module,
+        function: FunctionType,
+        settings: SessionSettings,
+        make: Callable[[], Dispatcher],
+    ) -> Dispatcher:
+        """The dispatcher of `function` for modules like `module`; `make` is called where there is none."""
+        if not is_shareable(settings):
+            return make()
+        key = function, tuple(structure(module)), settings
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = make()
+        session = found.__dict__["session"]
+        assert isinstance(session, CompileSession)
+        session.modules += 1
+        return found
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def is_shareable(settings: SessionSettings) -> bool:
+    options: Options = settings.options
+    plain = settings.backend is None and settings.dump_folder is None
+    return plain and not options.cuda_graphs and options.verify == "off"
+
+
+def structure(module: nn.Module) -> Iterator[Hashable]:
+    """What equal modules have in common."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        yield path, type(part), part.training
+        for name, value in part.__dict__.items():
+            if name not in OWN and not isinstance(value, MethodType):
+                yield name, contents(value)
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                yield name, None if tensor is None else layout(tensor)
+
+
+def contents(value: object) -> Hashable:
+    """Equal for equal plain values and sequences of them, else for the same object."""
+    if type(value) in PLAIN:
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(contents, value))
+    return id(value)
+
+
+def layout(tensor: torch.Tensor) -> Hashable:
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return type(tensor), id(tensor)
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad
