@@ -18,7 +18,7 @@ CALLED = "called"
 
 
 class CompileForbidden(KilnError, RuntimeError):
-    code = "KILN1094"
+    code = "KILN1097"
     what = "`{function}` would be compiled"
     why = "torch.compiler.set_stance('fail_on_recompile') forbids it"
     try_ = ("call it with all kinds of arguments before", "set the stance 'eager_on_recompile'")
