@@ -82,7 +82,7 @@ class BreaksInLoop(KilnError):
 
 
 class TooManyBreaks(KilnError):
-    code = "KILN1094"
+    code = "KILN1095"
     what = "`{function}` breaks the graph {count} times in one call"
     why = "each part between breaks costs a compile and an entry; the rest of the call runs eager (from {place})"
     try_ = ("remove the breaks that the report lists", "compile the functions that compute instead of their caller")

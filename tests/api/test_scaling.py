@@ -61,7 +61,7 @@ def test_more_breaks_than_pay_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the call runs eager."""
     monkeypatch.setattr(session, "MOST_BREAKS", 6)
     compiled: Any = kiln.compile(breaking(20), backend=graph_backend)
-    with pytest.warns(KilnWarning, match="KILN1094"):
+    with pytest.warns(KilnWarning, match="KILN1095"):
         torch.testing.assert_close(compiled(X), breaking(20)(X))
     assert (compiled.report().compiles, compiled.report().eager) == (6, 1)
     for number in range(3):
