@@ -9,12 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kiln.api import Dim as Dim
+    from kiln.api import Examples as Examples
     from kiln.api import Options as Options
+    from kiln.api import Program as Program
     from kiln.api import compile as compile
     from kiln.api import disable as disable
     from kiln.api import explain as explain
+    from kiln.api import export as export
     from kiln.api import is_compiling as is_compiling
     from kiln.api import list_backends as list_backends
+    from kiln.api import load_program as load_program
     from kiln.api import register_backend as register_backend
     from kiln.api import replace_torch_compile as replace_torch_compile
     from kiln.api import report_of as report_of
@@ -22,8 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend",
-    "replace_torch_compile", "report_of", "reset",
+    "Dim", "Examples", "Options", "Program", "compile", "disable", "explain", "export", "is_compiling",
+    "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
 ]  # fmt: skip
 
 

@@ -38,6 +38,7 @@ kiln/tensor                 dtypes and layouts
 kiln/support                options, errors, events, dumps, target machine
 kiln/report                 what the compiler did: report, log, progress bar
 kiln/backends               other compilers behind the same capture
+kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/native                 the two C++ modules: stubs
 kiln/cli                    python -m kiln: demo, bench, doctor
 csrc/frames                 C++: dispatchers, guard checks, frame hook

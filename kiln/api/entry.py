@@ -16,12 +16,14 @@ if TYPE_CHECKING or not problem():
         reset,
         session_of,
     )
+    from kiln.api.exporting import export
 else:
     from kiln.api.without_native import (
         compile,
         compile_graph,
         disable,
         explain,
+        export,
         is_compiling,
         keep_reports,
         report_of,
@@ -30,6 +32,6 @@ else:
     )
 
 __all__ = [
-    "compile", "compile_graph", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset",
-    "session_of",
+    "compile", "compile_graph", "disable", "explain", "export", "is_compiling", "keep_reports", "report_of",
+    "reset", "session_of",
 ]  # fmt: skip

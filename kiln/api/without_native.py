@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,17 @@ from kiln.support.errors import KilnError
 from kiln.support.events import Event
 from kiln.support.options import Options
 
-__all__ = ["compile", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset", "session_of"]
+__all__ = [
+    "compile",
+    "disable",
+    "explain",
+    "export",
+    "is_compiling",
+    "keep_reports",
+    "report_of",
+    "reset",
+    "session_of",
+]
 
 
 class NativeLayerMissing(KilnError):
@@ -105,6 +115,13 @@ def disable(
 def keep_reports() -> list[Report]:
     """Stays empty: nothing is compiled."""
     return []
+
+
+def export(
+    target: object, args: Sequence[object], kwargs: Mapping[str, object] | None = None, **options: object
+) -> object:
+    """Raises NativeLayerMissing: a program is captured by the native layer. `kiln.load_program` works without it."""
+    raise NativeLayerMissing(problem=native.problem())
 
 
 def reset() -> None:

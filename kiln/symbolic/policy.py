@@ -17,7 +17,7 @@ from typing import Literal, final
 
 from kiln.support.errors import KilnError
 from kiln.symbolic.env import ShapeEnv
-from kiln.symbolic.expr import Symbol
+from kiln.symbolic.expr import Expr, Symbol
 
 Dynamic = Literal["auto", "never", "always"]
 
@@ -33,12 +33,13 @@ class DimKind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class DimChoice:
-    """The kind of one dimension, why, and the range the user gave."""
+    """The kind of one dimension, why, and the range the user gave; or `size`, an expression over existing symbols."""
 
     kind: DimKind
     reason: str
     lo: int = 0
     hi: int | None = None
+    size: Expr | None = None
 
 
 @final

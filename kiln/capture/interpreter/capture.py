@@ -40,7 +40,7 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
-from kiln.capture.interpreter.core import MISSING, CaptureState, Policy, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
@@ -117,6 +117,8 @@ class Capture:
     """Opcodes of calls that were repeated instead of interpreted; they are not among `steps`."""
     raises: bool = False
     guarded: bool = False
+    effects: list[Effect] = field(default_factory=list)
+    """The side effects that `function` makes, in order."""
 
     @property
     def code(self) -> types.CodeType | None:
@@ -352,6 +354,7 @@ def finish(
         speculations,
         unguarded_modules(s),
         s.counters.repeated_steps,
+        effects=list(s.effects),
     )
 
 

@@ -285,8 +285,8 @@ class _CallReader:
                 return self.named(name, expression)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
                 return -float("inf")
-            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-                return getattr(torch, name)  # type: ignore[no-any-return]
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name) if f"torch.{name}" in TORCH_CONSTANTS:
+                return TORCH_CONSTANTS[f"torch.{name}"]
             case ast.Call(func=ast.Name(id="complex"), args=[real, imaginary]):
                 return complex(ast.literal_eval(real), ast.literal_eval(imaginary))
         return self.integer(expression)
@@ -325,6 +325,9 @@ PREFIXED: dict[str, Callable[[_CallReader, str], Attr]] = {
     "value": _CallReader.argument,
     "graph": _CallReader.graph,
     "device": _device,
+}
+TORCH_CONSTANTS: dict[str, Attr] = {
+    str(value): value for value in vars(torch).values() if isinstance(value, torch.layout | torch.memory_format)
 }
 NAMED: dict[str, Attr] = {**DTYPES_BY_NAME, "inf": float("inf"), "nan": float("nan")}
 

@@ -255,6 +255,8 @@ def symbolic_spec(env: ShapeEnv, real: torch.Tensor, dims: tuple[DimChoice, ...]
 def _size(env: ShapeEnv, number: int, choice: DimChoice) -> Int:
     if choice.kind is DimKind.STATIC:
         return number
+    if choice.size is not None:
+        return choice.size
     if choice.kind is DimKind.UNBACKED:
         return env.create_unbacked(lo=choice.lo, hi=choice.hi)
     return env.create_symbol(number, lo=choice.lo, hi=choice.hi)

@@ -94,7 +94,7 @@ class Recorder:
     """A trace in progress. After `finish` it may go on to record the backward.
 
     `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
-    `writes` counts the calls with effects.
+    `writes` counts the calls with effects. `symbols.location` is the user's line for guards on sizes.
     """
 
     def __init__(self, *, env: ShapeEnv, events: EventSink, kernels: EagerKernels = OWN_KERNELS) -> None:
@@ -110,11 +110,11 @@ class Recorder:
     def _restart(self) -> None:
         self.calls: list[TorchCall] = []
         self.writes = 0
-        self._symbols = TraceSymbols(self.env)
-        self._emit = Emit(self._symbols, self._symbols.specialise)
+        self.symbols = TraceSymbols(self.env)
+        self._emit = Emit(self.symbols, self.symbols.specialise)
         self._constants = Constants()
         self.constants = self._constants.tensors
-        self._mode = RecordingMode(self._emit, self._constants, self._resolve, self._symbols)
+        self._mode = RecordingMode(self._emit, self._constants, self._resolve, self.symbols)
         self.table = InputTable(self._mode)
         self.inputs = self.table.records
         self.nodes = self._emit.nodes
@@ -158,7 +158,7 @@ class Recorder:
         if name is None:
             name = self._names[target] = target_name(target)
         self._emit.origin = Origin(name, len(self.calls), location, region=self.region)
-        self._symbols.location = location
+        self.symbols.location = location
         mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)
         try:

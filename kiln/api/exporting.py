@@ -1,0 +1,46 @@
+"""`kiln.export` for what users have: modules that are compiled are exported as their originals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from kiln.api.module import original_module
+from kiln.native._frames import Dispatcher
+from kiln.pipeline.dispatchers import original_of
+from kiln.programs.export import export_program
+from kiln.programs.program import Level, Program
+
+
+def export(
+    target: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    dynamic_shapes: object = None,
+    level: Level = "core",
+    training: bool = False,
+) -> Program:
+    """One call of `target` as a whole program.
+
+    Args:
+        target: an `nn.Module`, a function or a method; of a compiled one the original is exported.
+        args: the positional arguments of the call; tensors stand for all tensors of their sizes.
+        kwargs: the keyword arguments.
+        dynamic_shapes: which sizes are symbols, by argument name: `{"x": {0: kiln.Dim("batch", max=64)}}`, as
+            `torch.export` takes it; or `kiln.Examples`, more calls from whose sizes this is inferred.
+        level: what `graph_module` and `text()` show: "torch" calls, "core" ATen, or Kiln's primitives ("prims").
+        training: add the gradients of the first result, a loss, with respect to the parameters that require them.
+
+    Returns:
+        The program. It runs, prints, is saved to a file, and checks the shapes of a call before running.
+
+    Raises:
+        KilnError: with the user's line, where the call is not one graph.
+    """
+    if isinstance(target, nn.Module):
+        target = original_module(target)
+    elif isinstance(target, Dispatcher):
+        target = original_of(target)
+    return export_program(target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training)

@@ -1,0 +1,304 @@
+"""Which sizes of the arguments are symbols: `dynamic_shapes`, as `torch.export` takes it, or examples.
+
+    {"x": {0: kiln.Dim("batch", max=64)}}           x: f32[batch, 16], 0 <= batch <= 64
+    {"x": (kiln.Dim.AUTO, None)}                    x: f32[s0, 16], or static if the program fixes it
+    {"x": {0: batch}, "y": {0: 2 * batch}}          y: f32[2*batch, 16]
+    kiln.Examples((x2,), (x3,))                     the sizes that differ between the examples
+
+Objects of `torch.export.Dim` are understood too.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, cast, final
+
+import torch
+
+from kiln.programs.errors import BadDynamicShapes
+from kiln.programs.tree import flatten
+from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, symbol
+
+NAME = re.compile(r"(?!(?:[su]\d+|min|max)$)[A-Za-z_]\w*$")
+LARGEST_SIZE = 1 << 48
+"""Larger upper ends of a range mean that there is none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DimHint:
+    """A size without a name: a symbol if possible (auto), a symbol (dynamic), or fixed (static)."""
+
+    kind: Literal["auto", "dynamic", "static"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DerivedDim:
+    """A size that is computed from a named one: `2 * batch + 1`."""
+
+    root: Dim
+    compute: Callable[[Int], Int]
+
+    def __add__(self, other: int) -> DerivedDim:
+        return DerivedDim(self.root, lambda size: self.compute(size) + other)
+
+    def __sub__(self, other: int) -> DerivedDim:
+        return self + -other
+
+    def __mul__(self, other: int) -> DerivedDim:
+        return DerivedDim(self.root, lambda size: self.compute(size) * other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named size with its range; the same name is the same size."""
+
+    name: str
+    min: int = 0
+    max: int | None = None
+
+    AUTO: ClassVar[DimHint] = DimHint("auto")
+    DYNAMIC: ClassVar[DimHint] = DimHint("dynamic")
+    STATIC: ClassVar[DimHint] = DimHint("static")
+
+    def __add__(self, other: int) -> DerivedDim:
+        return DerivedDim(self, lambda size: size + other)
+
+    def __sub__(self, other: int) -> DerivedDim:
+        return self + -other
+
+    def __mul__(self, other: int) -> DerivedDim:
+        return DerivedDim(self, lambda size: size * other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+AnyDim = Dim | DerivedDim | DimHint
+
+
+@final
+class Examples:
+    """More calls of the function to be exported: sizes in which they differ from the first call are symbols.
+
+    Each call is a tuple of arguments; its last item may be a dict of keyword arguments given by name with `call`.
+    """
+
+    def __init__(self, *calls: tuple[object, ...]) -> None:
+        self.calls: list[tuple[tuple[object, ...], dict[str, object]]] = [(args, {}) for args in calls]
+
+    def call(self, *args: object, **kwargs: object) -> Examples:
+        """Add a call."""
+        self.calls.append((args, kwargs))
+        return self
+
+
+@final
+@dataclass
+class DimTable:
+    """The wishes for the sizes of one call: per tensor (by `id`) and axis, and the named dimensions."""
+
+    wishes: dict[int, dict[int, AnyDim]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    hints: dict[str, tuple[Dim, int]] = field(default_factory=dict)
+
+    def add(self, tensor: torch.Tensor, axis: int, dim: AnyDim, place: str) -> None:
+        self.wishes.setdefault(id(tensor), {})[axis] = dim
+        self.places[id(tensor)] = place
+        if not isinstance(dim, Dim):
+            return
+        size = int(tensor.shape[axis])
+        known = self.hints.setdefault(dim.name, (dim, size))
+        if known[1] != size:
+            raise BadDynamicShapes(place=place, problem=f"`{dim.name}` is {known[1]} elsewhere, and {size} here")
+        if size < dim.min or (dim.max is not None and size > dim.max):
+            upper = "" if dim.max is None else f" <= {dim.max}"
+            raise BadDynamicShapes(place=place, problem=f"the size {size} is outside {dim.min} <= {dim.name}{upper}")
+
+    def check_roots(self) -> None:
+        """Derived dimensions agree with the sizes of the call, and their root is a size of its own."""
+        for key, wishes in self.wishes.items():
+            for dim in wishes.values():
+                if isinstance(dim, DerivedDim) and dim.root.name not in self.hints:
+                    problem = f"`{dim.root.name}` is only used in expressions; give it to a dimension of its own"
+                    raise BadDynamicShapes(place=self.places[key], problem=problem)
+
+    def env(self, make: Callable[[], ShapeEnv]) -> ShapeEnv:
+        """A shape environment with a symbol for each named dimension."""
+        env = make()
+        for dim, size in self.hints.values():
+            env.create_symbol(size, name=dim.name, lo=dim.min, hi=dim.max)
+        return env
+
+    def choose(self, tensor: torch.Tensor) -> tuple[DimChoice, ...]:
+        """Static or a symbol, per dimension of a new input of the recording."""
+        wishes = self.wishes.get(id(tensor), {})
+        return tuple(
+            [self._choice(wishes.get(axis, Dim.STATIC), size, tensor) for axis, size in enumerate(tensor.shape)]
+        )
+
+    def _choice(self, dim: AnyDim, size: int, tensor: torch.Tensor) -> DimChoice:
+        match dim:
+            case DimHint(kind="static"):
+                return DimChoice(DimKind.STATIC, "static")
+            case DimHint():
+                return DimChoice(DimKind.SYMBOL, dim.kind)
+            case Dim():
+                return DimChoice(DimKind.SYMBOL, "named", size=symbol(dim.name))
+        value = dim.compute(symbol(dim.root.name))
+        if not isinstance(value, Expr):
+            raise BadDynamicShapes(
+                place=self.places[id(tensor)], problem=f"{value} is not an expression of a dimension"
+            )
+        number = value.substitute({symbol(dim.root.name): self.hints[dim.root.name][1]})
+        if number != size:
+            problem = f"{value} is {number} for these arguments, and the size is {size}"
+            raise BadDynamicShapes(place=self.places[id(tensor)], problem=problem)
+        return DimChoice(DimKind.SYMBOL, "derived", size=value)
+
+    def require_open(self, env: ShapeEnv) -> None:
+        """Raise where the program fixes a named dimension to one size."""
+        for name, (_, size) in self.hints.items():
+            if isinstance(env.simplify(symbol(name)), int):
+                raise BadDynamicShapes(place=name, problem=fixed_problem(env, symbol(name), size))
+
+    def require_dynamic(self, env: ShapeEnv, tensor: torch.Tensor, sizes: Sequence[Int]) -> None:
+        """Raise where the program fixes a dimension that was asked to be dynamic."""
+        for axis, dim in self.wishes.get(id(tensor), {}).items():
+            size = sizes[axis]
+            if dim == Dim.DYNAMIC and isinstance(size, Symbol) and isinstance(env.simplify(size), int):
+                place = f"{self.places[id(tensor)]}, dimension {axis}"
+                raise BadDynamicShapes(place=place, problem=fixed_problem(env, size, int(tensor.shape[axis])))
+
+
+def fixed_problem(env: ShapeEnv, size: Symbol, number: int) -> str:
+    """Which line fixes a size."""
+    guard = next((guard for guard in env.guards if size in guard.relation.free_symbols()), None)
+    at = f" at {guard.location.text()}" if guard is not None and guard.location else ""
+    return f"the program works for the size {number} only (`{guard.relation if guard else ''}`{at})"
+
+
+# Reading dynamic_shapes.
+
+
+def dim_table(
+    values: Mapping[str, object], shapes: object, calls: Sequence[Mapping[str, object]] | None = None
+) -> DimTable:
+    """The wishes of `shapes` for a call with the arguments `values` by name; `calls`: those of `Examples`."""
+    table = DimTable()
+    if calls is not None:
+        _infer(table, values, calls)
+        return table
+    if shapes is None:
+        return table
+    if isinstance(shapes, Mapping):
+        unknown = [str(name) for name in shapes if name not in values]
+        if unknown:
+            problem = f"there is no argument `{unknown[0]}`; the arguments are {', '.join(values)}"
+            raise BadDynamicShapes(place=unknown[0], problem=problem)
+        for name, wish in shapes.items():
+            _assign(table, values[name], wish, name)
+    elif isinstance(shapes, tuple | list):
+        if len(shapes) != len(values):
+            raise BadDynamicShapes(place="the tuple", problem=f"it has {len(shapes)} items for {len(values)} arguments")
+        for (name, value), wish in zip(values.items(), shapes, strict=True):
+            _assign(table, value, wish, name)
+    else:
+        raise BadDynamicShapes(
+            place="dynamic_shapes", problem="it is a dict by argument name, a tuple, or kiln.Examples"
+        )
+    table.check_roots()
+    return table
+
+
+def _assign(table: DimTable, value: object, wish: object, place: str) -> None:
+    if wish is None:
+        return
+    if isinstance(value, torch.Tensor):
+        _assign_tensor(table, value, wish, place)
+        return
+    if isinstance(value, Mapping) and isinstance(wish, Mapping):
+        for key, inner in wish.items():
+            if key not in value:
+                raise BadDynamicShapes(place=f"{place}[{key!r}]", problem="the argument has no such key")
+            _assign(table, value[key], inner, f"{place}[{key!r}]")
+        return
+    if isinstance(value, tuple | list) and isinstance(wish, tuple | list) and len(value) == len(wish):
+        for number, (item, inner) in enumerate(zip(value, wish, strict=True)):
+            _assign(table, item, inner, f"{place}[{number}]")
+        return
+    raise BadDynamicShapes(place=place, problem=f"{wish!r} does not fit a {type(value).__name__}")
+
+
+def _assign_tensor(table: DimTable, value: torch.Tensor, wish: object, place: str) -> None:
+    if isinstance(wish, Mapping):
+        pairs = list(wish.items())
+    elif isinstance(wish, tuple | list) and len(wish) == value.dim():
+        pairs = list(enumerate(wish))
+    else:
+        problem = f"{wish!r} is neither a dict from dimension to Dim nor a tuple of {value.dim()}"
+        raise BadDynamicShapes(place=place, problem=problem)
+    for axis, dim in pairs:
+        if type(axis) is not int or not -value.dim() <= axis < value.dim():
+            raise BadDynamicShapes(place=place, problem=f"there is no dimension {axis!r}")
+        if dim is None:
+            continue
+        if type(dim) is int:
+            if value.shape[axis] != dim:
+                raise BadDynamicShapes(place=place, problem=f"dimension {axis} is {value.shape[axis]}, not {dim}")
+            continue
+        table.add(value, axis % value.dim(), as_dim(dim, place), place)
+
+
+def as_dim(dim: object, place: str) -> AnyDim:
+    """One of ours, or its counterpart of `torch.export`, known by its attributes."""
+    if isinstance(dim, Dim):
+        if not NAME.match(dim.name):
+            raise BadDynamicShapes(place=place, problem=f"{dim.name!r} cannot be the name of a dimension")
+        return dim
+    if isinstance(dim, DerivedDim | DimHint):
+        return dim
+    if type(dim).__name__ == "_DimHint":
+        kind = str(getattr(getattr(dim, "type", None), "name", "")).lower()
+        if kind in ("auto", "dynamic", "static"):
+            return DimHint(cast(Literal["auto", "dynamic", "static"], kind))
+    root, compute = getattr(dim, "root", None), getattr(dim, "fn", None)
+    if root is not None and callable(compute):
+        named = as_dim(root, place)
+        assert isinstance(named, Dim)
+        return DerivedDim(named, compute)
+    name, low, high = (getattr(dim, key, None) for key in ("__name__", "min", "max"))
+    if isinstance(name, str) and low is not None and not isinstance(dim, type(None)):
+        lowest, highest = operator.index(low), _end(high)
+        return as_dim(Dim(name, max(lowest, 0), highest), place)
+    raise BadDynamicShapes(place=place, problem=f"{dim!r} is not a dimension")
+
+
+def _end(high: object) -> int | None:
+    if type(high) is int and high < LARGEST_SIZE:
+        return high
+    return None
+
+
+def _infer(table: DimTable, values: Mapping[str, object], calls: Sequence[Mapping[str, object]]) -> None:
+    """A symbol for each size that differs between the calls."""
+    tree, leaves = flatten(dict(values))
+    places = list(tree.paths("arguments"))
+    for call in calls:
+        other_tree, others = flatten(dict(call))
+        if other_tree != tree:
+            raise BadDynamicShapes(place="Examples", problem=f"one call has {other_tree}, the first has {tree}")
+        for place, value, other in zip(places, leaves, others, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if not isinstance(other, torch.Tensor) or value.dim() != other.dim() or value.dtype != other.dtype:
+                raise BadDynamicShapes(place=place, problem="one call has a tensor of another rank or dtype")
+            for axis, (size, changed) in enumerate(zip(value.shape, other.shape, strict=True)):
+                if size != changed:
+                    table.add(value, axis, Dim.AUTO, place)

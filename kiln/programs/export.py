@@ -1,0 +1,207 @@
+"""`kiln.export`: a call of a module or function as one whole program.
+
+    kiln.export(model, (x,), dynamic_shapes={"x": {0: kiln.Dim("batch")}})   ->   Program
+
+The graph is recorded once (`whole.py`); here its inputs get their names and order, and its results their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from kiln.graph.ir.graph import Graph, Write
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rebuilt, symbols_in, with_inputs
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.trace.constants import spec_of_real
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import InputRecord
+from kiln.programs.dims import DimTable, Examples, dim_table
+from kiln.programs.errors import BadExportArgument, UnknownResult
+from kiln.programs.naming import CallNames, StateNames, call_names, state_names
+from kiln.programs.program import LEVELS, Level, Program
+from kiln.programs.shapes import rules_of
+from kiln.programs.signature import CONSTANTS, STATE_KINDS, ArgumentLeaf, ProgramSignature, ResultLeaf, StateInput
+from kiln.programs.training import training_graph
+from kiln.programs.tree import LEAF, Tree, flatten
+from kiln.programs.whole import OutputMark, WholeCapture, capture_whole, name_of, user_signature
+from kiln.symbolic.node import from_sym
+from kiln.tensor.spec import Spec, TensorSpec
+
+
+def export_program(
+    target: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    dynamic_shapes: object = None,
+    level: Level = "core",
+    training: bool = False,
+) -> Program:
+    """What `kiln.export` does; see there."""
+    if level not in LEVELS:
+        raise BadExportArgument(name="level", value=level, allowed=" or ".join(map(repr, LEVELS)))
+    if not isinstance(args, tuple | list):
+        raise BadExportArgument(name="args", value=args, allowed="a tuple of positional arguments")
+    signature, states = user_signature(target), state_names(target)
+    taken = set(states.states)
+    call = call_names(signature, tuple(args), kwargs or {}, taken)
+    others = None
+    if isinstance(dynamic_shapes, Examples):
+        others = [call_names(signature, *example, taken).values for example in dynamic_shapes.calls]
+    table = dim_table(call.values, None if others is not None else dynamic_shapes, others)
+    whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
+    check_dims(table, whole)
+    program = Assembly(target, call, states, whole).program(level, training)
+    for example in dynamic_shapes.calls if isinstance(dynamic_shapes, Examples) else ():
+        program.check_shapes(*example[0], **example[1])
+    return program
+
+
+def check_dims(table: DimTable, whole: WholeCapture) -> None:
+    """Raise where the program fixes a size that was asked to be dynamic."""
+    table.require_open(whole.trace.env)
+    for record in whole.trace.inputs:
+        if record.real is not None and isinstance(record.spec, TensorSpec):
+            table.require_dynamic(whole.trace.env, record.real, record.spec.sizes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CarriedInput:
+    """A state, and its input of the graph; `node` is None if the graph does not read it."""
+
+    state: StateInput
+    spec: Spec
+    node: Node | None
+
+
+@final
+class Assembly:
+    """Makes a program of a captured call."""
+
+    def __init__(self, target: object, call: CallNames, states: StateNames, whole: WholeCapture) -> None:
+        self.function = name_of(target)
+        self.call, self.states, self.whole = call, states, whole
+        self.places = {id(leaf): number for number, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)}
+        self.records = {id(record.real): record for record in whole.trace.inputs if record.real is not None}
+        self.returned: dict[str, torch.Tensor] = {}
+        """Carried tensors that are results, by name."""
+
+    def program(self, level: Level, training: bool) -> Program:
+        trace, call = self.whole.trace, self.call
+        out_tree, results = self.results()
+        graph = trace.graph
+        gradients: tuple[str, ...] = ()
+        if training:
+            made = training_graph(self.whole.joint, results, self.function)
+            graph = made.graph
+            gradients = tuple([self.name(trace.used_inputs[number]) for number in made.inputs])
+            results += [ResultLeaf("output", made.first + number) for number in range(len(gradients))]
+            out_tree = Tree(tuple, (out_tree, Tree(dict, (LEAF,) * len(gradients), gradients)))
+        carried = self.carried(graph)
+        order = [carried_input.state.name for carried_input in carried]
+        results = [replace(leaf, number=order.index(str(leaf.value)), value=None) if leaf.kind == "state" else leaf
+                   for leaf in results]  # fmt: skip
+        arguments = self.arguments(len(carried))
+        graph = self.with_inputs(graph, carried, arguments)
+        used = frozenset().union(*[symbols_in(node.spec) for node in graph.inputs])
+        states = tuple([carried_input.state for carried_input in carried])
+        signature = ProgramSignature(states, arguments, tuple(results), call.parameters, call.tree, out_tree, gradients)
+        keys = [node.attrs["key"] for node in graph.nodes if node.op.name == "constant_tensor"]
+        return Program(
+            self.function,
+            graph,
+            signature,
+            rules_of(trace.env, used),
+            dict(self.states.tensors),
+            {key: trace.constants[key] for key in keys},
+            dict(self.states.tied),
+            level,
+            self.whole.torch_module,
+        )
+
+    # Results.
+
+    def results(self) -> tuple[Tree, list[ResultLeaf]]:
+        tree, leaves = flatten(self.whole.result)
+        return tree, [self.result(leaf) for leaf in leaves]
+
+    def result(self, leaf: object) -> ResultLeaf:
+        if isinstance(leaf, OutputMark):
+            return ResultLeaf("output", leaf.number)
+        if isinstance(leaf, FakeTensor):
+            leaf = next(record.real for record in self.records.values() if record.fake is leaf)
+        if isinstance(leaf, torch.Tensor):
+            place = self.places.get(id(leaf))
+            if place is not None:
+                return ResultLeaf("argument", place)
+            record = self.records.get(id(leaf))
+            state = self.states.constant(record.name if record is not None else "constant", leaf)
+            self.returned[state.name] = leaf
+            return ResultLeaf("state", value=state.name)
+        if isinstance(leaf, torch.SymInt):
+            return ResultLeaf("size", value=from_sym(leaf))
+        if type(leaf) not in CONSTANTS:
+            raise UnknownResult(function=self.function, type=type(leaf).__qualname__)
+        return ResultLeaf("constant", value=leaf)
+
+    # Inputs.
+
+    def name(self, record: InputRecord) -> str:
+        """The name of an input of the recording."""
+        assert record.real is not None
+        place = self.places.get(id(record.real))
+        return self.call.names[place] if place is not None else self.states.constant(record.name, record.real).name
+
+    def carried(self, graph: Graph) -> list[CarriedInput]:
+        """The states that the graph reads or the program returns: parameters, buffers, constants."""
+        found: dict[str, CarriedInput] = {}
+        for record in self.whole.trace.used_inputs:
+            if record.real is not None and id(record.real) not in self.places:
+                state = self.states.constant(record.name, record.real)
+                found[state.name] = CarriedInput(state, record.spec, record.node)
+        for name, tensor in self.returned.items():
+            state = self.states.states[id(tensor)]
+            found.setdefault(name, CarriedInput(state, spec_of_real(tensor), None))
+        return sorted(found.values(), key=lambda each: STATE_KINDS.index(each.state.kind))
+
+    def arguments(self, first: int) -> tuple[ArgumentLeaf, ...]:
+        """The leaves of the arguments; recorded tensors are the graph's inputs from `first` on."""
+        made: list[ArgumentLeaf] = []
+        for name, leaf in zip(self.call.names, self.call.leaves, strict=True):
+            if not isinstance(leaf, torch.Tensor):
+                made.append(ArgumentLeaf(name, value=leaf))
+            elif id(leaf) in self.records:
+                made.append(ArgumentLeaf(name, first))
+                first += 1
+            else:
+                made.append(ArgumentLeaf(name, unused=True))
+        return tuple(made)
+
+    def with_inputs(self, graph: Graph, carried: list[CarriedInput], arguments: Sequence[ArgumentLeaf]) -> Graph:
+        """The graph with its inputs in order, under their names."""
+        rows = [(each.state.name, each.spec, each.node) for each in carried]
+        for argument, leaf in zip(arguments, self.call.leaves, strict=True):
+            if argument.number is not None:
+                record = self.records[id(leaf)]
+                rows.append((argument.name, record.spec, record.node))
+        inputs = [
+            Node(PRIMS["input"], (), {"index": number, "name": name}, spec)
+            for number, (name, spec, _) in enumerate(rows)
+        ]
+        replaced = {old: new for (_, _, old), new in zip(rows, inputs, strict=True) if old is not None}
+        positions = {old: number for number, (_, _, old) in enumerate(rows) if old is not None}
+        numbers = {old: positions[node] for old, node in enumerate(graph.inputs)}
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            replaced[node] = with_inputs(node, tuple([replaced[value] for value in node.inputs]))
+            nodes.append(replaced[node])
+        made = rebuilt(graph, nodes, replaced)
+        outputs = tuple([output.renumbered(numbers) for output in made.outputs])
+        writes = tuple([Write(replaced[write.target], write.value) for write in made.writes])
+        return Graph(tuple(inputs), nodes, outputs, writes)

@@ -1,0 +1,171 @@
+"""Reads programs from files; nothing in a file is trusted.
+
+Every field is checked, the graph goes through the verifier, operators come from a list (`operators.py`), sizes of
+tensors are those of the graph. A file that fails a check raises KILN6102. `file_writer.py` describes the format.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.parse import parse_graph
+from kiln.graph.ir.verify import verify
+from kiln.graph.trace.constants import content_key
+from kiln.programs.errors import DamagedProgram
+from kiln.programs.fields import Fields, Json, read_json
+from kiln.programs.file_writer import CONSTANTS, FORMAT, GRAPH, MANIFEST, MEMBERS, STATE, VERSION
+from kiln.programs.operators import called_overloads, refusal
+from kiln.programs.program import LEVELS, Level, Program
+from kiln.programs.shapes import ShapeRules, SymbolRange
+from kiln.programs.signature import signature_from_json
+from kiln.programs.symbols import check_symbols
+from kiln.programs.tensors import LARGEST, read_tensors
+from kiln.support.errors import KilnError
+from kiln.support.location import Location
+from kiln.symbolic import Relation, ShapeGuard, parse_relation
+from kiln.tensor.spec import TensorSpec
+
+
+def load_program(path: str | os.PathLike[str], *, libraries: Collection[str] = ()) -> Program:
+    """The program of a file that `Program.save` wrote.
+
+    Args:
+        path: the file.
+        libraries: namespaces of custom operators that the program may call.
+
+    Raises:
+        DamagedProgram: what is wrong with the file.
+    """
+    return program_from_bytes(Path(path).read_bytes(), libraries=libraries)
+
+
+def program_from_bytes(data: bytes, *, libraries: Collection[str] = ()) -> Program:
+    """Inverse of `program_bytes`. Raises DamagedProgram."""
+    try:
+        return _read(data, libraries)
+    except DamagedProgram:
+        raise
+    except KilnError as problem:
+        raise DamagedProgram(problem=problem.reason.partition("\n")[0]) from problem
+    except (MemoryError, RecursionError) as problem:
+        raise DamagedProgram(problem="it is nested too deeply, or too large") from problem
+    except Exception as problem:  # of the readers of texts, on texts that nobody has printed
+        raise DamagedProgram(problem=f"{type(problem).__name__}: {problem}"[:200]) from problem
+
+
+def _read(data: bytes, libraries: Collection[str]) -> Program:
+    members = read_members(data)
+    fields = Fields(read_json(members[MANIFEST], MANIFEST), MANIFEST)
+    if fields.text("format") != FORMAT:
+        raise DamagedProgram(problem="it is another kind of file")
+    if (version := fields.integer("version", 1 << 16)) != VERSION:
+        raise DamagedProgram(problem=f"its format has version {version}, this is version {VERSION}")
+    graph = parse_graph(members[GRAPH].decode())
+    verify(graph, after="load")
+    for target in called_overloads(graph):
+        if problem := refusal(target, libraries):
+            raise DamagedProgram(problem=f"it calls `{target}`: {problem}")
+    name, level = fields.text("name"), cast(Level, fields.choice("level", LEVELS[1:]))
+    signature = signature_from_json(fields.take("signature"), graph)
+    rules = ShapeRules(
+        tuple([_range(item) for item in fields.items("ranges")]),
+        tuple([_constraint(item) for item in fields.items("constraints")]),
+    )
+    tied = _tied(fields.take("tied"))
+    are_complex = set(fields.texts("complex"))
+    fields.finish()
+    check_symbols(graph, signature, rules)
+    state = {key: restored(key, each, are_complex) for key, each in read_tensors(members[STATE]).items()}
+    constants = {key: restored(key, each, are_complex) for key, each in read_tensors(members[CONSTANTS]).items()}
+    for row, node in zip(signature.states, graph.inputs, strict=False):
+        state[row.name] = placed(row.name, state.get(row.name), node.spec)
+    if not set(tied.values()) <= state.keys() or tied.keys() & state.keys():
+        raise DamagedProgram(problem="a tied name is of no tensor, or of two")
+    check_constants(graph, constants)
+    return Program(name, graph, signature, rules, state, constants, tied, level)
+
+
+def read_members(data: bytes) -> dict[str, bytes]:
+    """The members of the zip; each is stored once, without compression."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if sorted(entry.filename for entry in entries) != sorted(MEMBERS):
+                raise DamagedProgram(problem="its members are not those of a program")
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise DamagedProgram(problem="its members are compressed")
+            if sum(entry.file_size for entry in entries) > len(data):
+                raise DamagedProgram(problem="its members are larger than the file")
+            return {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as problem:
+        raise DamagedProgram(problem=f"it is not a zip file, or a part of one ({problem})") from problem
+
+
+def _range(data: Json) -> SymbolRange:
+    fields = Fields(data, "range")
+    made = SymbolRange(fields.text("name"), fields.integer("low", LARGEST), fields.optional_integer("high", 1 << 63))
+    fields.finish()
+    return made
+
+
+def _constraint(data: Json) -> ShapeGuard:
+    fields = Fields(data, "constraint")
+    relation, at = parse_relation(fields.text("relation")), fields.take("at")
+    fields.finish()
+    if not isinstance(relation, Relation):
+        raise DamagedProgram(problem=f"the constraint `{relation}` says nothing")
+    if at is None:
+        return ShapeGuard(relation)
+    place = Fields(at, "place of a constraint")
+    location = Location(place.text("file"), place.integer("line", 1 << 31), place.text("function"))
+    place.finish()
+    return ShapeGuard(relation, location)
+
+
+def _tied(data: Json) -> dict[str, str]:
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise DamagedProgram(problem="`tied` is not an object of texts")
+    return {str(key): str(value) for key, value in data.items()}
+
+
+def restored(name: str, tensor: torch.Tensor, are_complex: Collection[str]) -> torch.Tensor:
+    if name not in are_complex:
+        return tensor
+    if not tensor.dtype.is_floating_point or not tensor.dim() or tensor.shape[-1] != 2:
+        raise DamagedProgram(problem=f"tensor {name[:40]!r} is not complex")
+    return torch.view_as_complex(tensor)
+
+
+def placed(name: str, tensor: torch.Tensor | None, spec: object) -> torch.Tensor:
+    """A tensor in the layout that the graph expects, on its device."""
+    if tensor is None or not isinstance(spec, TensorSpec):
+        raise DamagedProgram(problem=f"there is no tensor {name[:40]!r}")
+    if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.sizes:
+        raise DamagedProgram(problem=f"tensor {name[:40]!r} is not {spec}")
+    strides = [stride for stride in spec.strides if isinstance(stride, int) and stride >= 0]
+    reach = spec.storage_elements()
+    if len(strides) != spec.rank or spec.offset != 0 or not isinstance(reach, int) or reach > 4 * tensor.numel() + 4096:
+        raise DamagedProgram(problem=f"tensor {name[:40]!r} has the layout {spec}")
+    if spec.device.type == "cpu" and list(tensor.stride()) == strides:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=spec.dtype, device=spec.device)
+    return made.copy_(tensor)
+
+
+def check_constants(graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
+    """Each constant is there once, with the contents that its key names."""
+    nodes = {str(node.attrs["key"]): node for node in graph.nodes if node.op.name == "constant_tensor"}
+    if nodes.keys() != constants.keys():
+        raise DamagedProgram(problem="its constants are not those of the graph")
+    for key, tensor in constants.items():
+        spec = nodes[key].tensor
+        if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.sizes or content_key(tensor) != key:
+            raise DamagedProgram(problem=f"the constant {key[:40]!r} has other contents")

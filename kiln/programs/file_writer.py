@@ -1,0 +1,113 @@
+"""Writes programs as files: a zip of JSON, text and tensors. No pickle, no compression, a version.
+
+    manifest.json           what the program is, its signature, its constraints
+    graph.txt               the graph of primitives, as `program.text("prims")` prints it
+    state.safetensors       parameters, buffers and constants by name
+    constants.safetensors   tensors of the graph by content key
+
+Equal programs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.text import graph_text
+from kiln.programs.errors import NotSavable
+from kiln.programs.fields import Json
+from kiln.programs.operators import called_overloads, refusal
+from kiln.programs.shapes import ShapeRules
+from kiln.programs.signature import ProgramSignature
+from kiln.programs.tensors import write_tensors
+from kiln.symbolic import ShapeGuard
+
+FORMAT, VERSION = "kiln.program", 1
+MANIFEST, GRAPH, STATE, CONSTANTS = "manifest.json", "graph.txt", "state.safetensors", "constants.safetensors"
+MEMBERS = (MANIFEST, GRAPH, STATE, CONSTANTS)
+DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class SavedParts(Protocol):
+    """What is saved of a program."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def level(self) -> str: ...
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def signature(self) -> ProgramSignature: ...
+    @property
+    def rules(self) -> ShapeRules: ...
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]: ...
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]: ...
+    @property
+    def tied(self) -> Mapping[str, str]: ...
+
+
+def program_bytes(program: SavedParts) -> bytes:
+    """The file. Raises NotSavable."""
+    for target in called_overloads(program.graph):
+        if target.startswith("aten.") and (problem := refusal(target, ())):
+            raise NotSavable(place=f"the graph (`{target}`: {problem})", type="call")
+    members = {
+        MANIFEST: json.dumps(manifest(program), indent=1).encode(),
+        GRAPH: graph_text(program.graph).encode(),
+        STATE: write_tensors(program.state),
+        CONSTANTS: write_tensors(program.constants),
+    }
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, DATE), data)
+    return file.getvalue()
+
+
+def manifest(program: SavedParts) -> dict[str, Json]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": program.name,
+        "level": program.level if program.level != "torch" else "core",
+        "signature": program.signature.to_json(),
+        "ranges": [{"name": each.name, "low": each.low, "high": each.high} for each in program.rules.ranges],
+        "constraints": [_constraint_to_json(guard) for guard in program.rules.constraints],
+        "tied": dict(program.tied),
+        "complex": [
+            name for name, tensor in {**program.state, **program.constants}.items() if tensor.is_complex()
+        ],
+    }  # fmt: skip
+
+
+def _constraint_to_json(guard: ShapeGuard) -> Json:
+    at = guard.location
+    place: Json = None if at is None else {"file": at.file, "line": at.line, "function": at.function}
+    return {"relation": str(guard.relation), "at": place}
+
+
+def save_program(program: SavedParts, path: str | os.PathLike[str]) -> None:
+    """Write the file, or leave what was there."""
+    data, target = program_bytes(program), Path(path)
+    handle, name = tempfile.mkstemp(prefix=target.name, dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,153 @@
+"""The structure of arguments and results: containers taken apart into leaves, and put together again.
+
+    tree, leaves = flatten(({"x": x}, 3))
+    tree                    tuple(dict(x=*), *)
+    leaves                  [x, 3]
+    tree.build([y, 4])      ({"x": y}, 4)
+
+Tuples, lists and dicts are built in; other classes are those that `torch.utils._pytree` knows (named tuples, the
+results of Hugging Face models). A file names them as they are registered, and a reader never imports anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast, final
+
+from torch.utils import _pytree as pytree
+
+from kiln.programs.errors import DamagedProgram, NotSavable
+from kiln.programs.fields import Fields, Json
+
+Key = str | int
+PLAIN: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict"}
+LARGEST_DEPTH = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A leaf (`type` is None), or a container with its children; `keys` of a dict, `context` of a registered class."""
+
+    type: type | None = None
+    children: tuple[Tree, ...] = ()
+    keys: tuple[Key, ...] = ()
+    context: object = None
+
+    def __str__(self) -> str:
+        if self.type is None:
+            return "*"
+        names = list(self.context) if isinstance(self.context, list | tuple) else list(self.keys)
+        if len(names) == len(self.children) and names:
+            inside = [f"{key}={child}" for key, child in zip(names, self.children, strict=True)]
+        else:
+            inside = [str(child) for child in self.children]
+        return f"{self.type.__name__}({', '.join(inside)})"
+
+    def size(self) -> int:
+        """How many leaves it has."""
+        return 1 if self.type is None else sum(child.size() for child in self.children)
+
+    def build(self, leaves: Sequence[object]) -> object:
+        """The containers around other leaves."""
+        remaining = iter(leaves)
+        return self._built(remaining)
+
+    def _built(self, leaves: Iterator[object]) -> object:
+        if self.type is None:
+            return next(leaves)
+        parts = [child._built(leaves) for child in self.children]
+        if self.type is dict:
+            return dict(zip(self.keys, parts, strict=True))
+        if self.type in PLAIN:
+            return self.type(parts)
+        if issubclass(self.type, tuple):  # a named tuple
+            make: Callable[[Sequence[object]], object] = getattr(self.type, "_make", self.type)
+            return make(parts)
+        return pytree.SUPPORTED_NODES[self.type].unflatten_fn(parts, self.context)
+
+    def paths(self, root: str) -> Iterator[str]:
+        """The text of each leaf's place: `x['mask'][0]`."""
+        if self.type is None:
+            yield root
+        for number, child in enumerate(self.children):
+            key = self.keys[number] if self.keys else number
+            yield from child.paths(f"{root}[{key!r}]")
+
+    # The form in files.
+
+    def to_json(self) -> Json:
+        if self.type is None:
+            return None
+        children: Json = [child.to_json() for child in self.children]
+        if self.type in PLAIN:
+            return {"type": PLAIN[self.type], "keys": list(self.keys), "children": children}
+        registered = pytree.SUPPORTED_SERIALIZED_TYPES.get(self.type)
+        name = registered.serialized_type_name if registered is not None else None
+        context = self.context
+        if not isinstance(name, str) or not isinstance(context, list | tuple | type(None)):
+            raise NotSavable(place="a result or argument", type=self.type.__qualname__)
+        if not all(type(key) is str for key in context or ()):
+            raise NotSavable(place="a result or argument", type=self.type.__qualname__)
+        keys: Json = None if context is None else [str(key) for key in context]
+        return {"type": f"registered {name}", "keys": keys, "children": children}
+
+
+LEAF = Tree()
+
+
+def flatten(value: object) -> tuple[Tree, list[object]]:
+    """The structure of a value and its leaves in order."""
+    leaves: list[object] = []
+    return _flat(value, leaves), leaves
+
+
+def _flat(value: object, leaves: list[object]) -> Tree:
+    kind = type(value)
+    if isinstance(value, tuple | list) and kind in PLAIN:
+        return Tree(kind, tuple([_flat(item, leaves) for item in value]))
+    if kind is dict and isinstance(value, dict) and all(type(key) in (str, int) for key in value):
+        return Tree(kind, tuple([_flat(item, leaves) for item in value.values()]), tuple(value))
+    if isinstance(value, tuple):
+        return Tree(kind, tuple([_flat(item, leaves) for item in value]))
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None or kind is dict:
+        leaves.append(value)
+        return LEAF
+    parts, context = node.flatten_fn(value)
+    return Tree(kind, tuple([_flat(part, leaves) for part in parts]), (), context)
+
+
+def tree_from_json(data: Json, depth: int = 0) -> Tree:
+    """Inverse of `Tree.to_json`. Raises DamagedProgram."""
+    if data is None:
+        return LEAF
+    if depth > LARGEST_DEPTH:
+        raise DamagedProgram(problem=f"containers are nested deeper than {LARGEST_DEPTH}")
+    fields = Fields(data, "tree")
+    name = fields.text("type")
+    children = tuple([tree_from_json(child, depth + 1) for child in fields.items("children")])
+    found = next((kind for kind, plain in PLAIN.items() if plain == name), None)
+    if found is not None:
+        keys = tuple([_key(key) for key in fields.items("keys")])
+        wanted = len(children) if found is dict else 0
+        if len(set(keys)) != len(keys) or len(keys) != wanted:
+            raise DamagedProgram(problem=f"the keys of a {name} do not fit its items")
+        fields.finish()
+        return Tree(found, children, keys)
+    if not name.startswith("registered "):
+        raise DamagedProgram(problem=f"unknown container {name!r}")
+    registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name.removeprefix("registered "))
+    if registered is None or registered in PLAIN:
+        problem = f"the class {name.removeprefix('registered ')!r} is not registered here; import its library first"
+        raise DamagedProgram(problem=problem)
+    context = fields.optional_texts("keys")
+    fields.finish()
+    return Tree(registered, children, (), context)
+
+
+def _key(value: Json) -> Key:
+    if type(value) not in (str, int):
+        raise DamagedProgram(problem=f"a key of a dict is {value!r}")
+    return cast(Key, value)

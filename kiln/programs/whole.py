@@ -1,0 +1,214 @@
+"""Captures a call as one whole graph: breaks, changed objects and unknown results are errors.
+
+whole = capture_whole(model, (x,), {"mask": mask}, table)
+whole.trace.graph         the primitives
+whole.result              the result of the call: containers of `OutputMark`s, inputs, sizes, constants
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import nn
+
+from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
+from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.capture.interpreter.core import Effect
+from kiln.graph.autograd.joint import JointGraph, make_joint
+from kiln.graph.ops.eager_kernels import EagerKernels
+from kiln.graph.trace import Recorder, Trace
+from kiln.pipeline.gc_pause import GC_PAUSE
+from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
+from kiln.programs.dims import DimTable
+from kiln.programs.errors import BadExportArgument, ExportChangesObject
+from kiln.programs.tree import flatten
+from kiln.support.events import EventSink
+from kiln.symbolic import DimChoice, ShapeEnv
+from kiln.symbolic.reference import prove
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OutputMark:
+    """Stands for an output of the region while the results are put together."""
+
+    number: int
+
+    def detach(self) -> OutputMark:
+        return self
+
+    def requires_grad_(self) -> OutputMark:
+        return self
+
+
+@final
+@dataclass
+class WholeCapture:
+    """A captured call. `joint` of a training export."""
+
+    trace: Trace
+    result: object
+    steps: int
+    joint: JointGraph | None = None
+    torch_module: torch.fx.GraphModule | None = None
+
+
+@final
+@dataclass
+class RegionKeeper:
+    """What the capture hands over instead of compiling: recorder and trace, and the joint graph."""
+
+    table: DimTable
+    training: bool
+    keep_calls: bool
+    recorder: Recorder | None = None
+    trace: Trace | None = None
+    joint: JointGraph | None = None
+    torch_module: torch.fx.GraphModule | None = None
+    events: EventSink = field(default_factory=EventSink)
+
+    def make_recorder(self) -> Recorder:
+        env = self.table.env(lambda: ShapeEnv(prover=prove))
+        self.recorder = Recorder(env=env, events=self.events, kernels=EagerKernels(random=True))
+        self.trace = self.joint = self.torch_module = None
+        return self.recorder
+
+    def keep(self, recorder: Recorder, trace: Trace) -> Callable[..., object]:
+        self.trace = trace
+        if self.keep_calls:
+            self.torch_module = trace.torch_graph()  # before the backward is recorded
+        if self.training and trace.needs_grad:
+            self.joint = make_joint(recorder, trace)
+        marks = tuple([OutputMark(number) for number in range(len(trace.fake_outputs))])
+        return lambda *inputs: marks
+
+    def dims(self, tensor: torch.Tensor, source: object) -> tuple[DimChoice, ...]:
+        return self.table.choose(tensor)
+
+
+def entry_of(target: object) -> tuple[types.FunctionType, tuple[object, ...]]:
+    """The Python function that a call of `target` runs, and the arguments that come first."""
+    if isinstance(target, nn.Module):
+        call = type(target).__call__
+        if isinstance(call, types.FunctionType):
+            return call, (target,)
+    if isinstance(target, types.MethodType) and isinstance(target.__func__, types.FunctionType):
+        return target.__func__, (target.__self__,)
+    if isinstance(target, types.FunctionType):
+        return target, ()
+    called = type(target).__call__
+    if isinstance(called, types.FunctionType) and not isinstance(target, type):
+        return called, (target,)
+    raise BadExportArgument(name="target", value=target, allowed="an nn.Module, a Python function or a method")
+
+
+def user_signature(target: object) -> inspect.Signature:
+    """The signature that users know: of a module, that of `forward`."""
+    entry_of(target)
+    return inspect.signature(target.forward if isinstance(target, nn.Module) else target)  # type: ignore[arg-type]
+
+
+def name_of(target: object) -> str:
+    return getattr(target, "__qualname__", type(target).__qualname__)
+
+
+def slots_of(function: types.FunctionType, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """The argument slots by name, `*args` and `**kwargs` as one each, in the order of the code object."""
+    bound = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
+    bound.apply_defaults()
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return {name: bound.arguments[name] for name in code.co_varnames[:count]}
+
+
+def capture_whole(
+    target: object,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    table: DimTable,
+    *,
+    training: bool = False,
+    keep_calls: bool = False,
+) -> WholeCapture:
+    """Capture a call. Raises KilnError with the user's line where it is not one graph."""
+    watch_current_device()
+    if mode := unknown_mode():
+        raise UnknownMode(function=name_of(target), mode=mode)
+    function, first = entry_of(target)
+    slots = slots_of(function, (*first, *args), kwargs)
+    with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training):
+        keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls))
+    assert keeper.recorder is not None and capture.function is not None
+    if keeper.trace is None:
+        keeper.trace = keeper.recorder.finish([])
+    result = _result(capture, slots, keeper.trace)
+    return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module)
+
+
+def _captured(
+    function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper
+) -> tuple[RegionKeeper, Capture]:
+    """The capture with eager's answer to `is_compiling`, or, where that breaks the graph, with True."""
+    capture = _attempt(function, slots, keeper, is_compiling=False)
+    if (capture.breaks or capture.skipped) and capture.asked_is_compiling:
+        other = RegionKeeper(keeper.table, keeper.training, keeper.keep_calls)
+        second = _attempt(function, slots, other, is_compiling=True)
+        if not second.breaks and not second.skipped:
+            keeper, capture = other, second
+    if capture.skipped is not None:
+        raise capture.skipped
+    if capture.breaks:
+        raise capture.breaks[0]
+    refuse_effects(function, capture.effects)
+    return keeper, capture
+
+
+def _attempt(
+    function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper, *, is_compiling: bool
+) -> Capture:
+    return capture_frame(
+        function,
+        slots,
+        compile_region=keeper.keep,
+        recorder_factory=keeper.make_recorder,
+        events=keeper.events,
+        dims=keeper.dims,
+        is_compiling=is_compiling,
+    )
+
+
+def refuse_effects(function: types.FunctionType, effects: list[Effect]) -> None:
+    for effect in effects:
+        if effect.writes or isinstance(effect, ModeEffect):
+            raise ExportChangesObject(function=function.__qualname__, what_changes=described(effect))
+
+
+def described(effect: Effect) -> str:
+    """What an effect changes, as a user would name it."""
+    name = getattr(effect, "name", None)
+    changed = getattr(effect, "value", None) or getattr(effect, "cell", None)
+    source = getattr(changed, "source", None)
+    place = source.text() if source is not None else ""
+    if isinstance(effect, ModeEffect):
+        return "a mode of torch, such as the grad mode"
+    if name is not None:
+        return f"`{place}.{name}`" if place else f"the variable or attribute `{name}`"
+    return f"the contents of `{place}`" if place else "an object that exists outside of it"
+
+
+def _result(capture: Capture, slots: Mapping[str, object], trace: Trace) -> object:
+    """The result of the transformed code on fakes, where sizes are symbols and region outputs are marks."""
+    assert capture.function is not None
+    fakes = {id(record.real): record.fake for record in trace.inputs if record.real is not None}
+    tree, leaves = flatten(tuple(slots.values()))
+    values = tree.build([fakes.get(id(leaf), leaf) for leaf in leaves])
+    assert isinstance(values, tuple)
+    extra = ((None,) * len(capture.collect),) if capture.collect else ()
+    result: object = capture.function(*values, *extra)
+    return result

@@ -1,0 +1,320 @@
+"""`kiln.export`: what the program computes, what it says of itself, what cannot be exported."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+import kiln
+from kiln.graph.ir.verify import verify
+from kiln.support.errors import KilnError
+from tests.programs.models import Classifier, Counter, Loss
+
+BATCH = kiln.Dim("batch", min=2, max=64)
+
+
+def same_results(found: Any, expected: Any) -> None:
+    """Equal containers, tensors that are close, other leaves that are equal."""
+    (leaves, tree), (others, structure) = pytree.tree_flatten(found), pytree.tree_flatten(expected)
+    assert tree == structure
+    for leaf, other in zip(leaves, others, strict=True):
+        if isinstance(other, Tensor):
+            assert_close(leaf, other, check_stride=True)
+        else:
+            assert leaf == other
+
+
+def check(program: kiln.Program, target: Any, *args: Any, **kwargs: Any) -> None:
+    """The program computes what the original does, and changes its state in the same way."""
+    verify(program.graph, after="export")
+    other, given = copy.deepcopy((target, (args, kwargs)))
+    expected = other(*given[0], **given[1])
+    found = program(*args, **kwargs)
+    same_results(found, expected)
+    assert_close((args, kwargs), given)
+    if isinstance(other, nn.Module):
+        assert_close(dict(program.state_dict()), dict(other.state_dict()))
+
+
+def test_a_program_runs_and_says_what_it_is(golden: Callable[..., None]) -> None:
+    model = Classifier()
+    shapes = {"x": {0: BATCH}, "mask": {0: BATCH}}
+    program = kiln.export(model, (torch.randn(6, 16),), {"mask": torch.ones(6, 8)}, dynamic_shapes=shapes)
+    for rows in (2, 6, 9):
+        check(program, model, torch.randn(rows, 16), mask=torch.randn(rows, 8))
+        check(program, model, torch.randn(rows, 16), torch.randn(rows, 8))
+    assert program.constraints == ["2 <= batch <= 64"]
+    assert program.check_shapes(torch.randn(7, 16), mask=torch.ones(7, 8)) == {"batch": 7}
+    text = program.text("prims")
+    golden("\n".join(line.partition("  # ")[0] for line in text.split("\n")))
+    assert "tests/programs/models.py" in text
+
+
+def test_levels() -> None:
+    x = torch.randn(6, 16)
+    program = kiln.export(Classifier(), (x,), level="torch")
+    assert "torch._C._nn.linear" in program.text()
+    assert "torch.ops.aten.addmm.default" in program.text("core")
+    assert "aten.addmm.default(%" in program.text("prims")
+    assert [node.op for node in program.graph_module.graph.nodes][-1] == "output"
+    inputs = [*program.state.values(), x]
+    assert_close(program.core_module(*inputs)[0], program(x)["logits"])
+
+
+@pytest.mark.parametrize(
+    ("problem", "args", "kwargs"),
+    [
+        ("dimension 1 of `x` is 17: it must be 16", (torch.ones(4, 17),), {"mask": torch.ones(4, 8)}),
+        ("dimension 0 of `mask` is 5: it must be batch = 4", (torch.ones(4, 16),), {"mask": torch.ones(5, 8)}),
+        ("batch is 1: its range is 2 <= batch <= 64", (torch.ones(1, 16),), {"mask": torch.ones(1, 8)}),
+        ("must be a tensor f32[batch, 16]", (3,), {"mask": torch.ones(4, 8)}),
+        ("torch.float64", (torch.ones(4, 16, dtype=torch.float64),), {"mask": torch.ones(4, 8)}),
+        ("`x` is missing", (), {"mask": torch.ones(4, 8)}),
+        ("no argument `maks`", (torch.ones(4, 16),), {"maks": torch.ones(4, 8)}),
+        ("`x` is given twice", (torch.ones(4, 16),), {"x": torch.ones(4, 16)}),
+        ("their structure", (torch.ones(4, 16),), {"mask": [torch.ones(4, 8)]}),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(problem: str, args: Any, kwargs: Any) -> None:
+    shapes = {"x": {0: BATCH}, "mask": {0: BATCH}}
+    program = kiln.export(Classifier(), (torch.randn(6, 16),), {"mask": torch.ones(6, 8)}, dynamic_shapes=shapes)
+    for use in (program, program.check_shapes):
+        with pytest.raises(ValueError, match="KILN5104") as raised:
+            use(*args, **kwargs)
+        assert problem in str(raised.value)
+
+
+def test_buffers_tied_weights_and_names_of_state() -> None:
+    model = Counter()
+    program = kiln.export(model, (torch.randn(3, 4),))
+    assert program.mutated == ["calls"]
+    assert program.state_dict().keys() == model.state_dict().keys()
+    assert program.tied == {"second.weight": "first.weight"}
+    original = copy.deepcopy(model)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        (expected, count), (found, counted) = original(x), program(x)
+        assert_close(found, expected)
+        assert_close(counted, count)
+    assert model.calls == 2, "a program has the module's own tensors"
+
+
+def test_compiled_modules_are_exported_as_their_originals() -> None:
+    model = Classifier()
+    x = torch.randn(6, 16)
+    assert_close(kiln.export(kiln.compile(model), (x,))(x), model(x))
+    assert_close(kiln.export(kiln.compile(torch.nn.functional.silu), (x,))(x), torch.nn.functional.silu(x))
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+WEIGHT = torch.randn(5)
+
+
+def results(x: Tensor, *rest: Tensor, scale: float = 2.0, flag: bool = True) -> Any:
+    y = x * scale + WEIGHT if flag else x
+    return Pair(y, x), [y[0], y.view(-1), None, "text", *rest], {1: x.size(0), "x": WEIGHT}
+
+
+def test_results_of_every_kind() -> None:
+    x, more = torch.randn(3, 5), torch.randn(2)
+    program = kiln.export(results, (x, more), {"scale": 0.5}, dynamic_shapes={"x": {0: kiln.Dim.AUTO}})
+    for rows in (3, 4):
+        x = torch.randn(rows, 5)
+        check(program, results, x, more, scale=0.5)
+        found = program(x, more, scale=0.5)
+        assert found[0].second is x
+        assert found[1][1].data_ptr() == found[0].first.data_ptr()
+        assert found[1][4] is more
+    assert "constant globals_WEIGHT: f32[5]" in program.text()
+    with pytest.raises(ValueError, match=r"`scale` is 0.25: it was exported with 0.5, which is fixed"):
+        program(x, more, scale=0.25)
+    assert [state.kind for state in program.signature.states] == ["constant"]
+
+
+def changed_argument(x: Tensor, y: Tensor) -> Tensor:
+    x[1:].mul_(2)
+    return x[:1] + y
+
+
+def test_changed_arguments_and_views_of_them() -> None:
+    x, y = torch.randn(4, 3), torch.randn(3)
+    program = kiln.export(changed_argument, (x, y))
+    assert program.mutated == ["x"]
+    check(program, changed_argument, x, y)
+    with pytest.raises(ValueError, match="share memory"):
+        program(x, x[0])
+    with pytest.raises(ValueError, match="strides"):
+        program(torch.randn(3, 4).t(), y)
+
+
+def sums(x: Tensor) -> Tensor:
+    return torch.as_strided(x, (2, 2), (1, 2), 1) + x.t()[:2, :2]
+
+
+def test_arguments_in_other_layouts() -> None:
+    program = kiln.export(sums, (torch.randn(5, 4)[1:],))
+    for x in (torch.randn(4, 4), torch.randn(4, 4).t(), torch.randn(6, 4)[2:]):
+        assert_close(program(x), sums(x.contiguous()))
+
+
+# Dynamic sizes.
+
+
+def two_inputs(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y]).reshape(-1, 2).sum(1)
+
+
+def test_derived_dimensions_and_constraints() -> None:
+    batch = kiln.Dim("batch", max=100)
+    shapes = {"x": {0: batch}, "y": {0: 2 * batch + 1}}
+    program = kiln.export(two_inputs, (torch.randn(5, 4), torch.randn(11, 4)), dynamic_shapes=shapes)
+    check(program, two_inputs, torch.randn(7, 4), torch.randn(15, 4))
+    with pytest.raises(ValueError, match=r"it must be 2\*batch \+ 1 = 15"):
+        program(torch.randn(7, 4), torch.randn(14, 4))
+
+
+def grouped(x: Tensor) -> Tensor:
+    if x.size(0) % 4:
+        return x
+    return x.reshape(-1, 4, x.size(1)).sum(1)
+
+
+def test_constraints_name_the_line_that_needs_them() -> None:
+    program = kiln.export(grouped, (torch.randn(8, 3),), dynamic_shapes=({0: BATCH},))
+    check(program, grouped, torch.randn(12, 3))
+    with pytest.raises(ValueError, match=r"batch = 6: .*the program needs .* in grouped"):
+        program(torch.randn(6, 3))
+
+
+def test_examples_say_which_sizes_are_dynamic() -> None:
+    examples = kiln.Examples((torch.randn(8, 3), torch.randn(8))).call(torch.randn(2, 3), torch.randn(2))
+
+    def scaled(x: Tensor, y: Tensor) -> Tensor:
+        return x * y[:, None]
+
+    program = kiln.export(scaled, (torch.randn(4, 3), torch.randn(4)), dynamic_shapes=examples)
+    check(program, scaled, torch.randn(9, 3), torch.randn(9))
+    with pytest.raises(ValueError, match="KILN5104"):
+        program(torch.randn(9, 3), torch.randn(8))
+
+
+def test_objects_of_torch_export_are_understood() -> None:
+    dim = torch.export.Dim("rows", min=2, max=32)
+    shapes = {"x": {0: dim}, "y": {0: 2 * dim + 1, 1: torch.export.Dim.STATIC}}
+    program = kiln.export(two_inputs, (torch.randn(5, 4), torch.randn(11, 4)), dynamic_shapes=shapes)
+    assert "2 <= rows <= 32" in program.constraints
+    auto = {"x": {0: torch.export.Dim.AUTO}, "y": {0: torch.export.Dim.DYNAMIC}}
+    program = kiln.export(two_inputs, (torch.randn(5, 4), torch.randn(11, 4)), dynamic_shapes=auto)
+    check(program, two_inputs, torch.randn(3, 4), torch.randn(4, 4))
+
+
+def fixed(x: Tensor) -> Tensor:
+    return x + torch.ones(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "problem"),
+    [
+        ({"y": {0: BATCH}}, "there is no argument `y`"),
+        ({"x": {2: BATCH}}, "there is no dimension 2"),
+        ({"x": {0: kiln.Dim("batch", min=5)}}, "the size 4 is outside 5 <= batch"),
+        ({"x": {0: BATCH, 1: BATCH}}, "`batch` is 4 elsewhere, and 3 here"),
+        ({"x": {0: 2 * BATCH}}, "only used in expressions"),
+        ({"x": {0: kiln.Dim("min")}}, "cannot be the name"),
+        ({"x": {0: "batch"}}, "is not a dimension"),
+        ({"x": [BATCH]}, "a tuple of 2"),
+        (3, "kiln.Examples"),
+        ({"x": {0: BATCH}}, "works for the size 4 only"),
+        ({"x": {0: kiln.Dim.DYNAMIC}}, "works for the size 4 only"),
+    ],
+)
+def test_wrong_dynamic_shapes(shapes: object, problem: str) -> None:
+    with pytest.raises(KilnError) as raised:
+        kiln.export(fixed, (torch.randn(4, 3),), dynamic_shapes=shapes)
+    assert raised.value.code == "KILN5103"
+    assert problem in str(raised.value)
+
+
+# What cannot be exported.
+
+
+class Remembers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return x
+
+
+class Thing:
+    pass
+
+
+def returns_an_object(x: Tensor) -> Any:
+    thing = Thing()
+    thing.x = x  # type: ignore[attr-defined]
+    return thing
+
+
+def prints(x: Tensor) -> Tensor:
+    y = x + 1
+    print(y.sum())
+    return y
+
+
+def branches(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [
+        (Remembers(), "KILN5101", "last"),
+        (returns_an_object, "KILN5102", "Thing"),
+        (prints, "KILN1", "print"),
+        (branches, "KILN1", "x.sum() > 0"),
+        (torch.sin, "KILN5106", "nn.Module"),
+    ],
+)
+def test_what_is_not_one_graph_is_a_short_error(target: Any, code: str, words: str) -> None:
+    with pytest.raises(KilnError) as raised:
+        kiln.export(target, (torch.randn(3),))
+    assert raised.value.code.startswith(code)
+    assert words in str(raised.value)
+    assert len(str(raised.value).split("\n")) <= 15
+    if code == "KILN1":
+        assert "tests/programs/test_export.py" in str(raised.value)
+
+
+# Training.
+
+
+def test_a_training_program_returns_the_gradients() -> None:
+    model = Loss()
+    x, target = torch.randn(7, 6), torch.randn(7, 3)
+    program = kiln.export(model, (x, target), dynamic_shapes={"x": {0: BATCH}, "target": {0: BATCH}}, training=True)
+    verify(program.graph, after="export")
+    for rows in (7, 5):
+        x, target = torch.randn(rows, 6), torch.randn(rows, 3)
+        (loss, prediction), gradients = program(x, target)
+        model.zero_grad()
+        expected, predicted = model(x, target)
+        expected.backward()
+        assert_close((loss, prediction), (expected.detach(), predicted.detach()))
+        assert_close(gradients, {name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+@pytest.mark.parametrize("model", [Classifier(), nn.ReLU()])
+def test_training_needs_a_loss(model: nn.Module) -> None:
+    with pytest.raises(KilnError) as raised:
+        kiln.export(model, (torch.randn(7, 16),), training=True)
+    assert raised.value.code == "KILN5105"

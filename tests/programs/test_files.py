@@ -1,0 +1,351 @@
+"""Programs as files: what is saved comes back, and nothing in a file is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kiln
+from kiln.programs.errors import DamagedProgram, NotSavable
+from kiln.programs.file_reader import program_from_bytes, read_members
+from kiln.programs.file_writer import program_bytes
+from kiln.programs.tensors import read_tensors, write_tensors
+from kiln.support.errors import KilnError
+from kiln.symbolic import parse_int
+from tests.programs.models import Classifier, Counter, Loss
+
+BATCH = kiln.Dim("batch", min=2, max=64)
+
+
+def classifier() -> kiln.Program:
+    shapes = {"x": {0: BATCH}, "mask": {0: BATCH}}
+    return kiln.export(Classifier(), (torch.randn(6, 16),), {"mask": torch.ones(6, 8)}, dynamic_shapes=shapes)
+
+
+class Everything(nn.Module):
+    """Dtypes, constants, complex and tied tensors, other layouts, a registered class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3).t())
+        self.register_buffer("phase", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("low", torch.randn(4).bfloat16())
+        self.register_buffer("nothing", torch.zeros(0, 4))
+
+    def forward(self, x: Tensor, dtype: torch.dtype, number: float, text: str) -> Any:
+        table = torch.tensor([1, 5, 2])
+        y = (x @ self.w)[table - 1, :] * number
+        assert isinstance(self.phase, Tensor) and isinstance(self.low, Tensor)
+        return OrderedDict(y=y.to(dtype), z=(y[:, :3] * self.phase).real, h=self.low + 1, n=text, device=x.device)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    model, x = Everything(), torch.randn(6, 3)
+    args = (x, torch.float64, float("inf"), "name")
+    program = kiln.export(model, args, dynamic_shapes=({0: kiln.Dim("rows")}, None, None, None))
+    program.save(tmp_path / "p")
+    again = kiln.load_program(tmp_path / "p")
+    assert again.text() == program.text()
+    again.save(tmp_path / "q")
+    assert (tmp_path / "q").read_bytes() == (tmp_path / "p").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "q"]
+    found = again(*args)
+    assert type(found) is OrderedDict
+    for name, value in program(*args).items():
+        assert_close(found[name], value, equal_nan=True) if isinstance(value, Tensor) else None
+        assert isinstance(value, Tensor) or found[name] == value
+    assert {name: tensor.stride() for name, tensor in again.state.items()} == {
+        name: tensor.stride() for name, tensor in program.state.items()
+    }
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_state_and_gradients_survive(training: bool) -> None:
+    args = (torch.randn(7, 6), torch.randn(7, 3))
+    program = kiln.export(Loss(), args, training=training)
+    again = program_from_bytes(program_bytes(program))
+    assert_close(again(*args), program(*args))
+    counter = program_from_bytes(program_bytes(kiln.export(Counter(), (torch.ones(2, 4),))))
+    counter(torch.ones(2, 4))
+    assert counter(torch.ones(2, 4))[1] == 2
+    assert counter.state_dict().keys() == Counter().state_dict().keys()
+
+
+def test_a_fresh_process_loads_it_without_the_compiler(tmp_path: Path) -> None:
+    program = classifier()
+    program.save(tmp_path / "p")
+    x, mask = torch.randn(5, 16), torch.randn(5, 8)
+    torch.save([x, mask, program(x, mask=mask)["logits"]], tmp_path / "values")
+    script = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("kiln.native._", "kiln.capture.interpreter", "kiln.loops", "kiln.build")):
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+import torch
+from kiln.programs.file_reader import load_program
+x, mask, expected = torch.load({str(tmp_path / "values")!r})
+assert torch.equal(load_program({str(tmp_path / "p")!r})(x, mask=mask)["logits"], expected)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[2])
+
+
+class Config:
+    pass
+
+
+def configured(x: Tensor, config: Config) -> Tensor:
+    return x + 1
+
+
+def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
+    program = kiln.export(configured, (torch.ones(2), Config()))
+    with pytest.raises(NotSavable, match=r"argument `config` holds a `Config`"):
+        program.save(tmp_path / "p")
+    assert not list(tmp_path.iterdir())
+
+
+# Hostile files.
+
+
+def repacked(data: bytes, **members: bytes | str) -> bytes:
+    """The file with other members (`manifest`, `graph`, ...)."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in read_members(data).items():
+            archive.writestr(name, members.get(name.partition(".")[0], content))
+    return file.getvalue()
+
+
+def refused(data: bytes, words: str = "") -> None:
+    with pytest.raises(DamagedProgram) as raised:
+        program_from_bytes(data)
+    assert words in str(raised.value), raised.value
+
+
+GRAPHS = [
+    ("aten.addmm.default(%1, %2, %4)", "aten.from_file.default(%1, %2, %4)", "from_file"),
+    ("aten.addmm.default(%1, %2, %4)", "aten.add_.Tensor(%1, %2, %4)", "writes to its arguments"),
+    ("aten.addmm.default(%1, %2, %4)", "os.system.default(%1, %2, %4)", "os"),
+    ("aten.addmm.default(%1, %2, %4)", "aten.item.default(%1, %2, %4)", "aten.item"),
+    ("aten.addmm.default(%1, %2, %4)", "aten.empty.memory_format(%1, %2, %4)", "memory"),
+    ("mul(%5, %3)", "mul(%5, %9)", "no value %9"),
+    ("mul(%5, %3)", "mul(%5, %3, %3)", "V2"),
+    ("%6: f32[batch, 8]", "%6: f32[batch, 9]", "V3"),
+    ("mul(%5, %3)", "mull(%5, %3)", "no op"),
+    ("mul(%5, %3)", "mul(%5, %3) + f(1)", ""),
+    ("mul(%5, %3)", "mul(" + "(" * 5000 + ")" * 5000 + ")", ""),
+    ("mul(%5, %3)", "mul(%5, " + "-" * 100000 + "%3)", ""),
+    ("dims=(1, 0)", "dims=(1, 0, 7)", ""),
+    ("dims=(1, 0)", "dims=torch.save", ""),
+    ("dims=(1, 0)", "dims=(s9, 0)", ""),
+    ("f32[batch, 16]", "f32[9**9**9, 16]", "too large"),
+    ("f32[batch, 16]", "f32[(batch + s1)**64, 16]", "too large"),
+    ("f32[batch, 16]", "f32[batch//0, 16]", ""),
+    ("f32[batch, 16]", "f32[other//2, 16]", "other"),
+    ("f32[8, 16] ", "f32[8, 17] ", ""),
+    ("f32[8] ", "f32[8 | 1000000000] ", "layout"),
+    ("f32[8] ", "f32[8 at 7] ", "layout"),
+    ("f32[8, 16] ", "f32[8, 16 | 1, 1000000000] ", "V3"),
+    ("f32[8, 16] ", "f32[8, 16 at 7] ", "V3"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), GRAPHS)
+def test_hostile_graphs_are_refused(old: str, new: str, words: str) -> None:
+    data = program_bytes(classifier())
+    text = read_members(data)["graph.txt"].decode()
+    assert old in text
+    start = time.perf_counter()
+    refused(repacked(data, graph=text.replace(old, new, 1)), words)
+    assert time.perf_counter() - start < 10
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The place of every value in a JSON document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *[inner for key, item in items for inner in paths(item, (*path, key))]]
+
+
+OTHER: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1 << 70,
+    1.5,
+    "x",
+    "",
+    [],
+    {},
+    [[]],
+    {"type": "tuple"},
+    "__class__",
+    "(" * 300,
+)
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    copy[path[0]] = changed(copy[path[0]], path[1:], value)
+    return copy
+
+
+def same_or_refused(data: bytes, x: Tensor, mask: Tensor, expected: Tensor) -> bool:
+    """Whether the file is refused; one that is not gives the same numbers, or refuses the arguments."""
+    try:
+        program = program_from_bytes(data)
+    except DamagedProgram:
+        return True
+    try:
+        found = program(x, mask=mask)
+    except (KilnError, RuntimeError):
+        return False
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+    assert all(leaf.shape in ((5, 8), (5, 16)) for leaf in leaves)
+    assert expected.shape == (5, 8)
+    return False
+
+
+def test_every_field_of_the_manifest_is_checked() -> None:
+    program = classifier()
+    data, x, mask = program_bytes(program), torch.randn(5, 16), torch.randn(5, 8)
+    document = json.loads(read_members(data)["manifest.json"])
+    expected = program(x, mask=mask)["logits"]
+    texts = read_members(data)
+    places = paths(document)
+    assert len(places) > 60
+    refusals = 0
+    for path in places:
+        for value in OTHER:
+            manifest = json.dumps(changed(document, path, value))
+            refusals += same_or_refused(repacked(data, manifest=manifest), x, mask, expected)
+    assert refusals > 0.6 * len(places) * len(OTHER), refusals / (len(places) * len(OTHER))
+    for path in places[1:]:  # a field that is missing, and one too many
+        parent = changed(document, path[:-1], None)
+        inner = document
+        for key in path[:-1]:
+            inner = inner[key]
+        if isinstance(inner, dict) and path[0] != "tied":
+            without = {key: value for key, value in inner.items() if key != path[-1]}
+            refused(repacked(data, manifest=json.dumps(changed(document, path[:-1], without))))
+            more = {**inner, "more": 1}
+            refused(repacked(data, manifest=json.dumps(changed(document, path[:-1], more))))
+        assert parent is not document
+    assert texts.keys() == {"manifest.json", "graph.txt", "state.safetensors", "constants.safetensors"}
+
+
+def mutations(data: bytes, count: int, seed: int) -> list[bytes]:
+    """Copies of a file with bytes changed, removed, repeated or cut off."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        made = bytearray(data)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            at = draw.randrange(len(made) or 1)
+            match draw.randrange(5):
+                case 0 if made:
+                    made[at] = draw.randrange(256)
+                case 1 if made:
+                    made[at] ^= 1 << draw.randrange(8)
+                case 2:
+                    del made[at : at + draw.randrange(1, 40)]
+                case 3:
+                    made[at:at] = made[at : at + draw.randrange(1, 40)]
+                case _:
+                    made[at : at + 1] = draw.choice((b"0", b"-", b"(", b")", b"9" * 30, b"%", b"s0", b"\n", b'"'))
+        found.append(bytes(made))
+    return found
+
+
+def fuzz(count: int) -> None:
+    program = classifier()
+    data, x, mask = program_bytes(program), torch.randn(5, 16), torch.randn(5, 8)
+    expected = program(x, mask=mask)["logits"]
+    for number, broken in enumerate(mutations(data, count, seed=1)):
+        same_or_refused(broken, x, mask, expected)
+        member = ("manifest", "graph", "state", "constants")[number % 4]
+        name = next(name for name in read_members(data) if name.startswith(member))
+        (content,) = mutations(read_members(data)[name], 1, seed=number)
+        same_or_refused(repacked(data, **{member: content}), x, mask, expected)
+
+
+def test_mutated_files_are_refused_or_run() -> None:
+    fuzz(400)
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_files_are_refused_or_run() -> None:
+    fuzz(5000)
+
+
+def test_zip_files_of_other_kinds() -> None:
+    data = program_bytes(classifier())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in read_members(data).items():
+            archive.writestr(name, content)
+    refused(file.getvalue(), "compressed")
+    with pytest.warns(UserWarning), zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("graph.txt", "")
+    refused(file.getvalue(), "members")
+    refused(b"", "zip")
+    refused(data[: len(data) // 2], "zip")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        {"a": [1, 2]},
+        [1],
+    ],
+)
+def test_wrong_headers_of_tensors(header: Any) -> None:
+    text = json.dumps(header).encode()
+    with pytest.raises(DamagedProgram):
+        read_tensors(len(text).to_bytes(8, "little") + text + bytes(8))
+
+
+def test_tensors_are_those_of_safetensors() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor(True), "d": torch.randn(2).bfloat16()}
+    assert_close(safetensors.load(write_tensors(tensors)), tensors)
+    assert_close(read_tensors(safetensors.save(tensors)), tensors)
+
+
+CASES: list[tuple[str, Callable[[], object]]] = [
+    ("9**9**9", lambda: parse_int("9**9**9")),
+    ("powers of sums", lambda: parse_int("(a + b + c + d)**60")),
+    ("powers of powers", lambda: parse_int("((a**30)**30)**30")),
+    ("products of sums", lambda: parse_int("*".join(f"(a{n} + b{n})" for n in range(40)))),
+]
+
+
+@pytest.mark.parametrize("read", [read for _, read in CASES], ids=[name for name, _ in CASES])
+def test_texts_of_sizes_that_would_take_forever_are_refused(read: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        read()
