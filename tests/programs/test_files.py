@@ -215,7 +215,7 @@ def same_or_refused(data: bytes, x: Tensor, mask: Tensor, expected: Tensor) -> b
         return True
     try:
         found = program(x, mask=mask)
-    except (KilnError, RuntimeError):
+    except (KilnError, RuntimeError, ValueError, TypeError, IndexError):  # of a step, on what it was given
         return False
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
     assert all(leaf.shape in ((5, 8), (5, 16)) for leaf in leaves)
