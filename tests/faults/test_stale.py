@@ -24,6 +24,7 @@ import pytest
 import torch
 
 import kiln
+from tests.child import search_path
 
 X = torch.linspace(-2.0, 2.0, 5)
 ROOT = Path(__file__).resolve().parents[2]
@@ -888,8 +889,7 @@ print(kiln.report_of(compiled).compiles, kiln.report_of(compiled).loaded)
 def in_process(folder: Path, module: str, changed: int) -> str:
     """Compiles or loads and runs the program in a process of its own; how many regions it compiled and loaded."""
     command = [sys.executable, "-c", RUN.format(module=module), str(folder / "cache")]
-    paths = os.pathsep.join((str(folder), str(ROOT)))
-    env = os.environ | {"CHANGED": str(changed), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"CHANGED": str(changed), "PYTHONPATH": search_path(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

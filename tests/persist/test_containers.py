@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import search_path
+
 ROOT = Path(__file__).resolve().parents[2]
-SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-HERE = {"PYTHONPATH": SEARCH_PATH, "CUDA_VISIBLE_DEVICES": ""}
+HERE = {"PYTHONPATH": search_path(), "CUDA_VISIBLE_DEVICES": ""}
 PROGRAM = """
 import os, sys, warnings
 import torch, kiln

@@ -22,6 +22,7 @@ from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Observation, observe
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
+from tests.child import search_path
 
 X = torch.randn(8, 33, generator=torch.Generator().manual_seed(0))
 VERIFY = {"verify": "first"}
@@ -102,7 +103,7 @@ def test_the_script_succeeds_once_the_fault_is_gone(tmp_path: Path, monkeypatch:
         compiled_with_warning(lambda x: x.sin().sum(-1), X)
     (script,) = (tmp_path / "kiln_reproducers").glob("*.py")
     # In another process: this one keeps the kernels that it has printed.
-    environment = {**os.environ, "PYTHONPATH": str(Path(kiln.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": search_path()}
     assert subprocess.run([sys.executable, script], check=False, env=environment).returncode == 0
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import search_path
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TYPED, WRONG = HERE / "typed_program.py", HERE / "wrong_program.py"
@@ -46,6 +48,6 @@ def test_pyright() -> None:
 
 
 def test_the_typed_program_runs() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": search_path()}
     done = subprocess.run([sys.executable, str(TYPED)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
