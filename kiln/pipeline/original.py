@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import final
 
+from kiln.native._frames import Dispatcher
+from kiln.pipeline.dispatchers import original_of
 from kiln.support.errors import KilnError
 
 
@@ -32,6 +34,21 @@ class ExpectedToRaise:
         result = self.original(*slots)
         self.report(self.problem)
         return result
+
+
+def in_python(function: FunctionType) -> FunctionType:
+    """A resume function that calls the functions it resumes instead of their dispatchers: all of them run in Python.
+
+    Otherwise each level of nested calls would be compiled on its own once the level above runs eager.
+    """
+    constants = function.__code__.co_consts
+    plain = tuple([in_python(original_of(value)) if isinstance(value, Dispatcher) else value for value in constants])
+    if all(value is constant for value, constant in zip(plain, constants, strict=True)):
+        return function
+    code = function.__code__.replace(co_consts=plain)
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return made
 
 
 def taking_slots(function: FunctionType) -> Callable[..., object]:

@@ -45,7 +45,7 @@ from kiln.pipeline.dispatchers import (
 )
 from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
-from kiln.pipeline.original import ExpectedToRaise, taking_slots
+from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.switches import target_for
@@ -356,7 +356,7 @@ class CompileSession:
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """A variant without guards that is the original function."""
         self.report_eager(problem, cause)
-        return Entry(None, taking_slots(original_of(dispatcher)), problem)
+        return Entry(None, taking_slots(in_python(original_of(dispatcher))), problem)
 
     def report_eager(self, problem: KilnError, cause: Exception | None = None) -> None:
         """Warn, once per code, that a call runs eager; with `fullgraph` raise the reason."""

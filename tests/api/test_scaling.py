@@ -87,6 +87,20 @@ def test_breaks_times_values(breaks: int) -> None:
     assert compiles(function, *[(X, *mode) for mode in modes]) <= 4 * (breaks + 1) * (breaks + 1)
 
 
+def test_what_a_frame_in_eager_resumes_is_not_compiled_level_by_level() -> None:
+    def inner(x: Tensor) -> Tensor:
+        return x + len("a" * int(x.sum().item()))
+
+    def middle(x: Tensor) -> Tensor:
+        return inner(x) * 2
+
+    def outer(x: Tensor) -> Tensor:
+        return middle(x) + 1
+
+    calls = [(X * number,) for number in range(12)]
+    assert compiles(outer, *calls, options={"variants": 3}) <= 1 + 3
+
+
 def test_side_exits_are_shared() -> None:
     def function(x: Tensor, *masks: Tensor) -> Tensor:
         for mask in masks:
