@@ -150,6 +150,8 @@ def models(run: Run) -> Iterator[str]:
     used = [column for column in range(len(head)) if any(row[column] for row in body)]
     yield from table([head[column] for column in used], [[row[column] for column in used] for row in body])
     yield from (f"* Failed: {failure}\n" for failure in run.failures())
+    if "note" in run.data:
+        yield f"* {run.data['note']}\n"
     yield from answers(run)
     if has_plot(run):
         yield f"![Speed over eager](plots/{run.subject}.svg)\n"
