@@ -148,7 +148,7 @@ def test_events() -> None:
     inputs = (buffer("x", 6, 4), buffer("w", 4, 4))
     schedule(LoopProgram("events", inputs, (), nodes, (LoopOutput(buffer="b3"),), ()), TARGET, events)
     said = {event.kind: dict(event.data) for event in heard}
-    assert said["kernels"] == {"count": 1}
+    assert said["kernels"] == {"count": 1, "names": "exp: "}
     assert said["launches"] == {"count": 2}
     assert said["library_calls"] == {"count": 2}
     assert said["traffic"] == {"read": 2 * 96, "written": 2 * 96}

@@ -6,7 +6,7 @@
 These are the size of the outermost unit axis (of all where there is nothing inside the units), the strides that follow
 from it, and the length of a parameter that is indexed by its address. Where there are only units, also the numbers in
 such an address and in tests of units, but for the innermost axis, along which vectors lie: so padded images of all
-sizes share a kernel.
+sizes share a kernel, and so do the slices of a tensor.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class _SizeOpener:
         self.draft = draft
         self.values: dict[Symbol, Int] = {}
         self._spans: dict[Int, Symbol] = {}
-        only_units = len(draft.phases) == 1 and not draft.phases[0].axes and not draft.locals
-        opened = draft.units if only_units else draft.units[:1]
+        self.only_units = len(draft.phases) == 1 and not draft.phases[0].axes and not draft.locals
+        opened = draft.units if self.only_units else draft.units[:1]
         self.sizes = {axis.symbol: self._fresh(axis.size) for axis in opened}
-        self.outer = frozenset(axis.symbol for axis in draft.units[:-1]) if only_units else frozenset()
+        self.outer = frozenset(axis.symbol for axis in draft.units[:-1]) if self.only_units else frozenset()
         self.addresses: dict[Int, Int] = {}
 
     def run(self) -> KernelDraft:
         draft = self.draft
         units = tuple(Axis(axis.symbol, self.sizes.get(axis.symbol, axis.size)) for axis in draft.units)
         views = {name: Buffer(name, self._opened(view.spec, draft.dims[name])) for name, view in draft.views.items()}
-        phases = tuple(map(self._phase, draft.phases)) if self.outer else draft.phases
+        phases = tuple(map(self._phase, draft.phases)) if self.only_units else draft.phases
         return replace(draft, units=units, phases=phases, views=views, sizes=self.values)
 
     def _phase(self, phase: Phase) -> Phase:
