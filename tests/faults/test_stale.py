@@ -693,6 +693,22 @@ def attribute_of_an_enum() -> Change:
 
 
 @change
+def class_of_an_object_that_is_identified() -> Change:
+    class Item:
+        scale = 2.0
+
+    class Other(Item):
+        scale = 3.0
+
+    first, second = Item(), Item()
+
+    def program(x: torch.Tensor, first: Item, second: Item) -> torch.Tensor:
+        return x * first.scale * second.scale + len({first, second})
+
+    return Change(program, lambda: setattr(second, "__class__", Other), (X, first, second))
+
+
+@change
 def global_that_was_missing() -> Change:
     space: dict[str, Any] = {}
     text = "def program(x):\n    try:\n        return x * missing\n    except NameError:\n        return x - 1"

@@ -7,7 +7,7 @@
 
 Guards keep the order in which they were added, so a guard follows those on the path to its value.
 Implication: `equals`, `is_none` and `is` imply the type; `dict_keys` implies the length and the absence
-of every other key.
+of every other key. `is` does not imply the type of an object whose `__class__` can be set.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import final
 
 from kiln.runtime.guards.guard import Guard, GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE, ObjectRef
 from kiln.runtime.guards.source import SOURCES, ItemSource, Source
 from kiln.support.location import Location
 
@@ -44,6 +45,7 @@ IDENTIFYING = tuple(
     for kind in (GuardKind.IS, GuardKind.FUNCTION_CODE, GuardKind.EQUALS, GuardKind.TYPE_IS, GuardKind.TENSOR)
 )
 ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
+TYPE_IS, IS = GuardKind.TYPE_IS.value, GuardKind.IS
 
 
 def detail_of(kind: type[Source]) -> Callable[[Source], object]:
@@ -53,6 +55,12 @@ def detail_of(kind: type[Source]) -> Callable[[Source], object]:
 
 
 DETAILS = {kind: detail_of(kind) for kind in SOURCES.values()}
+
+
+def has_class_that_can_change(guard: Guard) -> bool:
+    """Whether the program may set `__class__` of the object that `guard` identifies."""
+    value = guard.expected.value if isinstance(guard.expected, ObjectRef) else None
+    return guard.kind is IS and bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, type)
 
 
 @final
@@ -96,7 +104,12 @@ class GuardCollector:
         numbers = SourceNumbers()
         numbered = [(numbers.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
         keyed = {number for number, kind, _ in numbered if kind == DICT_KEYS}
-        weaker = {(number, other) for number, kind, _ in numbered for other in IMPLIED.get(kind, ())}
+        weaker = {
+            (number, other)
+            for number, kind, guard in numbered
+            for other in IMPLIED.get(kind, ())
+            if other != TYPE_IS or not has_class_that_can_change(guard)
+        }
         kept: dict[tuple[int, str, str], Guard] = {}
         for number, kind, guard in numbered:
             if (number, kind) in weaker or (kind == ABSENT and numbers.base(number) in keyed):
