@@ -9,12 +9,18 @@ Modules that need one import it themselves, `from kiln.native import _frames`.
 from __future__ import annotations
 
 import importlib
+import sys
 
 MODULES = ("_frames", "_executor")
+PYTHONS = ((3, 11), (3, 12))
+"""The CPythons whose bytecode and frames Kiln knows."""
 
 
 def problem() -> str:
     """Why compiled programs cannot run in this process; `""` where they can."""
+    if sys.version_info[:2] not in PYTHONS:
+        known = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+        return f"CPython {sys.version_info[0]}.{sys.version_info[1]} is not supported yet, {known} are"
     for name in MODULES:
         try:
             module = importlib.import_module(f"kiln.native.{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import typing
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import kiln
+import kiln.native
 from tests.user import loaders
 from tests.user.conftest import Run
 
@@ -74,3 +76,9 @@ def test_names_of_the_package() -> None:
 def test_a_loader_in_this_process() -> None:
     for batch, compiled in DataLoader(ROWS, 2, collate_fn=loaders.decorated):
         assert compiled and batch.shape == (2, 3)
+
+
+def test_an_unknown_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kiln.native.problem() == ""
+    monkeypatch.setattr(kiln.native, "PYTHONS", ((3, 98), (3, 99)))
+    assert re.fullmatch(r"CPython 3\.\d+ is not supported yet, 3\.98 and 3\.99 are", kiln.native.problem())
