@@ -25,6 +25,18 @@ BODIES = {
     "text of tuple.index": "try: (1, 2).index(99)\n    except ValueError as e: l0.append(e.args)",
     "text of max": "try: max([])\n    except ValueError as e: l0.append(e.args)",
     "key of set.remove": "try: {1}.remove(99)\n    except KeyError as e: l0.append(e.args)",
+    "dict that grows in its loop": "for k in d0: d0[len(d0)] = 1",
+    "values of a dict that shrinks": "for v in d0.values(): d0.popitem()",
+    "set that grows in its loop": "q = {1}\n    for k in q: q.add(k + 1)",
+    "dict that grows in its last round": "for k in {1: 2}: d0[k] = 1",
+    "list that grows after its iterator ended": (
+        "it = iter(l0)\n    for v in it: pass\n    l0.append(1)\n    l0.extend(it)"
+    ),
+    "long products of sums": (
+        "for j in range(4):\n        i0 //= max(i0 - 1, 1)\n        "
+        "l0 = [a * b for a, b in zip(list(itertools.accumulate(l0))[:6], l0)]"
+    ),
+    "format of another type": "for k in d0: s0 = f'{k:04d}'",
     "list.pop by a string": "l0.pop('a')",
     "list.insert at a string": "l0.insert('a', 2)",
 }

@@ -16,7 +16,7 @@ from typing import Any, final
 from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
 from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, SequenceIterator, SizeWatch, Tuple
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
@@ -142,7 +142,14 @@ class Dict(Container):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return List([key for key, _ in self.items(s).values()]).iterate(s)
+        return self.iterate_over(s, [key for key, _ in self.items(s).values()])
+
+    def iterate_over(self, s: CaptureState, values: list[Value]) -> Value:
+        """An iterator over its keys, values or items, in which it may not grow or shrink."""
+        items = self.items(s)
+        ordered = issubclass(self.cls, OrderedDict)
+        error = "OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration"
+        return SequenceIterator(List(values), SizeWatch(items, len(items), error))
 
     def torch_arg(self, s: CaptureState) -> object:
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
@@ -278,7 +285,8 @@ class Set(Container):
         items = self.items(s)
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
-        return List(list(self.in_order(s).values())).iterate(s)
+        watch = SizeWatch(items, len(items), "Set changed size during iteration")
+        return SequenceIterator(List(list(self.in_order(s).values())), watch)
 
     def in_order(self, s: CaptureState) -> dict[Token, Value]:
         """The items in the order of a real set with the same insertions."""
@@ -356,7 +364,7 @@ class DictView(Value):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return List(self.values(s, Tuple)).iterate(s)
+        return self.mapping.iterate_over(s, self.values(s, Tuple))
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)

@@ -6,7 +6,7 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sized
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -235,14 +235,30 @@ class AppendEffect(SideEffect):
 
 
 @final
+@dataclass(frozen=True)
+class SizeWatch:
+    """The items of a dict or set during an iteration, in which their number may not change."""
+
+    items: Sized
+    size: int
+    error: str
+
+    def check(self, s: CaptureState) -> None:
+        if len(self.items) != self.size:
+            raise s.error(RuntimeError, self.error)
+
+
+@final
 class SequenceIterator(Value):
-    """An iterator over a tuple or list; like Python's, it sees items appended meanwhile."""
+    """An iterator over a tuple or list; like Python's, it sees items appended meanwhile, but none once it has ended."""
 
-    __slots__ = ("index", "sequence")
+    __slots__ = ("ended", "index", "sequence", "watch")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, watch: SizeWatch | None = None) -> None:
         self.sequence = sequence
+        self.watch = watch
         self.index = 0
+        self.ended = False
         self.source = None
 
     def python_type(self) -> type:
@@ -253,7 +269,10 @@ class SequenceIterator(Value):
 
     def next(self, s: CaptureState) -> Value | None:
         items = self.sequence.items(s)
-        if self.index >= len(items):
+        if self.watch is not None and not self.ended:
+            self.watch.check(s)
+        if self.ended or self.index >= len(items):
+            self.ended = True
             return None
         self.index += 1
         return items[self.index - 1]
