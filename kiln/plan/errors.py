@@ -39,6 +39,22 @@ class CheckFailed(KilnError, RuntimeError, AssertionError):
     try_ = ("run the same inputs without kiln.compile: the same check fails there",)
 
 
+class SingularMatrix(CheckFailed, torch.linalg.LinAlgError):  # type: ignore[name-defined]  # not in the stubs
+    code = "KILN4016"
+    what = "{where}"
+    why = "the decomposition of a matrix failed"
+    try_ = ("run the same inputs without kiln.compile: eager names the matrix of the batch",)
+
+
+SINGULAR = "the input matrix is singular or not positive-definite"
+"""How the message of a check ends whose failure is a `SingularMatrix`."""
+
+
+def check_error(message: str) -> CheckFailed:
+    """The error of a failed check, of the class that eager raises."""
+    return (SingularMatrix if message.endswith(SINGULAR) else CheckFailed)(where=message)
+
+
 class UnknownStatus(KilnError, RuntimeError):
     code = "KILN4005"
     what = "a kernel reported status {status} in {where}"

@@ -83,7 +83,7 @@ class Explain:
             name = self.inputs[value] if 0 <= value < len(self.inputs) else "list"
             return errors.InputMismatch(name=name, plan=self.plan, problem=detail)
         if kind == CHECK:
-            return errors.CheckFailed(where=detail)
+            return errors.check_error(detail)
         if kind == OPERATOR:
             target, _, problem = detail.partition(": ")
             return errors.UnknownOperator(target=target, problem=problem)

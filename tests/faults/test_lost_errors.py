@@ -86,6 +86,8 @@ SHAPES: dict[str, Case] = {
     "weight of layer_norm": (lambda x, w: torch.native_layer_norm(x, (4,), w, None, 1e-5), (X, X)),
     "logsumexp over nothing": (lambda x: x.logsumexp(()), (X,)),
     "view_as_complex": (torch.view_as_complex, (X,)),
+    "inverse of a singular matrix": (torch.linalg.inv, (torch.zeros(2, 2),)),
+    "cholesky of a negative matrix": (torch.linalg.cholesky, (-torch.eye(2),)),
     "negative repeat": (lambda x: x.repeat(2, -1), (X,)),
     "pixel_shuffle of odd channels": (lambda x: F.pixel_shuffle(x, 2), (torch.ones(1, 3, 2, 2),)),
     "pixel_unshuffle of odd sizes": (lambda x: F.pixel_unshuffle(x, 2), (torch.ones(1, 3, 3, 2),)),

@@ -24,6 +24,7 @@ from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.storage_view import StorageView, overlaps_partially
+from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
 from kiln.tensor.spec import ScalarSpec
 
@@ -125,7 +126,7 @@ def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs:
     succeeded = emit.pointwise("eq", info, 0)
     if info.tensor.rank:
         succeeded = emit.node("all", succeeded, axes=tuple(range(info.tensor.rank)))
-    emit.node("assert", succeeded, message=f"{args[1]}: the input matrix is singular or not positive-definite")
+    emit.node("assert", succeeded, message=f"{args[1]}: {SINGULAR}")
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from kiln.plan.errors import CheckFailed
+from kiln.plan.errors import check_error
 from kiln.plan.plan import Plan, PlanEncoder, PlanPrinter, PlanRun, Slot, Step
 from kiln.plan.program_format import BRANCH, CHECK_RELATION, CHECK_TENSOR, HOST_READ, Record, RelationKind, ScalarKind
 from kiln.plan.text import plan_text, slots_text
@@ -85,9 +85,9 @@ class CheckStep(Step):
 
     def run(self, run: PlanRun) -> None:
         if self.relation is not None and not self.relation.evaluate(run.symbols):
-            raise CheckFailed(where=self.message)
+            raise check_error(self.message)
         if self.condition is not None and not run.values[self.condition].item():
-            raise CheckFailed(where=self.message)
+            raise check_error(self.message)
 
 
 @final
