@@ -142,14 +142,7 @@ class Dict(Container):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return self.iterate_over(s, [key for key, _ in self.items(s).values()])
-
-    def iterate_over(self, s: CaptureState, values: list[Value]) -> Value:
-        """An iterator over its keys, values or items, in which it may not grow or shrink."""
-        items = self.items(s)
-        ordered = issubclass(self.cls, OrderedDict)
-        error = "OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration"
-        return SequenceIterator(List(values), SizeWatch(items, len(items), error))
+        return dict_iterator(s, self, [key for key, _ in self.items(s).values()])
 
     def torch_arg(self, s: CaptureState) -> object:
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
@@ -208,6 +201,14 @@ def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:
 
 ABSENT = Constant("<absent>")
 """Marks a key that is known to be absent."""
+
+
+def dict_iterator(s: CaptureState, mapping: Dict, values: list[Value]) -> Value:
+    """An iterator over the keys, values or items of a dict, which may not grow or shrink meanwhile."""
+    items = mapping.items(s)
+    ordered = issubclass(mapping.cls, OrderedDict)
+    error = "OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration"
+    return SequenceIterator(List(values), SizeWatch(items, len(items), error))
 
 
 def holds(value: Dict, token: Token) -> bool:
@@ -364,7 +365,7 @@ class DictView(Value):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return self.mapping.iterate_over(s, self.values(s, Tuple))
+        return dict_iterator(s, self.mapping, self.values(s, Tuple))
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)
