@@ -23,6 +23,7 @@ FOLDERS = {
     "csrc/executor": ("tests/runtime",),
     "csrc/frames": ("tests/native", "tests/guards"),
     "csrc": ("tests/guards", "tests/native", "tests/runtime"),
+    "kiln/capture/interpreter/polyfills.py": ("tests/capture/test_python.py", "tests/capture/test_semantics.py"),
     "kiln/loops/codegen/cpp": ("tests/codegen",),
     "kiln/loops/codegen/triton": ("tests/codegen_triton",),
 }
@@ -77,7 +78,9 @@ class Calls:
                 yield from tests
 
     def of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Test ids, or folders."""
+        """Test ids, files or folders."""
+        if mutant.path in FOLDERS:
+            return list(FOLDERS[mutant.path])
         file = mutant.path.removeprefix("kiln/")
         related = self._by_function.get(f"{file}:{mutant.function}", [])
         if not related and mutant.path.endswith(".py"):

@@ -474,5 +474,10 @@ def sinc(e: Emit, x: Node) -> Node:
 @elementwise
 def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
     p = e.pointwise
-    inside = x if eps is None or eps < 0 else clamped(e, x, eps, 1 - eps)
+    inside = x
+    if eps is not None and eps > 0.5:  # the bounds have changed places: an element below the first is set to it
+        low, high = (e.number(bound, x.tensor.dtype, x.tensor.device) for bound in (eps, 1 - eps))
+        inside = p("where", p("lt", x, low), low, p("where", p("gt", x, high), high, x))
+    elif eps is not None and eps >= 0:
+        inside = clamped(e, x, eps, 1 - eps)
     return p("log", p("div", inside, p("sub", e.number(1, x.tensor.dtype, x.tensor.device), inside)))
