@@ -217,6 +217,8 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
     if isinstance(left, Class) and isinstance(right, Class):
         return left.constant(s) is right.constant(s)
     plain = (Sequence, Dict, Set, Class)
+    if isinstance(left, plain) and isinstance(right, plain):
+        return False  # of different kinds
     if (left.is_constant and isinstance(right, plain)) or (right.is_constant and isinstance(left, plain)):
         left.constant(s) if left.is_constant else right.constant(s)
         return False
