@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kiln.api import Examples as Examples
     from kiln.api import Options as Options
     from kiln.api import Program as Program
+    from kiln.api import analyze as analyze
     from kiln.api import compile as compile
     from kiln.api import disable as disable
     from kiln.api import explain as explain
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Dim", "Examples", "Options", "Program", "compile", "disable", "explain", "export", "is_compiling",
+    "Dim", "Examples", "Options", "Program", "analyze", "compile", "disable", "explain", "export", "is_compiling",
     "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What users import. Without a usable native layer programs run eager (`without_native.py`)."""
 
 from kiln.api.entry import (
+    analyze,
     compile,
     disable,
     explain,
@@ -19,6 +20,7 @@ from kiln.programs.program import Program
 from kiln.support.options import Options
 
 __all__ = [
-    "Dim", "Examples", "Options", "Program", "compile", "disable", "explain", "export", "is_compiling", "keep_reports",
-    "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset", "session_of",
+    "Dim", "Examples", "Options", "Program", "analyze", "compile", "disable", "explain", "export", "is_compiling",
+    "keep_reports", "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
+    "session_of",
 ]  # fmt: skip

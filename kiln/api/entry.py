@@ -16,9 +16,10 @@ if TYPE_CHECKING or not problem():
         reset,
         session_of,
     )
-    from kiln.api.exporting import export
+    from kiln.api.exporting import analyze, export
 else:
     from kiln.api.without_native import (
+        analyze,
         compile,
         compile_graph,
         disable,
@@ -32,6 +33,6 @@ else:
     )
 
 __all__ = [
-    "compile", "compile_graph", "disable", "explain", "export", "is_compiling", "keep_reports", "report_of",
+    "analyze", "compile", "compile_graph", "disable", "explain", "export", "is_compiling", "keep_reports", "report_of",
     "reset", "session_of",
 ]  # fmt: skip

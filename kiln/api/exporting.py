@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from kiln.api.module import original_module
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
+from kiln.programs.analysis import ProgramCost, analyze_graph
 from kiln.programs.export import export_program
 from kiln.programs.program import Level, Program
 
@@ -44,3 +46,17 @@ def export(
     elif isinstance(target, Dispatcher):
         target = original_of(target)
     return export_program(target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training)
+
+
+def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., ProgramCost]:
+    """`kiln.analyze(fn)(*args, **kwargs)`: what such a call costs, as formulas in its symbols; nothing is computed.
+
+    It prints as flops, bytes moved, peak memory, and the constraints of the sizes. Raises KilnError where the call is
+    not one graph.
+    """
+
+    def call(*args: object, **kwargs: object) -> ProgramCost:
+        program = export(target, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return replace(analyze_graph(program.graph), constraints=tuple(program.constraints))
+
+    return call

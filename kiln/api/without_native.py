@@ -22,6 +22,7 @@ from kiln.support.events import Event
 from kiln.support.options import Options
 
 __all__ = [
+    "analyze",
     "compile",
     "disable",
     "explain",
@@ -121,6 +122,11 @@ def export(
     target: object, args: Sequence[object], kwargs: Mapping[str, object] | None = None, **options: object
 ) -> object:
     """Raises NativeLayerMissing: a program is captured by the native layer. `kiln.load_program` works without it."""
+    raise NativeLayerMissing(problem=native.problem())
+
+
+def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., object]:
+    """Raises NativeLayerMissing."""
     raise NativeLayerMissing(problem=native.problem())
 
 

@@ -30,8 +30,8 @@ import torch
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Alias, Graph
 from kiln.graph.ir.interpret import GraphRun, RuntimeValue, interpret
-from kiln.graph.ir.node import Node
 from kiln.graph.ir.text import graph_text
+from kiln.programs.analysis import analyze_graph
 from kiln.programs.errors import BadExportArgument, WrongProgramInput
 from kiln.programs.file_writer import save_program
 from kiln.programs.shapes import ShapeRules, Values, in_layout
@@ -108,6 +108,18 @@ class Program:
         """
         save_program(self, path)
 
+    def flops(self) -> Int:
+        """Arithmetic operations of a call, as a formula in the symbols."""
+        return analyze_graph(self.graph).flops
+
+    def bytes(self) -> Int:
+        """Bytes that its ops read and write, each on its own, as a formula in the symbols."""
+        return analyze_graph(self.graph).bytes
+
+    def peak_memory(self) -> Int:
+        """Bytes that live at once when its ops run in order, parameters included, as a formula in the symbols."""
+        return analyze_graph(self.graph).peak_memory
+
     # Forms.
 
     @cached_property
@@ -172,7 +184,7 @@ class Program:
             node = self.graph.inputs[leaf.number]
             if isinstance(value, torch.Tensor) and isinstance(node.spec, TensorSpec):
                 fitted = in_layout(value, node.spec, bound)
-                if fitted is not value and (node in written or self._is_shared(leaf.number)):
+                if fitted is not value and (node in written or is_shared(self.graph, leaf.number)):
                     problem = f"`{leaf.name}` has the strides {tuple(value.stride())}"
                     reason = f"the program changes or returns its memory, and was exported with {node.spec}"
                     raise WrongProgramInput(problem=problem, reason=reason)
@@ -180,11 +192,6 @@ class Program:
             inputs[leaf.number] = cast(RuntimeValue, value)
         self._refuse_overlap(inputs)
         return inputs
-
-    def _is_shared(self, number: int) -> bool:
-        """Whether a result has the memory of a graph input."""
-        aliases = [output.alias for output in self.graph.outputs if output.alias is not None]
-        return any(alias.of == "input" and alias.index == number for alias in aliases)
 
     def _refuse_overlap(self, inputs: Sequence[RuntimeValue]) -> None:
         """An argument that is written has its memory for itself: otherwise others would change with it."""
@@ -209,13 +216,13 @@ class Program:
             if alias is None:
                 made.append(value)
                 continue
-            owners, owner = (inputs, self.graph.inputs) if alias.of == "input" else (made, self._values)
+            owners, owner = (
+                (inputs, self.graph.inputs)
+                if alias.of == "input"
+                else (made, [each.value for each in self.graph.outputs])
+            )
             made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
         return made
-
-    @property
-    def _values(self) -> tuple[Node, ...]:
-        return tuple([output.value for output in self.graph.outputs])
 
     def _result(self, leaf: ResultLeaf, leaves: Sequence[object], outputs: Sequence[object], run: GraphRun) -> object:
         match leaf.kind:
@@ -228,6 +235,12 @@ class Program:
             case "size":
                 return evaluate(cast(Int, leaf.value), run.symbols)
         return leaf.value
+
+
+def is_shared(graph: Graph, number: int) -> bool:
+    """Whether a result has the memory of a graph input."""
+    aliases = [output.alias for output in graph.outputs if output.alias is not None]
+    return any(alias.of == "input" and alias.index == number for alias in aliases)
 
 
 def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphRun) -> RuntimeValue:

@@ -18,7 +18,8 @@ from torch import nn
 
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Capture, capture_frame
-from kiln.capture.interpreter.core import Effect
+from kiln.capture.interpreter.core import MISSING, Effect
+from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
@@ -185,8 +186,17 @@ def _attempt(
 
 def refuse_effects(function: types.FunctionType, effects: list[Effect]) -> None:
     for effect in effects:
-        if effect.writes or isinstance(effect, ModeEffect):
+        if (effect.writes and not is_restored(effect)) or isinstance(effect, ModeEffect):
             raise ExportChangesObject(function=function.__qualname__, what_changes=described(effect))
+
+
+def is_restored(effect: Effect) -> bool:
+    """Whether an attribute gets the value that it had before the call."""
+    if not isinstance(effect, AttributeEffect):
+        return False
+    last = effect.value.attrs.get(effect.name)
+    before = getattr(effect.value.real(), "__dict__", {}).get(effect.name, MISSING)
+    return last is not None and before is not MISSING and last.real() is before
 
 
 def described(effect: Effect) -> str:

@@ -318,3 +318,25 @@ def test_training_needs_a_loss(model: nn.Module) -> None:
     with pytest.raises(KilnError) as raised:
         kiln.export(model, (torch.randn(7, 16),), training=True)
     assert raised.value.code == "KILN5105"
+
+
+class Restores(nn.Module):
+    """Sets an attribute for the time of a call, as libraries do that collect values of layers."""
+
+    collector = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, self.mode = self.mode, "collect"  # type: ignore[assignment]
+        y = x + (1 if self.mode == "collect" else 2)
+        self.mode = before
+        return y
+
+
+def test_attributes_that_are_restored_are_no_change() -> None:
+    model, x = Restores(), torch.randn(3)
+    check(kiln.export(model, (x,)), model, x)
+    assert model.mode is None

@@ -1,0 +1,75 @@
+"""What a program costs, as formulas: compared with counts and with the memory that eager takes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import kiln
+from kiln.graph.ir.parse import parse_graph
+from kiln.graph.prims.table import Kind
+from kiln.programs.analysis import analyze_graph
+from kiln.symbolic import evaluate, parse_int
+from tests.programs.models import Classifier
+
+BATCH = kiln.Dim("batch", min=2, max=64)
+
+
+def test_formulas_of_a_layer() -> None:
+    cost = kiln.analyze(Classifier(), dynamic_shapes={"x": {0: BATCH}})(torch.randn(6, 16))
+    assert cost.flops == parse_int("2*batch*16*8")
+    weights, x, y = 4 * (16 * 8 + 8), parse_int("4*16*batch"), parse_int("4*8*batch")
+    assert cost.bytes == weights + x + y
+    assert cost.peak_memory == weights + x + y
+    assert str(cost).split("\n")[-1] == "needs        2 <= batch <= 64"
+
+
+def test_peak_of_values_that_die() -> None:
+    cost = analyze_graph(
+        parse_graph("""
+            graph(%0: f32[s0] "x", %1: f32[s1] "y"):
+                %2: f32[s0] = neg(%0)
+                %3: f32[s0] = exp(%2)
+                %4: f32[] = sum(%3, axes=(0,))
+                %5: f32[s1] = neg(%1)
+                %6: f32[s1] = exp(%5)
+                %7: f32[] = sum(%6, axes=(0,))
+                %8: f32[] = add(%4, %7)
+                return %8
+        """)
+    )
+    for first, second in ((100, 3), (3, 100), (50, 50), (2, 2)):
+        found = evaluate(cost.peak_memory, {"s0": first, "s1": second})
+        assert found == max(12 * first + 4 * second, 4 * first + 12 * second + 4)
+    assert cost.flops == parse_int("14*s0 + 14*s1 + 1")
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, groups=1)
+        self.up = nn.ConvTranspose2d(8, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(self.conv(x)).flatten(2)
+        return nn.functional.scaled_dot_product_attention(y[None], y[None], y[None])
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).matmul(y.transpose(1, 2)) + torch.baddbmm(x[:, :, :1], x, y)[:, :, :1]
+
+
+def test_counts_are_those_of_torch() -> None:
+    for target, args in (
+        (Stack(), (torch.randn(2, 3, 9, 9),)),
+        (products, (torch.randn(2, 5, 7), torch.randn(2, 7, 6))),
+    ):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            target(*args)  # type: ignore[operator]
+        program = kiln.export(target, args)
+        flops = evaluate(analyze_graph(program.graph).flops, {})
+        pointwise = sum(
+            node.op.flops * node.tensor.numel() for node in program.graph.nodes if node.op.kind is Kind.POINTWISE
+        )
+        assert flops - pointwise == counter.get_total_flops()
