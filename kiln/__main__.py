@@ -1,4 +1,4 @@
-"""`python -m kiln`: run, demo, bench."""
+"""`python -m kiln`: run, demo, bench, bisect."""
 
 import sys
 

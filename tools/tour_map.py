@@ -38,6 +38,7 @@ kiln/tensor                 dtypes and layouts
 kiln/support                options, errors, events, dumps, target machine
 kiln/report                 what the compiler did: report, log, progress bar
 kiln/backends               other compilers behind the same capture
+kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/native                 the two C++ modules: stubs
 kiln/cli                    python -m kiln: demo, bench, doctor
@@ -180,6 +181,10 @@ MAP = {
         ),
         ("How is a compiled variant saved and loaded?", "kiln/runtime/variant.py", "load_variant"),
         ("What does KILN_LOG print?", "kiln/report/listeners.py", ""),
+        ("Where is a region compared with eager?", "kiln/pipeline/first_run.py", "FirstRun"),
+        ("What can be switched off?", "kiln/pipeline/switches.py", "SWITCHES"),
+        ("Which ops stay eager's kernels?", "kiln/graph/ops/eager_kernels.py", "EagerKernels"),
+        ("Where is a fault narrowed down?", "kiln/debug/bisect.py", "bisect_reproduction"),
         ("Which options are there?", "kiln/support/options.py", "Options"),
     ),
 }

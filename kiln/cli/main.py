@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from kiln.cli import demo, run
+from kiln.cli import bisect, demo, run
 from kiln.cli.bench import main as bench
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+    "bisect": (
+        "find the part of the compiler that makes a program differ from eager",
+        bisect.add_arguments,
+        bisect.run,
+    ),
     "demo": ("compile and run BERT-base, against eager and float64", demo.add_arguments, demo.run),
     "run": ("run a program in which torch.compile means Kiln", run.add_arguments, run.run),
     "bench": ("measure a suite against eager and torch.compile", bench.add_arguments, bench.run),

@@ -18,7 +18,7 @@ from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import Dispatcher
-from kiln.pipeline.backend import Backend, run_backend
+from kiln.pipeline.backend import Backend, run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import MakeDispatcher, collecting, original_of, remember_break
@@ -86,8 +86,8 @@ class FrameCapture:
         resumes: list[Dispatcher] = []
 
         def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
-            if self.backend is not None:
-                return run_backend(self.backend, trace, context)
+            if self.backend is not None or "compile" in context.without:
+                return run_backend(self.backend or uncompiled, trace, context)
             regions.append(compile_region(recorder, trace, context))
             return regions[-1]
 

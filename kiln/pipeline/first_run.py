@@ -10,10 +10,10 @@ returned. Regions that set hooks are not compared: eager would set them too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -24,7 +24,7 @@ from kiln.graph.trace import Trace
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differences import differences
-from kiln.pipeline.observation import observe, same_modes
+from kiln.pipeline.observation import Observation, observe, same_modes
 from kiln.pipeline.reproducer import Reproducer
 from kiln.pipeline.stages import Executable
 from kiln.support.errors import KilnError
@@ -56,7 +56,7 @@ class TorchProgram:
     places: Sequence[int | None]
     absent: Sequence[object]
 
-    def __call__(self, *inputs: object) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> tuple[object, ...]:
         given = [
             value if place is None else inputs[place] for place, value in zip(self.places, self.absent, strict=True)
         ]
@@ -117,10 +117,10 @@ class FirstRun:
         self.context = context
         self.draws = draws
         """Whether it may draw random numbers: those of float64 are others, so there is no referee."""
-        self.chosen: Callable[..., tuple[Any, ...]] | None = None
+        self.chosen: Executable | None = None
         self.lock = threading.RLock()
 
-    def __call__(self, *inputs: object) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> tuple[object, ...]:
         if self.chosen is None:
             with self.lock:
                 if self.chosen is None:
@@ -149,7 +149,7 @@ class FirstRun:
         """How the compiled region differs from eager on copies of `inputs`."""
         expected, found = observe(program, inputs), observe(self.compiled, inputs)
 
-        def referee() -> Any:
+        def referee() -> Observation:
             return observe(program.in_double(), inputs, torch.float64)
 
         exact = self.context.options.numerics == "strict"

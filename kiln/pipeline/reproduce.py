@@ -66,13 +66,7 @@ def graph_difference(
 ) -> str:
     """How the compiled graph differs from its interpreter. Inputs that are missing (tangents) are random."""
     graph = parse_graph(graph) if isinstance(graph, str) else graph
-    given = with_tangents(graph, inputs)
-
-    def reference(*values: RuntimeValue) -> Sequence[object]:
-        run = interpret(graph, values, constants=constants)
-        for number, contents in run.written:
-            cast(torch.Tensor, values[number]).copy_(contents)
-        return run.outputs
+    given, reference = with_tangents(graph, inputs), graph_reference(graph, constants)
 
     def compiled(*values: object) -> Sequence[object]:
         return executable(graph, options, constants)(*values)
@@ -81,6 +75,18 @@ def graph_difference(
     with torch.no_grad():
         expected, found = observe(reference, given), observe(compiled, given)
     return differences(without_sharing(found), without_sharing(expected), None)
+
+
+def graph_reference(graph: Graph, constants: Constants) -> Run:
+    """`graph` run by its interpreter."""
+
+    def reference(*values: RuntimeValue) -> Sequence[object]:
+        run = interpret(graph, values, constants=constants)
+        for number, contents in run.written:
+            cast(torch.Tensor, values[number]).copy_(contents)
+        return run.outputs
+
+    return reference
 
 
 def with_tangents(graph: Graph, inputs: Sequence[object]) -> list[object]:

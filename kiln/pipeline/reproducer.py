@@ -51,6 +51,7 @@ INPUTS = [
 CONSTANTS = {{
 {constants}
 }}
+PLACES = {places}
 
 {program}
 
@@ -60,7 +61,7 @@ GRAPH = r\'\'\'
 
 if __name__ == "__main__":
     options = {{**OPTIONS, "cache": False}}
-    found = program_difference(program, kiln.compile(program, options=options), [INPUTS[i] for i in {places}])
+    found = program_difference(program, kiln.compile(program, options=options), [INPUTS[i] for i in PLACES])
     print("program:", found or "as eager")
     inner = graph_difference(GRAPH.strip(), INPUTS, OPTIONS, CONSTANTS)
     print("graph:", inner or "as its interpreter")

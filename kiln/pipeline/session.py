@@ -48,7 +48,7 @@ from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device,
 from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.stance import runs_eager
-from kiln.pipeline.switches import target_for
+from kiln.pipeline.switches import switched_off, target_for
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
@@ -152,8 +152,13 @@ class CompileSession:
         self.seen = SeenInputs(settings.options.dynamic)
         self.graphs = CudaGraphs(events) if settings.options.cuda_graphs else None
         self.stored: VariantStore | None = None
-        """Variants on disk; none for a user's backend, nor where new variants are compared with eager."""
-        if settings.options.cache and settings.backend is None and settings.options.verify == "off":
+        """Variants on disk; none for a user's backend, nor while a fault is looked for (`verify`, `disable`)."""
+        if (
+            settings.options.cache
+            and settings.backend is None
+            and settings.options.verify == "off"
+            and not settings.options.disable
+        ):
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
         self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
@@ -185,7 +190,8 @@ class CompileSession:
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
         warn_of_settings()
-        if runs_eager(dispatcher, arguments, self.seen):
+        eager = "capture" in switched_off(self.settings.options)
+        if eager or runs_eager(dispatcher, arguments, self.seen):
             return None
         watch_current_device()
         if mode := unknown_mode():

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import torch
 
+from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.pipeline import FORWARD_PASSES, GRAPH_PASSES, JOINT_PASSES
+from kiln.graph.passes.view_rules import VIEWS
 from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES
 from kiln.loops.program.passes.pipeline import CPU_PROGRAM_PASSES, GPU_PROGRAM_PASSES
@@ -28,6 +30,8 @@ OTHERS: Mapping[str, str] = {
     "memory-reuse": "results are written over values that are dead",
     "recompute": "the backward recomputes values instead of saving them",
     "repeated-layers": "equal layers are compiled once",
+    "compile": "regions are compiled; without, eager runs the torch calls that were captured",
+    "capture": "functions are captured; without, they run eager",
 }
 """Switches that are neither passes nor rules."""
 
@@ -36,6 +40,7 @@ def _switches() -> dict[str, str]:
     found: dict[str, str] = {}
     kinds = (
         ("graph pass", (*JOINT_PASSES, *FORWARD_PASSES, *GRAPH_PASSES)),
+        ("rewrite rule", (*ARITHMETIC, *VIEWS)),
         ("loop pass", (*CPU_PROGRAM_PASSES, *GPU_PROGRAM_PASSES)),
         ("fusion rule", FUSION_RULES),
         ("kernel pass", (*CPP_PASSES, *TRITON_PASSES)),

@@ -8,6 +8,7 @@ the graph must have eager's strides even there, so they are restored by a view.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -24,6 +25,8 @@ class PassContext:
     """What passes may know besides the graph."""
 
     oracle: GuardFreeOracle
+    without: Collection[str] = ()
+    """Rewrite rules that are switched off."""
 
 
 GraphPass = Pass[Graph, PassContext]

@@ -106,7 +106,7 @@ def run_passes(
         verify(graph, name, env, rules)
 
     return runner.run_passes(
-        list(map(KeepsStrides, passes)), graph, PassContext(GuardFreeOracle(env)), events,
+        list(map(KeepsStrides, passes)), graph, PassContext(GuardFreeOracle(env), without), events,
         size=lambda graph: len(graph.nodes), verify=None if checks == "none" else check,
         without=without,
     )  # fmt: skip

@@ -8,7 +8,7 @@ Needs: a functional graph.  Leaves: nodes without users, and outputs that may be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from kiln.graph.ir.build import Builder
@@ -39,6 +39,12 @@ class Simplify:
                 self.by_root.setdefault(root, []).extend(found)
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        if context.without:
+            kept = (RuleSet(*[rule for rule in rules if rule.name not in context.without]) for rules in self.rule_sets)
+            return replace(self, rule_sets=tuple(kept)).rewritten(graph, context)
+        return self.rewritten(graph, context)
+
+    def rewritten(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         uniform = Uniform()
         kept = shared_views(graph)
         only = set(graph.nodes) - kept if kept else None
