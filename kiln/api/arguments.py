@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Literal
 
 from kiln.backends import Backend, find_backend
-from kiln.pipeline.switches import switched_off
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
 
@@ -86,7 +85,6 @@ def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic
     if options is not None and not isinstance(options, Mapping):
         raise BadArgument(name="options", value=options, allowed="a dict of options")
     result = options_from(options or {}, result)
-    switched_off(result)
     return result if dynamic is None else replace(result, dynamic=DYNAMIC[dynamic])
 
 

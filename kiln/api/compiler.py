@@ -24,6 +24,7 @@ from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
+from kiln.pipeline.switches import switched_off
 from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
@@ -100,6 +101,7 @@ def compile(
         KilnError: KILN50xx for a wrong argument.
     """
     chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable)
+    switched_off(chosen)  # an unknown name is an error here, not at the first call
     arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
     if model is None:
         return lambda late: compile(late, disable=disable, **arguments)  # type: ignore[arg-type]
