@@ -433,9 +433,15 @@ def setting(owner: Any, name: str) -> Change:
     before = getattr(owner, name)
     return Change(
         lambda x: x + 1 if getattr(owner, name) else x - 1,
-        lambda: setattr(owner, name, not before),
-        undo=lambda: setattr(owner, name, before),
+        lambda: set_flag(owner, name, not before),
+        undo=lambda: set_flag(owner, name, before),
     )
+
+
+def set_flag(owner: Any, name: str, value: object) -> None:
+    """Also where torch's own test helpers were imported, which allow changes of flags by context managers only."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        setattr(owner, name, value)
 
 
 @change
@@ -447,8 +453,8 @@ def mkldnn_enabled() -> Change:
 
     return Change(
         program,
-        lambda: setattr(torch.backends.mkldnn, "enabled", not before),
-        undo=lambda: setattr(torch.backends.mkldnn, "enabled", before),
+        lambda: set_flag(torch.backends.mkldnn, "enabled", not before),
+        undo=lambda: set_flag(torch.backends.mkldnn, "enabled", before),
     )
 
 
@@ -461,8 +467,8 @@ def cudnn_benchmark() -> Change:
 
     return Change(
         program,
-        lambda: setattr(torch.backends.cudnn, "benchmark", not before),
-        undo=lambda: setattr(torch.backends.cudnn, "benchmark", before),
+        lambda: set_flag(torch.backends.cudnn, "benchmark", not before),
+        undo=lambda: set_flag(torch.backends.cudnn, "benchmark", before),
     )
 
 
@@ -476,8 +482,8 @@ def tf32_in_products() -> Change:
     before = torch.backends.cuda.matmul.allow_tf32
     return Change(
         lambda x: x + 1 if torch.backends.cuda.matmul.allow_tf32 else x - 1,
-        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", not before),
-        undo=lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", before),
+        lambda: set_flag(torch.backends.cuda.matmul, "allow_tf32", not before),
+        undo=lambda: set_flag(torch.backends.cuda.matmul, "allow_tf32", before),
     )
 
 
