@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kiln.api import Dim as Dim
     from kiln.api import Examples as Examples
+    from kiln.api import KilnError as KilnError
     from kiln.api import Options as Options
     from kiln.api import Program as Program
     from kiln.api import analyze as analyze
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Dim", "Examples", "Options", "Program", "analyze", "compile", "disable", "explain", "export", "is_compiling",
-    "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
+    "Dim", "Examples", "KilnError", "Options", "Program", "analyze", "compile", "disable", "explain", "export",
+    "is_compiling", "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
 ]  # fmt: skip
 
 

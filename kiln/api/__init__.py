@@ -17,10 +17,11 @@ from kiln.backends import list_backends, register_backend
 from kiln.programs.dims import Dim, Examples
 from kiln.programs.file_reader import load_program
 from kiln.programs.program import Program
+from kiln.support.errors import KilnError
 from kiln.support.options import Options
 
 __all__ = [
-    "Dim", "Examples", "Options", "Program", "analyze", "compile", "disable", "explain", "export", "is_compiling",
-    "keep_reports", "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
-    "session_of",
+    "Dim", "Examples", "KilnError", "Options", "Program", "analyze", "compile", "disable", "explain", "export",
+    "is_compiling", "keep_reports", "list_backends", "load_program", "register_backend", "replace_torch_compile",
+    "report_of", "reset", "session_of",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""docs/first-hour.md, run: its files are written, its commands run in order, their output is compared."""
+"""Pages that show programs and their output, run: files are written, commands run in order, output is compared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.child import search_path
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "first-hour.md"
+PAGES = {"first-hour.md": 6, "export.md": 5}
+"""With the number of commands that run."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INSTALL = "$ pip install"
 
@@ -27,11 +32,12 @@ def pattern(expected: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, expected.strip().split("..."))), re.DOTALL)
 
 
-def test_the_first_hour(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "commands"), PAGES.items(), ids=list(PAGES))
+def test_a_page_does_what_it_shows(page: str, commands: int, tmp_path: Path) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
-    environment = {**inherited, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**inherited, "PYTHONPATH": search_path(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ran = []
-    for name, text in files_and_commands(PAGE.read_text()):
+    for name, text in files_and_commands((ROOT / "docs" / page).read_text()):
         if not name.startswith("$ "):
             (tmp_path / name).write_text(text)
             continue
@@ -49,7 +55,7 @@ def test_the_first_hour(tmp_path: Path) -> None:
         ran.append(name)
         assert done.returncode == 0, f"{name}\n{done.stdout}"
         assert pattern(text).fullmatch(done.stdout.strip()), f"{name}\n{done.stdout}"
-    assert len(ran) == 6
+    assert len(ran) == commands
 
 
 def test_a_pattern_is_not_anything() -> None:
