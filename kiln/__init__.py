@@ -9,37 +9,40 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kiln.api import Dim as Dim
-    from kiln.api import Examples as Examples
     from kiln.api import KilnError as KilnError
     from kiln.api import Options as Options
-    from kiln.api import Program as Program
-    from kiln.api import analyze as analyze
     from kiln.api import compile as compile
     from kiln.api import disable as disable
     from kiln.api import explain as explain
-    from kiln.api import export as export
     from kiln.api import is_compiling as is_compiling
     from kiln.api import list_backends as list_backends
-    from kiln.api import load_program as load_program
     from kiln.api import register_backend as register_backend
     from kiln.api import replace_torch_compile as replace_torch_compile
     from kiln.api import report_of as report_of
     from kiln.api import reset as reset
+    from kiln.api.programs import Dim as Dim
+    from kiln.api.programs import Examples as Examples
+    from kiln.api.programs import Program as Program
+    from kiln.api.programs import analyze as analyze
+    from kiln.api.programs import export as export
+    from kiln.api.programs import load_program as load_program
 
 __version__ = "0.1.0"
-__all__ = [
-    "Dim", "Examples", "KilnError", "Options", "Program", "analyze", "compile", "disable", "explain", "export",
-    "is_compiling", "list_backends", "load_program", "register_backend", "replace_torch_compile", "report_of", "reset",
-]  # fmt: skip
+COMPILER = (
+    "KilnError", "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend",
+    "replace_torch_compile", "report_of", "reset",
+)  # fmt: skip
+PROGRAMS = ("Dim", "Examples", "Program", "analyze", "export", "load_program")
+__all__ = [*COMPILER, *PROGRAMS]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
-    api = importlib.import_module("kiln.api")
-    # All at once: compiled code that asks for another of them finds a plain global.
-    globals().update({public: getattr(api, public) for public in __all__})
+    names = PROGRAMS if name in PROGRAMS else COMPILER
+    module = importlib.import_module("kiln.api.programs" if names is PROGRAMS else "kiln.api")
+    # All of the module at once: compiled code that asks for another of them finds a plain global.
+    globals().update({public: getattr(module, public) for public in names})
     return globals()[name]
 
 

@@ -35,7 +35,8 @@ def imports_of(module: Module, known: set[str]) -> Iterator[tuple[str, int, bool
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+            modules = (f"{base}.{alias.name}" for alias in node.names)  # to import one of these runs the package, too
+            names = [base, *(name for name in modules if name in known)]
         else:
             continue
         for name in dict.fromkeys(names):

@@ -16,15 +16,12 @@ if TYPE_CHECKING or not problem():
         reset,
         session_of,
     )
-    from kiln.api.exporting import analyze, export
 else:
     from kiln.api.without_native import (
-        analyze,
         compile,
         compile_graph,
         disable,
         explain,
-        export,
         is_compiling,
         keep_reports,
         report_of,
@@ -33,6 +30,6 @@ else:
     )
 
 __all__ = [
-    "analyze", "compile", "compile_graph", "disable", "explain", "export", "is_compiling", "keep_reports", "report_of",
-    "reset", "session_of",
+    "compile", "compile_graph", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset",
+    "session_of",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kiln.api import entry
+from kiln.api.entry import compile as kiln_compile
 from kiln.support.options import Options
 from kiln.support.torch_settings import TorchSettingIgnored
 
@@ -61,7 +61,7 @@ def replace_torch_compile() -> Callable[[], None]:
             ignore(chosen)  # as in torch.compile, `mode` and `options` exclude each other
             chosen = {}
         known["mode"] = None if chosen else mode
-        return entry.compile(model, options=chosen or None, **known)
+        return kiln_compile(model, options=chosen or None, **known)
 
     torch.compile = compile  # type: ignore[assignment]
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-MODULES = ("_frames", "_executor")
+MODULES = ("torch", "kiln.native._frames", "kiln.native._executor")
+"""What has to load, in this order: the extension needs torch's libraries in the process."""
+
 PYTHONS = ((3, 11), (3, 12))
 """The CPythons whose bytecode and frames Kiln knows."""
 
@@ -23,9 +25,9 @@ def problem() -> str:
         return f"CPython {sys.version_info[0]}.{sys.version_info[1]} is not supported yet, {known} are"
     for name in MODULES:
         try:
-            module = importlib.import_module(f"kiln.native.{name}")
+            module = importlib.import_module(name)
         except Exception as error:  # whatever goes wrong in it, it cannot be used
-            return f"kiln.native.{name} cannot be loaded: {error}"
+            return f"{name} cannot be loaded: {error}"
         if not getattr(module, "usable", True):
-            return f"kiln.native.{name}: {module.problem}"
+            return f"{name}: {module.problem}"
     return ""

@@ -337,6 +337,15 @@ def test_explain_text_and_json() -> None:
     )
 
 
+# The native layer.
+
+
+def test_the_native_layer_loads_before_torch_is_imported() -> None:
+    program = "from kiln.native import problem; assert not problem(), problem()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # Without the native layer.
 
 WITHOUT = """
