@@ -6,17 +6,21 @@
     pickle.dumps(compiled)                   the bytes of the original: compiling is not part of the state
     copy.deepcopy(compiled)                  a compiled copy
 
-Only `__call__` differs: it is the dispatcher. Where the program sets the class of one of the two, the other follows:
+Only `__call__` differs: it calls the dispatcher with the original, so that `self` is the object that it is in eager:
 
-    weight_norm(model)                       sets `model.__class__`; noticed by a guard when `compiled` is called
-    compiled(x)  # a LazyLinear              sets `compiled.__class__` to `Linear`
+    compiled(x)                              `id(self)`, `self is model` and `registry[self]` as in `model(x)`
+
+Where the program sets the class of one of the two, the other follows:
+
+    weight_norm(model)                       sets `model.__class__`; `compiled` follows when its guards fail
+    compiled(x)  # a LazyLinear              sets `model.__class__` to `Linear`
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import cast
 
 from torch import nn
@@ -36,7 +40,9 @@ def compile_module(module: nn.Module, session: CompileSession) -> nn.Module:
     """The compiled twin of `module`."""
     original = original_module(module)
     dispatcher = session.dispatcher(cast(FunctionType, type(original).__call__))
-    return _twin(module, _compiled_class(original, session, dispatcher))
+    twin = _twin(module, _compiled_class(original, session, dispatcher))
+    session.twins.add(twin)
+    return twin
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
@@ -88,6 +94,8 @@ def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Di
         return twin
 
     def follow(twin: nn.Module) -> None:
+        if type(original) is type(twin).__mro__[1]:
+            return
         same = type(original).__call__ is call
         kept = dispatcher if same else session.dispatcher(cast(FunctionType, type(original).__call__))
         SET_CLASS(twin, _compiled_class(original, session, kept))
@@ -96,7 +104,11 @@ def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Di
         original.__class__ = cls
         follow(twin)
 
-    body: dict[str, object] = {"__call__": dispatcher, "__reduce_ex__": _reduce, "__deepcopy__": deepcopy}
+    body: dict[str, object] = {
+        "__call__": MethodType(dispatcher, original),
+        "__reduce_ex__": _reduce,
+        "__deepcopy__": deepcopy,
+    }
     body |= {"__class__": property(original_class, set_class), MARK: session, TWIN_OF: TwinOf(original, follow)}
     if not hasattr(type(original), "report") and session.report is not None:
         body["report"] = staticmethod(session.report)

@@ -54,6 +54,7 @@ from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.guards.reference import TWIN_OF
 from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
@@ -164,6 +165,8 @@ class CompileSession:
         self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
         self.modules = 0
         """The modules whose method this is, each of which may have as many variants as one function."""
+        self.twins: WeakSet[nn.Module] = WeakSet()
+        """The compiled modules."""
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -190,6 +193,8 @@ class CompileSession:
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
         warn_of_settings()
+        for twin in list(self.twins):
+            type(twin).__dict__[TWIN_OF].follow(twin)
         eager = "capture" in switched_off(self.settings.options)
         if eager or runs_eager(dispatcher, arguments, self.seen):
             return None

@@ -16,6 +16,7 @@ Tables that kinds and handlers register in:
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, final
@@ -52,6 +53,8 @@ Token = Hashable
 P = TypeVar("P")
 MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 """Notes of a class decorator: not guarded, since changing them later does not change the class."""
+BINDS_SELF = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
+"""Attributes of classes that are called with the instance first."""
 TYPE_IS = GuardKind.TYPE_IS.value
 MISSING: Any = object()
 """No such attribute, key or item."""
@@ -267,6 +270,7 @@ class ObjectModel(Protocol):
     """Python's object model in terms of kinds of values, which lie above this module: see `object_model.py`."""
 
     def get_attr(self, s: CaptureState, value: Value, name: str, site: CallSite) -> Value: ...
+    def bound_attr(self, s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value: ...
     def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value: ...
     def constant(self, value: object) -> Value: ...
     def list_of(self, items: list[Value]) -> Value: ...
@@ -434,6 +438,8 @@ class CaptureState:
         if found is None:
             raise self.error(TypeError, LACKING.get(name, f"'{{}}' object has no {name}").format(value.type_name()))
         self.guard_type(value)
+        if type(found[1]) not in BINDS_SELF and name not in ("__new__", "__class_getitem__"):
+            return self.model.bound_attr(self, value, name, found[1], site).call(self, args, kwargs, site)
         function = self.class_attr(value, name, found[1])
         if name in ("__new__", "__class_getitem__"):
             return function.call(self, args, kwargs, site)

@@ -15,6 +15,10 @@ class PythonObjectModel:
     def get_attr(self, s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
         return objects.get_attr(s, value, name, site)
 
+    def bound_attr(self, s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value:
+        """`raw`, found on the class of `value`, as an attribute of `value`."""
+        return objects.from_class(s, value, name, raw, site)
+
     def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value:
         return objects.new_exception(s, cls, args)
 

@@ -33,7 +33,7 @@ FLOAT_UNARY = (  # integers become floating point
 ROUNDING = ("floor", "ceil", "trunc", "round")  # integers are unchanged
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SAME_BINARY = {  # ATen name: primitive
-    "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum.default": "maximum", "minimum.default": "minimum",
+    "maximum.default": "maximum", "minimum.default": "minimum",
     "fmax.default": "fmax", "fmin.default": "fmin", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
     "remainder.Tensor": "remainder", "remainder.Scalar": "remainder", "remainder.Scalar_Tensor": "remainder",
     "bitwise_and.Tensor": "bitwise_and", "bitwise_and.Scalar": "bitwise_and",
@@ -49,7 +49,7 @@ SAME_BINARY = {  # ATen name: primitive
     "nextafter.default": "nextafter", "hypot.default": "hypot",
 }
 FLOAT_BINARY = {
-    "div.Tensor": "div", "div.Scalar": "div", "atan2.default": "atan2",
+    "atan2.default": "atan2",
     "copysign.Tensor": "copysign", "copysign.Scalar": "copysign",
 }
 LOGICAL = {
@@ -76,6 +76,28 @@ def _binary(name: str, *, floating: bool = False) -> Callable[..., Node]:
     return lambda e, x, y: e.pointwise(name, *promoted(e, x, y, floating=floating))
 
 
+def _scaling(name: str, *, floating: bool = False) -> Callable[..., Node]:
+    """A product or quotient. As in eager, a `y` that is a number or of rank 0 is not rounded to 16 bits first."""
+
+    def rule(e: Emit, x: Operand, y: Operand) -> Node:
+        left, right = promoted(e, x, y, floating=floating)
+        dtype = left.tensor.dtype
+        if dtype not in OPMATH or not _is_rounded_to(dtype, y):
+            return e.pointwise(name, left, right)
+        wide = OPMATH[dtype]
+        factor = e.convert(y, wide) if isinstance(y, Node) else e.number(y, wide, left.tensor.device)
+        return e.convert(e.pointwise(name, e.convert(left, wide), factor), dtype)
+
+    return rule
+
+
+def _is_rounded_to(dtype: torch.dtype, term: Operand) -> bool:
+    """Whether the conversion to a 16-bit `dtype` changes `term`."""
+    if isinstance(term, Node):
+        return term.tensor.dtype is not dtype and not term.tensor.rank
+    return not isinstance(term, int | float) or torch.tensor(term, dtype=dtype).item() != term
+
+
 def _logical(name: str) -> Callable[..., Node]:
     return lambda e, x, y: e.pointwise(name, truth(e, x), truth(e, y))
 
@@ -89,6 +111,8 @@ for _name, _prim in SAME_BINARY.items():
     DECOMPOSITIONS[_name] = _binary(_prim)
 for _name, _prim in FLOAT_BINARY.items():
     DECOMPOSITIONS[_name] = _binary(_prim, floating=True)
+for _name in ("mul", "div"):
+    DECOMPOSITIONS[f"{_name}.Tensor"] = DECOMPOSITIONS[f"{_name}.Scalar"] = _scaling(_name, floating=_name == "div")
 for _name in COMPARISONS:
     DECOMPOSITIONS[f"{_name}.Tensor"] = DECOMPOSITIONS[f"{_name}.Scalar"] = _binary(_name)
 for _name, _prim in LOGICAL.items():
@@ -313,8 +337,8 @@ def round_decimals(e: Emit, x: Node, *, decimals: int) -> Node:
     return e.pointwise(down, e.pointwise("round", e.pointwise(up, x, scale)), scale)
 
 
-DECOMPOSITIONS["deg2rad.default"] = lambda e, x: e.pointwise("mul", floated(e, x), math.pi / 180)
-DECOMPOSITIONS["rad2deg.default"] = lambda e, x: e.pointwise("mul", floated(e, x), 180 / math.pi)
+DECOMPOSITIONS["deg2rad.default"] = lambda e, x: _scaling("mul", floating=True)(e, x, math.pi / 180)
+DECOMPOSITIONS["rad2deg.default"] = lambda e, x: _scaling("mul", floating=True)(e, x, 180 / math.pi)
 
 
 # Selection, logic, classification.

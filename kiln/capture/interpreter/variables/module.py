@@ -168,8 +168,7 @@ def wrap_module(s: CaptureState, real: torch.nn.Module, source: Source | None) -
 
 def follow_class(s: CaptureState, compiled: torch.nn.Module, twin: TwinOf, source: Source | None) -> None:
     """The program may set the class of a module that it compiled, as parametrizations do."""
-    if type(twin.module) is not type(compiled).__mro__[1]:
-        twin.follow(compiled)
+    twin.follow(compiled)
     if source is not None:
         original = AttrSource(DictAttrSource(TypeSource(source), TWIN_OF), "module")
         s.guard(original, GuardKind.TYPE_IS, s.reference(type(twin.module)))

@@ -654,9 +654,10 @@ def from_class(s: CaptureState, value: Value, name: str, raw: object, site: Call
         return BoundMethod(s.class_attr(value, name, raw), value)
     if kind in (staticmethod, classmethod):
         return unbound(s, s.class_source(value), value.python_type(), name, raw, lambda: class_of(s, value))
-    if kind in METHOD_DESCRIPTORS or kind is types.BuiltinFunctionType:
-        function = s.class_attr(value, name, raw)
-        return function if kind is types.BuiltinFunctionType else BoundMethod(function, value)
+    if kind in (types.MethodType, types.BuiltinFunctionType):
+        return s.class_attr(value, name, raw)
+    if kind in METHOD_DESCRIPTORS:
+        return BoundMethod(s.class_attr(value, name, raw), value)
     if s.classes.lookup(kind, "__get__") is not None:
         return call_get(s, value, name, raw, site)
     return s.class_attr(value, name, raw)
