@@ -17,7 +17,7 @@ from kiln.pipeline.differences import differences, equal_bits
 from kiln.pipeline.reproduce import graph_plan
 from kiln.support.target import cuda_gpu
 from tests.ops import bits
-from tests.ops.sweep_worker import name_of, operators
+from tests.sweeps.samples import name_of, operators
 
 OPTIONS = {"cache": False}
 STRICT = {"numerics": "strict", **OPTIONS}

@@ -19,7 +19,7 @@ import torch
 
 import kiln
 from kiln.pipeline.session import KilnWarning
-from tests.ops.sweep_worker import SEED, calling, copy_of, name_of, operators, shard_of, spread
+from tests.sweeps.samples import SEED, calling, copy_of, name_of, operators, shard_of, spread
 
 STRICT = {"numerics": "strict", "verify": "first", "progress": False}
 

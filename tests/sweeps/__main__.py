@@ -3,17 +3,22 @@
 import sys
 
 from tests.stale.mutator import StaleSweep
+from tests.sweeps.modules import ModuleSweep, OptimizerSweep
+from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import main
 from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
 SWEEPS = {
-    "graphs": GraphSweep,
-    "kernels": KernelSweep,
-    "python": PythonSweep,
-    "rules": RuleSweep,
-    "stale": StaleSweep,
+    "graphs": lambda _: GraphSweep(),
+    "kernels": lambda _: KernelSweep(),
+    "modules": ModuleSweep,
+    "operators": OperatorSweep,
+    "optimizers": OptimizerSweep,
+    "python": lambda _: PythonSweep(),
+    "rules": lambda _: RuleSweep(),
+    "stale": lambda _: StaleSweep(),
 }
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from kiln.runtime.guards.source import LocalSource
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
-from tests.ops.sweep_compare import strides_of
-from tests.ops.sweep_worker import copy_of, elements, name_of, operators, spread
+from tests.sweeps.compare import strides_of
 from tests.sweeps.runner import Finding, Note
+from tests.sweeps.samples import copy_of, elements, name_of, operators, spread
 
 ROUNDS = 8
 """Rounds over the calls in one case."""

@@ -3,10 +3,12 @@
     python -m tests.sweeps rules --cases 20000 --shard 0/4 --seconds 600 --out found.jsonl --resume
 
 {"case": 17, "subject": "aten.gather.default", "kind": "lost error", "detail": "..."}     a finding
+{"case": 18, "subject": "add", "mode": "forward int8", "kind": "native"}                  what is right, if counted
 {"position": 500}                                                                         all cases before it are done
 
 A case is a pure function of its number, so a finding is repeated by `--first 17 --cases 1`. A child that dies or is
 silent for too long is a finding of kind "crash" or "timeout", and the next child goes on behind it.
+`python -m tests.sweeps table found*.jsonl` counts the kinds (`table.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from tests.sweeps.table import RIGHT, table
+
 Note = Callable[[str, str], None]
 """Takes the subject and the program that run next; the subject "eager" says that a crash is not ours."""
 CASES_OF_A_CHILD = 400
 """After so many cases a fresh process takes over: what earlier cases left behind stays small."""
+MOST_CASES = 10_000
+"""Cases of a run that names no number."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Finding:
     detail: str
     program: str = ""
     """The program, as small as it could be made."""
+    mode: str = ""
+    """How the subject was tested, such as "gradient float32"."""
 
 
 class Sweep(Protocol):
@@ -52,6 +60,14 @@ class Sweep(Protocol):
 
     def run(self, number: int, note: Note) -> list[Finding]:
         """What is wrong in a case; `note` is told what is about to run, so that a crash can be reported."""
+
+
+class Unusable(BaseException):
+    """After this finding the process can do nothing more: the GPU is lost to it."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.detail)
+        self.finding = finding
 
 
 class OutOfTime(BaseException):
@@ -83,7 +99,7 @@ class Tally:
             self.add(message)
 
     def add(self, finding: dict[str, Any]) -> None:
-        print(json.dumps(finding), file=self.out, flush=True)
+        print(json.dumps({name: value for name, value in finding.items() if value != ""}), file=self.out, flush=True)
         self.kinds[finding["kind"]] += 1
         self.subjects.add(finding["subject"])
 
@@ -95,8 +111,11 @@ class Tally:
             self.add({"case": self.current, "subject": subject, "kind": kind, "detail": detail, "program": program})
         self.position, self.current = self.current + self.step, None
 
+    def faults(self) -> Counter[str]:
+        return Counter({kind: count for kind, count in self.kinds.items() if kind not in RIGHT})
+
     def line(self, name: str) -> str:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.faults().most_common()) or "none"
         return f"{name}: {self.cases} cases up to {self.position}, {len(self.subjects)} subjects; findings: {kinds}"
 
 
@@ -116,6 +135,10 @@ def run_cases(sweep: Sweep, numbers: range, limit: int, deadline: float, channel
             findings = sweep.run(number, lambda subject, program: tell(channel, note=subject, text=program))
         except OutOfTime:
             findings = [Finding(f"case {number}", "timeout", f"took over {limit} s", innermost_frames())]
+        except Unusable as problem:
+            tell(channel, case=number, **asdict(problem.finding))
+            tell(channel, position=number + numbers.step)
+            return
         except Exception:
             findings = [Finding("the sweep", "fault of the sweep", traceback.format_exc()[-1500:])]
         finally:
@@ -144,7 +167,7 @@ def messages(channel: int, limit: float) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def run_child(sweep: Sweep, numbers: range, tally: Tally, limit: int, deadline: float) -> None:
+def run_child(sweep: Sweep, numbers: range, tally: Tally, limit: int, silence: float, deadline: float) -> None:
     """Some cases in a forked process."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -155,7 +178,7 @@ def run_child(sweep: Sweep, numbers: range, tally: Tally, limit: int, deadline: 
             run_cases(sweep, numbers, limit, deadline, writing)
         os._exit(0)
     os.close(writing)
-    for message in messages(reading, limit * 10.0):
+    for message in messages(reading, silence):
         tally.take(message)
     os.close(reading)
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -177,14 +200,16 @@ def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
     start = arguments.first + part
     if arguments.resume and arguments.out.exists():
         start = max([start, *(line["position"] for line in lines_of(arguments.out) if "position" in line)])
-    end = min(arguments.first + arguments.cases, sweep.total())
+    total = sweep.total()
+    end = min(arguments.first + (arguments.cases or min(total, MOST_CASES)), total)
     deadline = time.time() + arguments.seconds
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a" if arguments.resume else "w") as out:
         tally = Tally(out, start, parts)
         while tally.position < end and time.time() < deadline:
             behind = min(end, tally.position + CASES_OF_A_CHILD * parts)
-            run_child(sweep, range(tally.position, behind, parts), tally, arguments.case_seconds, deadline)
+            limit, silence = arguments.case_seconds, arguments.silence or arguments.case_seconds * 10.0
+            run_child(sweep, range(tally.position, behind, parts), tally, limit, silence, deadline)
             print(json.dumps({"position": tally.position}), file=out, flush=True)
     return tally
 
@@ -196,19 +221,33 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--first", type=int, default=0, help="number of the first case")
-    made.add_argument("--cases", type=int, default=1000)
+    made.add_argument("--cases", type=int, default=0, help="default: all, but at most 10,000")
     made.add_argument("--shard", default="0/1", help="every n-th case: 0/4 to 3/4")
     made.add_argument("--seconds", type=float, default=3600.0, help="for the whole run")
     made.add_argument("--case-seconds", type=int, default=30, help="of processor time, limit of a case")
     made.add_argument("--out", type=Path, default=Path("found.jsonl"))
+    made.add_argument("--silence", type=float, default=0.0, help="seconds; default: ten times the limit of a case")
     made.add_argument("--resume", action="store_true", help="go on where the file ends")
+    databases = made.add_argument_group("torch's databases")
+    databases.add_argument("--device", default="cpu")
+    databases.add_argument("--only", default="", help="names with commas between")
+    databases.add_argument("--dtypes", default="", help="such as float32,int8; default: all")
+    databases.add_argument("--modes", default="", help="such as forward,gradient; see the sweep's own text")
+    databases.add_argument("--samples", type=int, default=2, help="of each op and dtype; 0: all")
+    databases.add_argument("--reference", action="store_true", help="torch's longer lists: extremes, other strides")
     return made
 
 
-def main(sweeps: dict[str, Callable[[], Sweep]], words: list[str]) -> int:
+def main(sweeps: dict[str, Callable[[argparse.Namespace], Sweep]], words: list[str]) -> int:
+    if words[:1] == ["table"]:
+        print("\n".join(table(line for path in words[1:] for line in lines_of(Path(path)))))
+        return 0
     if not words or words[0] not in sweeps:
-        print(f"usage: python -m tests.sweeps {{{','.join(sweeps)}}} ...", file=sys.stderr)
+        print(f"usage: python -m tests.sweeps {{{','.join([*sweeps, 'table'])}}} ...", file=sys.stderr)
         return 2
-    tally = run(sweeps[words[0]](), parser().parse_args(words[1:]))
+    arguments = parser().parse_args(words[1:])
+    tally = run(sweeps[words[0]](arguments), arguments)
     print(tally.line(words[0]), flush=True)
-    return bool(tally.kinds)
+    if tally.kinds.keys() & RIGHT:
+        print("\n".join(table(lines_of(arguments.out))))
+    return bool(tally.faults())

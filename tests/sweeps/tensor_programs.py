@@ -32,9 +32,9 @@ from kiln.pipeline.session import KilnWarning
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
-from tests.ops.sweep_compare import strides_of
-from tests.ops.sweep_worker import copy_of
+from tests.sweeps.compare import strides_of
 from tests.sweeps.runner import Finding, Note
+from tests.sweeps.samples import copy_of
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
 
 NAMES = ("x0", "x1", "x2", "n0", "m0", "h0", "z0", "u0")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.sweeps.canonical import canonical, difference
+from tests.sweeps.modules import ModuleSweep, OptimizerSweep
+from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import Finding, Note, Sweep, lines_of, parser, run
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
+from tests.sweeps.table import table
 from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
+from tests.sweeps.trial import Compile, Trial, error_outcome, leave, outcome
 
 LEAF = Statement("x = 1")
 
@@ -89,6 +95,82 @@ def test_changed_arguments_of_rules() -> None:
 
 def test_random_tensors_as_graphs() -> None:
     assert findings(GraphSweep(), range(100)) == []
+
+
+def databases(tmp_path: Path, *words: str) -> argparse.Namespace:
+    return arguments(tmp_path, "--samples=1", *words)
+
+
+def test_operators(tmp_path: Path) -> None:
+    words = ("--only=abs,index_select", "--dtypes=float32,int8", "--modes=forward,gradient,second,inplace,errors")
+    sweep = OperatorSweep(databases(tmp_path, *words))
+    found = findings(sweep, range(sweep.total()))
+    assert {finding.kind for finding in found} == {"native"}
+    modes = {finding.mode for finding in found}
+    assert modes == {f"{mode} float32" for mode in ("forward", "gradient", "second", "inplace")} | {
+        "forward int8", "inplace int8", "errors"
+    }  # fmt: skip
+
+
+def test_modules_and_optimizers(tmp_path: Path) -> None:
+    modules = ModuleSweep(databases(tmp_path, "--only=Softplus"))
+    assert {finding.kind for finding in findings(modules, range(2))} == {"native"}
+    optimizers = OptimizerSweep(databases(tmp_path, "--only=ASGD"))
+    assert {finding.kind for finding in findings(optimizers, range(1))} == {"fallback"}
+
+
+def test_outcomes() -> None:
+    def run(wrap: Compile, start: int) -> object:
+        return wrap(lambda x: x + 1)(torch.ones(2))
+
+    def wrong(wrap: Compile, start: int) -> object:
+        return run(wrap, start) if wrap is leave else torch.zeros(2)
+
+    def loses(wrap: Compile, start: int) -> object:
+        return run(wrap, start) if wrap is not leave else [].pop()
+
+    def raises(wrap: Compile, start: int) -> object:
+        return run(wrap, start) if wrap is leave else [].pop()
+
+    def kinds(program: Callable[[Compile, int], object]) -> list[str]:
+        return [finding.kind for finding in outcome(Trial("it", "", "", "cpu", program), ignore)]
+
+    assert [kinds(program) for program in (run, wrong, raises, loses)] == [
+        ["native"],
+        ["values"],
+        ["error"],
+        ["skipped"],
+    ]
+    assert [found.kind for found in error_outcome(Trial("it", "", "", "cpu", loses), IndexError, ignore)] == [
+        "lost error"
+    ]
+
+
+def ignore(subject: str, program: str) -> None:
+    """In place of a note to the parent."""
+
+
+def test_the_table_of_outcomes() -> None:
+    lines = [
+        {"kind": kind, "subject": "add", "mode": "forward int8"} for kind in ("native", "native", "values", "skipped")
+    ]
+    header, forward, everything, fault = table([*lines, {"position": 3}])
+    assert header.split() == [
+        "right",
+        "native",
+        "fallback",
+        "metadata",
+        "wrong",
+        "error",
+        "lost",
+        "internal",
+        "crash",
+        "of",
+    ]
+    assert (
+        forward.split()[:3] == ["forward", "66.67%", "66.67%"] and forward.split()[-1] == everything.split()[-1] == "3"
+    )
+    assert fault.startswith("values add [forward int8]")
 
 
 @pytest.mark.slow

@@ -1,18 +1,12 @@
-"""The sweep over torch's sample database: what counts as a difference, and that it survives a crash."""
+"""What counts as a difference of two results."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from tests.ops.sweep import ROOT, Tally, parser, run_child
-from tests.ops.sweep_compare import differences
-from tests.ops.sweep_worker import copy_of, shard_of, spread
+from tests.sweeps.compare import differences
+from tests.sweeps.samples import copy_of, shard_of, spread
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -56,37 +50,3 @@ def test_samples_are_spread_and_shards_are_disjoint():
     parts = [[op.name for op in shard_of(ops, f"{n}/3", "")] for n in range(3)]
     assert sorted(itertools.chain(*parts)) == sorted(op.name for op in ops)
     assert shard_of(ops, "3/3", "") == shard_of(ops, "0/3", "")
-
-
-def test_a_crash_costs_one_op(tmp_path, monkeypatch):
-    worker = """
-import os, sys
-start, channel = int(sys.argv[1]), int(sys.argv[2])
-os.write(channel, b'{"event": "start", "total": 3}\\n')
-for n in range(start, 3):
-    os.write(channel, b'{"event": "op", "op": "op%d"}\\n' % n)
-    if n == 1:
-        os.abort()
-    os.write(channel, b'{"event": "end", "samples": 2}\\n')
-os.write(channel, b'{"event": "done"}\\n')
-"""
-    monkeypatch.setattr(
-        "tests.ops.sweep.command_of",
-        lambda arguments, position, deadline, channel: [sys.executable, "-c", worker, str(position), str(channel)],
-    )
-    with (tmp_path / "out").open("w") as out:
-        tally = Tally(out)
-        assert run_child(parser().parse_args([]), tally, 1e12)
-        assert not run_child(parser().parse_args([]), tally, 1e12)
-    assert (tally.position, tally.samples, dict(tally.failures)) == (3, 4, {"crash": 1})
-    assert json.loads((tmp_path / "out").read_text())["op"] == "op1"
-
-
-@pytest.mark.slow
-def test_a_sweep(tmp_path):
-    command = [sys.executable, "-m", "tests.ops.sweep", "--only=abs,bernoulli,addmm,nn.functional.gelu"]
-    out = tmp_path / "failures.jsonl"
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
-    done = subprocess.run([*command, f"--out={out}"], cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, out.read_text() + done.stderr
-    assert done.stdout.startswith("sweep: 5 of 5 ops") and done.stdout.endswith("failures: none\n")
