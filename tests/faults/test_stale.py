@@ -429,12 +429,14 @@ def threads() -> Change:
     )
 
 
-def setting(owner: Any, name: str) -> Change:
-    before = getattr(owner, name)
+def setting(owner: str, name: str, read: str = "{owner}.{name}") -> Change:
+    """A program that reads the attribute `name` of `owner`, an import path, in the way that `read` spells."""
+    module = eval(owner)
+    before = getattr(module, name)
     return Change(
-        lambda x: x + 1 if getattr(owner, name) else x - 1,
-        lambda: set_flag(owner, name, not before),
-        undo=lambda: set_flag(owner, name, before),
+        eval(f"lambda x: x + 1 if {read.format(owner=owner, name=name)} else x - 1"),
+        lambda: set_flag(module, name, not before),
+        undo=lambda: set_flag(module, name, before),
     )
 
 
@@ -446,45 +448,27 @@ def set_flag(owner: Any, name: str, value: object) -> None:
 
 @change
 def mkldnn_enabled() -> Change:
-    before = torch.backends.mkldnn.enabled
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if torch.backends.mkldnn.enabled else x - 1
-
-    return Change(
-        program,
-        lambda: set_flag(torch.backends.mkldnn, "enabled", not before),
-        undo=lambda: set_flag(torch.backends.mkldnn, "enabled", before),
-    )
+    return setting("torch.backends.mkldnn", "enabled")
 
 
 @change
 def cudnn_benchmark() -> Change:
-    before = torch.backends.cudnn.benchmark
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if torch.backends.cudnn.benchmark else x - 1
-
-    return Change(
-        program,
-        lambda: set_flag(torch.backends.cudnn, "benchmark", not before),
-        undo=lambda: set_flag(torch.backends.cudnn, "benchmark", before),
-    )
+    return setting("torch.backends.cudnn", "benchmark")
 
 
 @change
 def cudnn_deterministic() -> Change:
-    return setting(torch.backends.cudnn, "deterministic")
+    return setting("torch.backends.cudnn", "deterministic")
+
+
+@change
+def flag_that_getattr_reads() -> Change:
+    return setting("torch.backends.cudnn", "deterministic", "getattr({owner}, {name!r})")
 
 
 @change
 def tf32_in_products() -> Change:
-    before = torch.backends.cuda.matmul.allow_tf32
-    return Change(
-        lambda x: x + 1 if torch.backends.cuda.matmul.allow_tf32 else x - 1,
-        lambda: set_flag(torch.backends.cuda.matmul, "allow_tf32", not before),
-        undo=lambda: set_flag(torch.backends.cuda.matmul, "allow_tf32", before),
-    )
+    return setting("torch.backends.cuda.matmul", "allow_tf32")
 
 
 @change
