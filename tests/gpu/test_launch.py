@@ -1,7 +1,4 @@
-"""Triton kernels on a real device, through hand-written plans.
-
-python -m pytest -s tests/gpu/test_launch.py        prints what launches cost
-"""
+"""Triton kernels on a real device, through hand-written plans."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,17 +18,15 @@ from kiln.build.cpp_compile import compile_kernels
 from kiln.native import _executor
 from kiln.plan.encode import encode_program
 from kiln.plan.errors import IndexOutOfRange
-from kiln.plan.plan import Kernel, Plan, PlanInput, Step
+from kiln.plan.plan import Kernel, Plan, PlanInput
 from kiln.plan.reference import PythonExecutor
-from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
+from kiln.plan.steps import LaunchStep
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.executor import Explain, load_executor, make_executor
-from kiln.runtime.kernels import Cubin, Libraries
+from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
-from kiln.support.optional import load
 from kiln.tensor.spec import TensorSpec
-from tests.gpu.driver_cost import driver_launch_cost
 from tests.runtime.samples import spec
 from tests.runtime.triton_samples import (
     COPY_PAIR,
@@ -43,7 +36,6 @@ from tests.runtime.triton_samples import (
     on_cuda,
     scaled_product,
     seed_pair,
-    triton_kernel,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -277,116 +269,3 @@ def test_a_bundle_runs_in_a_fresh_process_without_triton(libraries: Libraries, t
         [sys.executable, "-c", BUNDLE_SCRIPT, str(file)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "ran", done.stderr
-
-
-# Costs, printed only.
-
-
-def best_of(work: Callable[[], object], count: int, repeats: int = 7) -> float:
-    """Microseconds of CPU per unit, the device idle before each repeat."""
-    best = float("inf")
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - started)
-    torch.cuda.synchronize()
-    return best / count * 1e6
-
-
-def launches(count: int, status: bool) -> tuple[Plan, Any]:
-    signature = ("*fp32", "*fp32", "i32", "fp32") + (("*i64",) if status else ())
-    name = f"t_empty_{status}".lower()
-    extra = ", status" if status else ""
-    body = f"def {name}(x, out, n, factor{extra}, BLOCK: tl.constexpr):\n    pass\n"
-    kernel = triton_kernel(name, body, "rw", signature, status=status)
-    one = LaunchStep(name, (0, 1), (7,), (0.5,), 1, grid=(1,))
-    tensor = on_cuda(spec(16))
-    plan = Plan(
-        "launches", (PlanInput("x", tensor), PlanInput("y", tensor)), (), (one,) * count, (), (kernel,), 2, mutated=(1,)
-    )
-    return plan, kernel
-
-
-def settled_cost(cubin: Cubin, folder: Path) -> float:
-    torch.cuda.synchronize()
-    return driver_launch_cost(cubin, LAUNCHES, folder)
-
-
-@pytest.mark.parametrize("status", [False, True])
-def test_cost_of_a_launch(status: bool, tmp_path: Path) -> None:
-    plan, kernel = launches(LAUNCHES, status)
-    made = compile_kernels(plan.kernels, DiskStore(tmp_path), EventSink())
-    run = make_executor(plan, made)
-    none = make_executor(replace(plan, steps=()), made)
-    x, y = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
-    entry = best_of(lambda: none(x, y), 1)
-    each = best_of(lambda: run(x, y), LAUNCHES)
-    raw = min(settled_cost(made.cubins[kernel.symbol], tmp_path) for _ in range(7))
-    print(f"\nstatus={status}: entry {entry:.2f} us, launch {each:.3f} us, cuLaunchKernel alone {raw:.3f} us")
-
-
-def test_cost_of_allocations(tmp_path: Path) -> None:
-    """A chain of kernels, each into fresh memory, as plans have them."""
-    plan, _ = launches(1, False)
-    steps: list[Step] = []
-    for n in range(LAUNCHES):
-        steps += [
-            AllocateStep(n + 2, on_cuda(spec(256, 256))),
-            replace(plan.steps[0], tensors=(n + 1 if n else 0, n + 2)),
-        ]
-        steps += [FreeStep((n + 1,))] if n else []
-    plan = replace(plan, steps=tuple(steps), num_slots=LAUNCHES + 2, mutated=())
-    made = compile_kernels(plan.kernels, DiskStore(tmp_path), EventSink())
-    run = make_executor(plan, made)
-    x = torch.zeros(16, device=CUDA)
-    print(f"\nallocate, launch and free: {best_of(lambda: run(x, x), LAUNCHES):.3f} us")
-
-
-def test_cost_of_loading(libraries: Libraries) -> None:
-    """An executor whose kernels are in the store; for the second they are loaded already."""
-    for turn in ("first", "second"):
-        started = time.perf_counter()
-        make_executor(scaled_product(), Libraries({}, (), dict(libraries.cubins)))
-        print(f"\n{turn} executor: {(time.perf_counter() - started) * 1e3:.2f} ms")
-
-
-def test_cost_of_torchs_own_ways(libraries: Libraries) -> None:
-    x, out = torch.zeros(16, device=CUDA), torch.zeros(16, device=CUDA)
-
-    def eager() -> None:
-        for _ in range(LAUNCHES):
-            torch.mul(x, 0.5, out=out)
-
-    def allocating() -> None:
-        for _ in range(LAUNCHES):
-            torch.empty(16, device=CUDA)
-
-    print(f"\ntorch.mul {best_of(eager, LAUNCHES):.2f} us, torch.empty {best_of(allocating, LAUNCHES):.2f} us")
-
-
-def test_cost_of_compiling(tmp_path: Path) -> None:
-    """Worker processes against a single process, on distinct kernels; the first run starts the workers."""
-    body = """def {name}(x, out, n, factor, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, at < n)
-    mean = tl.sum(v, 0) / n
-    d = v - mean
-    y = d * tl.rsqrt(tl.sum(d * d, 0) / n + {number}.0)
-    tl.store(out + at, 0.5 * y * (1.0 + tl.erf(y * factor)), at < n)
-"""
-    assert load("triton") is not None
-
-    def kernels(first: int) -> list[Any]:
-        signature = ("*fp32", "*fp32", "i32", "fp32")
-        names = [f"t_norm_{number}" for number in range(first, first + 16)]
-        return [
-            triton_kernel(name, body.format(name=name, number=n + first), "rw", signature)
-            for n, name in enumerate(names)
-        ]
-
-    compile_kernels(kernels(0)[:1], DiskStore(tmp_path), EventSink(), 1)
-    for place, workers in enumerate((1, 16, 4, 8, 16)):
-        started = time.perf_counter()
-        compile_kernels(kernels(100 + 20 * place), DiskStore(tmp_path), EventSink(), workers)
-        print(f"\n16 kernels, {workers} workers: {time.perf_counter() - started:.2f} s")

@@ -23,14 +23,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from kiln.cli.bench import bandwidth, compile_time, overhead, products, reductions
+from kiln.cli.bench import bandwidth, compile_time, launch, overhead, products, reductions
 from kiln.cli.bench.candidates import ANSWERS
 from kiln.cli.bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
 from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.cli.bench.task import Finding, Task
 from kiln.cli.bench.turns import BenchWorker, cores_of
 
-SUITES = ("cpu", "gpu", "micro", "overhead", "bandwidth", "compile", "products", "reductions")
+SUITES = ("cpu", "gpu", "micro", "overhead", "bandwidth", "compile", "products", "reductions", "launch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         return compile_time.run(arguments.threads, arguments.json)
     if arguments.suite == "products":
         return products.run(arguments.pairs, arguments.json)
+    if arguments.suite == "launch":
+        return launch.run(arguments.pairs, arguments.json)
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
     if arguments.suite == "bandwidth":
         return bandwidth.run(arguments.pairs, candidates, arguments.json)
