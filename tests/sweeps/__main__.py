@@ -3,6 +3,7 @@
 import sys
 
 from tests.stale.mutator import StaleSweep
+from tests.sweeps.cpython import CPythonSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
@@ -11,6 +12,7 @@ from tests.sweeps.runner import main
 from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
 SWEEPS = {
+    "cpython": CPythonSweep,
     "graphs": lambda _: GraphSweep(),
     "kernels": lambda _: KernelSweep(),
     "modules": ModuleSweep,

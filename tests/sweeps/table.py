@@ -9,6 +9,7 @@ fallback KILN2001 ...: 12 (aminmax, ...)
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -28,6 +29,9 @@ COLUMNS = (
     ("crash",    ("crash", "timeout")),
 )
 # fmt: on
+REASONS, REASON = 60, 160
+"""How many reasons are listed, and how much of each."""
+OWN_NAMES = re.compile(r"`[^`]*<locals>[^`]*`|`\w+Tests?\.\w+[^`]*`")
 NAMED = 6
 """Subjects that are named for each line of a list."""
 
@@ -58,15 +62,16 @@ def row(name: str, kinds: Counter[str]) -> str:
 
 
 def reasons_of(findings: list[dict[str, Any]]) -> list[str]:
-    """Why what is right ran in eager, the most frequent reasons first."""
+    """Why what is right ran in eager, the most frequent reasons first; names of the program's own are left out."""
     subjects: dict[str, dict[str, None]] = defaultdict(dict)
     times: Counter[str] = Counter()
     for finding in findings:
         if finding["kind"] in ("fallback", "metadata"):
             for reason in filter(None, finding.get("detail", "").split("; ")):
-                times[reason] += 1
-                subjects[reason][finding["subject"]] = None
-    return [f"fallback {reason}: {count} ({some(subjects[reason])})" for reason, count in times.most_common(60)]
+                kind = OWN_NAMES.sub("`...`", reason)[:REASON]
+                times[kind] += 1
+                subjects[kind][finding["subject"]] = None
+    return [f"fallback {reason}: {count} ({some(subjects[reason])})" for reason, count in times.most_common(REASONS)]
 
 
 def faults_of(findings: list[dict[str, Any]]) -> list[str]:

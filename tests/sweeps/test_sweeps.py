@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.sweeps.canonical import canonical, difference
+from tests.sweeps.cpython import CPythonSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
@@ -117,6 +118,12 @@ def test_modules_and_optimizers(tmp_path: Path) -> None:
     assert {finding.kind for finding in findings(modules, range(2))} == {"native"}
     optimizers = OptimizerSweep(databases(tmp_path, "--only=ASGD"))
     assert {finding.kind for finding in findings(optimizers, range(1))} == {"fallback"}
+
+
+def test_tests_of_python(tmp_path: Path) -> None:
+    sweep = CPythonSweep(arguments(tmp_path, "--only=test_bool"))
+    found = findings(sweep, range(min(sweep.total(), 4)))
+    assert len(found) == 4 and {finding.kind for finding in found} <= {"native", "fallback"}
 
 
 def test_outcomes() -> None:
