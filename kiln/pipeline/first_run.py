@@ -10,6 +10,7 @@ returned. Regions that set hooks are not compared: eager would set them too.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ class DiffersFromEager(KilnError):
     what = "a compiled region of `{function}` differs from eager: {difference}"
     why = "its first run was compared with eager, which now runs instead (verify='first')"
     try_ = (
-        "python {script}    # shows it again",
+        "{reproduce}",
         "python -m kiln bisect program.py    # finds the stage",
         "report it with that file",
     )
@@ -94,63 +95,77 @@ def verified(
     draws = any(node.op.kind is Kind.RANDOM or has_effect(node) for node in trace.graph.nodes)
 
     def finish() -> Executable:
-        return FirstRun(region.finish(), program, reproducer, context, draws)
+        return FirstRun(PendingComparison(region.finish(), program, reproducer, context, draws))
 
     return CompiledRegion(finish)
+
+
+@final
+@dataclass(frozen=True)
+class PendingComparison:
+    """A compiled region and all that is needed to compare it with eager."""
+
+    compiled: Executable
+    program: TorchProgram
+    reproducer: Reproducer
+    context: CompileContext
+    draws: bool
+    """Whether it may draw random numbers: those of float64 are others, so there is no referee."""
+
+    def difference(self, inputs: Sequence[object]) -> str:
+        """How the compiled region differs from eager on copies of `inputs`."""
+        expected, found = observe(self.program, inputs), observe(self.compiled, inputs)
+
+        def referee() -> Observation:
+            return observe(self.program.in_double(), inputs, torch.float64)
+
+        exact = self.context.options.numerics == "strict"
+        return differences(found, expected, None if self.draws else referee, exact=exact)
+
+    def report(self, inputs: Sequence[object], difference: str) -> None:
+        """Say how the comparison ended."""
+        name, events = self.context.dump.name, self.context.events
+        if not difference:
+            events.emit("verified", function=name)
+            return
+        events.emit("differs", function=name, difference=difference)
+        reproduce = self.reproduce(inputs, difference)
+        if self.context.report_eager is not None:
+            problem = DiffersFromEager(function=name, difference=difference, reproduce=reproduce)
+            self.context.report_eager(problem, None)
+
+    def reproduce(self, inputs: Sequence[object], difference: str) -> str:
+        """Write a script that shows the difference again; the command that runs it."""
+        root, differs = self.context.dump.root, lambda other: bool(self.difference(other))
+        try:
+            script = self.reproducer.write(inputs, difference, root, differs)
+        except Exception as fault:  # a full disk, or a fault of the compiler: the program goes on
+            self.context.events.emit("fault", text="".join(traceback.format_exception(fault)))
+            return f"(no script could be written: {type(fault).__name__}: {fault})"
+        return f"python {script}    # shows it again"
 
 
 @final
 class FirstRun:
     """A compiled region that is compared with eager when it is first called."""
 
-    def __init__(
-        self,
-        compiled: Executable,
-        program: TorchProgram,
-        reproducer: Reproducer,
-        context: CompileContext,
-        draws: bool,
-    ) -> None:
-        self.compiled = compiled
-        self.program: TorchProgram | None = program
-        self.reproducer = reproducer
-        self.context = context
-        self.draws = draws
-        """Whether it may draw random numbers: those of float64 are others, so there is no referee."""
+    def __init__(self, comparison: PendingComparison) -> None:
+        self.comparison: PendingComparison | None = comparison
+        """Until the first run: it holds the graph and the constants of the region."""
         self.chosen: Executable | None = None
         self.lock = threading.RLock()
 
     def __call__(self, *inputs: object) -> tuple[object, ...]:
         if self.chosen is None:
             with self.lock:
-                if self.chosen is None:
-                    self.choose(inputs)
+                if self.comparison is not None:
+                    self.choose(self.comparison, inputs)
         assert self.chosen is not None
         return self.chosen(*inputs)
 
-    def choose(self, inputs: Sequence[object]) -> None:
-        program = self.program
-        assert program is not None
-        with self.context.events.stage("verify"):
-            found = self.difference(program, inputs)
-        self.program = None
-        self.chosen = program if found else self.compiled
-        if not found:
-            self.context.events.emit("verified", function=self.context.dump.name)
-            return
-        self.context.events.emit("differs", function=self.context.dump.name, difference=found)
-        root, differs = self.context.dump.root, lambda other: bool(self.difference(program, other))
-        script = self.reproducer.write(inputs, found, root, differs)
-        if self.context.report_eager is not None:
-            problem = DiffersFromEager(function=self.context.dump.name, difference=found, script=script)
-            self.context.report_eager(problem, None)
-
-    def difference(self, program: TorchProgram, inputs: Sequence[object]) -> str:
-        """How the compiled region differs from eager on copies of `inputs`."""
-        expected, found = observe(program, inputs), observe(self.compiled, inputs)
-
-        def referee() -> Observation:
-            return observe(program.in_double(), inputs, torch.float64)
-
-        exact = self.context.options.numerics == "strict"
-        return differences(found, expected, None if self.draws else referee, exact=exact)
+    def choose(self, comparison: PendingComparison, inputs: Sequence[object]) -> None:
+        with comparison.context.events.stage("verify"):
+            found = comparison.difference(inputs)
+        self.chosen = comparison.program if found else comparison.compiled
+        self.comparison = None
+        comparison.report(inputs, found)

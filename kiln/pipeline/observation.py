@@ -10,7 +10,7 @@ Gradients are those of the first scalar result, as in training, else of all resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -75,8 +75,10 @@ def same_random_numbers(inputs: Sequence[object]) -> Iterator[None]:
 
 
 def copies(inputs: Sequence[object], dtype: torch.dtype | None) -> tuple[list[torch.Tensor | None], list[object]]:
-    """The leaves that receive gradients, and the inputs on copies of their memory."""
-    storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    """The leaves that receive gradients, and the inputs on copies of their memory, with the same layouts."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    computed = {memory_key(value) for value in tensors if is_computed(value)}
+    copies_of: dict[Hashable, StorageCopy] = {}
     leaves: list[torch.Tensor | None] = []
     made: list[object] = []
     for value in inputs:
@@ -84,28 +86,69 @@ def copies(inputs: Sequence[object], dtype: torch.dtype | None) -> tuple[list[to
             leaves.append(None)
             made.append(value)
             continue
-        copy = copied(value.detach(), storages, dtype)
-        leaves.append(copy.requires_grad_() if value.requires_grad else None)
-        # In-place changes are allowed to what is not a leaf.
-        made.append(copy if value.is_leaf or not value.requires_grad else copy.clone())
+        key = memory_key(value)
+        if key not in copies_of:
+            copies_of[key] = storage_copy(value.detach(), dtype, key in computed)
+        storage = copies_of[key]
+        if is_computed(value):
+            leaves.append(storage.leaf)
+            made.append(storage.computed(value))
+        else:
+            copy = storage.plain(value)
+            leaves.append(copy.requires_grad_() if value.requires_grad else None)
+            made.append(copy)
     return leaves, made
 
 
-def copied(
-    value: torch.Tensor, storages: dict[tuple[int, torch.dtype], torch.Tensor], dtype: torch.dtype | None
-) -> torch.Tensor:
-    """`value` on a copy of its memory, which tensors of equal dtype share."""
-    if value.layout is not torch.strided or not value.untyped_storage().nbytes():
-        return value.clone()
-    key = value.untyped_storage().data_ptr(), value.dtype
-    whole = storages.get(key)
-    if whole is None:
-        count = value.untyped_storage().nbytes() // value.itemsize
-        whole = torch.as_strided(value, (count,), (1,), 0).clone()
-        if dtype is not None and value.is_floating_point():
-            whole = whole.to(dtype)
-        storages[key] = whole
-    return whole.as_strided(value.shape, value.stride(), value.storage_offset()).detach()
+def is_computed(value: torch.Tensor) -> bool:
+    """Whether it has a history: such tensors may be changed in place, which leaves that need a gradient may not."""
+    return value.requires_grad and not value.is_leaf
+
+
+def has_memory(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and value.untyped_storage().nbytes() > 0
+
+
+def memory_key(value: torch.Tensor) -> Hashable:
+    """Equal for tensors of equal dtype on one storage."""
+    return (value.untyped_storage().data_ptr(), value.dtype) if has_memory(value) else id(value)
+
+
+@final
+@dataclass(frozen=True)
+class StorageCopy:
+    """A copy of a storage, computed from `leaf` where tensors with a history lie on it."""
+
+    leaf: torch.Tensor
+    whole: torch.Tensor
+
+    def plain(self, like: torch.Tensor) -> torch.Tensor:
+        """Without a history."""
+        return on(self.whole.detach(), like).detach()
+
+    def computed(self, like: torch.Tensor) -> torch.Tensor:
+        """With the history that leads to `leaf`."""
+        with torch.enable_grad():
+            return on(self.whole, like)
+
+
+def storage_copy(value: torch.Tensor, dtype: torch.dtype | None, computed: bool) -> StorageCopy:
+    """The storage of `value`; floating-point numbers become `dtype`."""
+    if has_memory(value):
+        value = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
+    leaf = value.clone()
+    if dtype is not None and value.is_floating_point():
+        leaf = leaf.to(dtype)
+    if not computed:
+        return StorageCopy(leaf, leaf)
+    with torch.enable_grad():
+        leaf.requires_grad_()
+        return StorageCopy(leaf, leaf.clone())
+
+
+def on(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`whole` with the layout of `like`."""
+    return whole.as_strided(like.shape, like.stride(), like.storage_offset()) if has_memory(like) else whole
 
 
 def shared_memory(inputs: Sequence[object], results: Sequence[object]) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
+from kiln.pipeline.compile_key import WITHOUT_EFFECT
 from kiln.pipeline.reproduce import Constants, graph_plan, made
 from kiln.runtime.guards.reference import path_of
 from kiln.support.options import Options
@@ -26,7 +27,7 @@ FOLDER = "kiln_reproducers"
 FEW = 64
 """Elements of a tensor that is written as values."""
 
-NOT_REPRODUCED = frozenset(("verify", "cache", "cache_dir", "progress", "compile_workers"))
+NOT_REPRODUCED = WITHOUT_EFFECT | {"verify"}
 """Options that the script does not set."""
 
 SCRIPT = '''"""A region of `{name}` that Kiln compiles to something else than eager.
@@ -37,11 +38,15 @@ SCRIPT = '''"""A region of `{name}` that Kiln compiles to something else than ea
 """
 
 import sys
+from math import inf, nan
 
 import torch
 {imports}
 import kiln
+from kiln.pipeline.compile_key import WITHOUT_EFFECT
 from kiln.pipeline.reproduce import graph_difference, made, program_difference
+
+infj, nanj = complex(0, inf), complex(0, nan)
 
 OPTIONS = {options}
 
@@ -90,27 +95,34 @@ class Reproducer:
     ) -> Path:
         """The path of the script. `still`: whether other inputs show a difference too."""
         path = new_file(root, self.name)
+        try:
+            path.write_text(self.script(path, inputs, difference, still))
+        except BaseException:
+            path.unlink()
+            raise
+        return path
+
+    def script(
+        self, path: Path, inputs: Sequence[object], difference: str, still: Callable[[Sequence[object]], bool]
+    ) -> str:
         texts = InputTexts(path)
         rows = [texts.seeded(value, number) for number, value in enumerate(inputs)]
         if texts.large and not still(texts.made):
             rows = [texts.stored(value, f"input_{number}") for number, value in enumerate(inputs)]
         imports, program = program_text(self.module)
-        path.write_text(
-            SCRIPT.format(
-                name=self.name,
-                difference=difference,
-                environment=environment(),
-                imports="".join(f"{line}\n" for line in imports),
-                options=repr(changed_options(self.options)),
-                inputs="\n".join(f"    {row}," for row in rows),
-                constants="\n".join(f"    {key!r}: {texts.stored(v, key)}," for key, v in self.constants.items()),
-                program=program,
-                graph=graph_text(self.graph, origins=False),
-                places=list(self.places),
-                kernels="\n".join(kernel.source for kernel in graph_plan(self.graph, self.options).kernels),
-            )
+        return SCRIPT.format(
+            name=self.name,
+            difference=difference,
+            environment=environment(),
+            imports="".join(f"{line}\n" for line in imports),
+            options=repr(changed_options(self.options)),
+            inputs="\n".join(f"    {row}," for row in rows),
+            constants="\n".join(f"    {key!r}: {texts.stored(v, key)}," for key, v in self.constants.items()),
+            program=program,
+            graph=graph_text(self.graph, origins=False),
+            places=list(self.places),
+            kernels="\n".join(kernel.source for kernel in graph_plan(self.graph, self.options).kernels),
         )
-        return path
 
 
 @final
@@ -139,7 +151,7 @@ class InputTexts:
             content["requires_grad"] = True
         self.made.append(made(*layout, **content))  # type: ignore[arg-type]
         arguments = [*map(repr, layout), *[f"{name}={item!r}" for name, item in content.items()]]
-        return literal(f"made({', '.join(arguments)})")
+        return f"made({', '.join(arguments)})"
 
     def stored(self, value: object, name: str) -> str:
         """Small values as text, others in a file."""
@@ -151,24 +163,19 @@ class InputTexts:
         return f"torch.load({str(file)!r}){grad}"
 
 
-def literal(text: str) -> str:
-    """Python has no literals for NaN and infinity."""
-    for word in ("nan", "inf"):
-        for before in ("[", " ", "-"):
-            text = text.replace(f"{before}{word}", f"{before}torch.{word}")
-    return text
-
-
 def new_file(root: Path | None, name: str) -> Path:
     """A script with the next free number, in the working directory or else a temporary folder."""
-    folder = (root or Path.cwd()) / FOLDER
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return numbered_file((root or Path.cwd()) / FOLDER, name)
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="kiln_"))
+        return numbered_file(Path(tempfile.mkdtemp(prefix="kiln_")), name)
+
+
+def numbered_file(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
-        path = folder / f"{name.replace('<', '').replace('>', '')}_{number}.py"
+        path = folder / f"{name}_{number}.py"
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
@@ -185,7 +192,7 @@ def program_text(module: torch.fx.GraphModule) -> tuple[list[str], str]:
     lines = ["class Program(torch.nn.Module):", "    def __init__(self):", "        super().__init__()"]
     for name, value in buffers.items():
         row = f"made({value.dtype}, {tuple(value.shape)}, {tuple(value.stride())}, {str(value.device)!r}"
-        lines.append(literal(f"        self.register_buffer({name!r}, {row}, values={value.flatten().tolist()}))"))
+        lines.append(f"        self.register_buffer({name!r}, {row}, values={value.flatten().tolist()}))")
     body = [f"    {line}" for line in code.src.strip().splitlines()]
     return imports, "\n".join([*lines, "", *body, "", "", "program = Program()"])
 
@@ -202,7 +209,7 @@ def import_of(name: str, value: object) -> str:
             return f"import {module} as {name}"
         line = f"from {module} import {head} as {name}"
         return line if not rest else f"{line}\n{name} = {name}.{rest}"
-    return f"{name} = {literal(f' {value!r}').strip()}"
+    return f"{name} = {value!r}"
 
 
 def environment() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import subprocess
@@ -19,6 +20,7 @@ from torch import nn
 import kiln
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.pipeline.differences import differences
+from kiln.pipeline.first_run import PendingComparison
 from kiln.pipeline.observation import Observation, observe
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
@@ -172,6 +174,65 @@ def test_a_model_in_training_changes_its_state_once() -> None:
     assert kiln.report_of(compiled).eager == 0
 
 
+COMPUTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "slice": lambda x: (x * 3)[:, ::2],
+    "expanded": lambda x: (x * 3)[:, None, :].expand(8, 5, 33),
+    "transposed": lambda x: (x * 3).t(),
+    "all": lambda x: x * 3,
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_inputs_with_a_history_keep_their_layout(name: str) -> None:
+    x = X.clone().requires_grad_()
+    compiled = kiln.compile(lambda x: (x.sin() * 2).sum(), fullgraph=True, options=VERIFY)
+    (found,) = torch.autograd.grad(compiled(COMPUTED[name](x)), x)
+    (expected,) = torch.autograd.grad((COMPUTED[name](x).sin() * 2).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_program_goes_on_where_no_script_can_be_written(wrong_sine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result, message = compiled_with_warning(lambda x: x.sin() + 1, X)
+    torch.testing.assert_close(result, X.sin() + 1, rtol=0, atol=0)
+    assert "no script could be written: OSError: no space left on device" in message
+    assert not list(Path("kiln_reproducers").glob("*.py"))
+
+
+def test_a_script_is_written_to_another_folder_where_its_own_is_read_only(
+    wrong_sine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("kiln_reproducers").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, message = compiled_with_warning(lambda x: x.sin() + 1, X)
+    (script,) = tmp_path.glob("kiln_*/*.py")
+    assert str(script) in message
+
+
+def test_a_script_has_inputs_that_are_not_finite(wrong_sine: None, tmp_path: Path) -> None:
+    inf, nan = float("inf"), float("nan")
+    z = torch.tensor([complex(inf, nan), complex(-inf, -inf), complex(0, nan), complex(nan, -inf), 2j])
+    x = torch.tensor([1.0, nan, inf, -inf, 2.0])
+    compiled_with_warning(lambda x, z: (x.sin() * 2, z * 2), x, z)
+    (script,) = (tmp_path / "kiln_reproducers").glob("*.py")
+    assert exit_status(script) == 1
+
+
+def pending_comparisons() -> int:
+    gc.collect()
+    return sum(type(found) is PendingComparison for found in gc.get_objects())
+
+
+def test_the_first_run_frees_what_the_comparison_needed() -> None:
+    before = pending_comparisons()
+    compiled = kiln.compile(lambda x: x.sin() + 1, options=VERIFY)
+    compiled(X)
+    assert kiln.report_of(compiled).regions == 1 and pending_comparisons() == before
+
+
 def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch, wrong_sine: None) -> None:
     monkeypatch.setenv("KILN_VERIFY", "first")
     with pytest.warns(KilnWarning, match="KILN4030"):
@@ -220,6 +281,16 @@ def test_the_referee_allows_twice_the_error_of_eager() -> None:
     assert "against float64: 0.021, eager 0.01" in differences(
         run_of((exact - 0.021).float()), eager, lambda: run_of(exact)
     )
+
+
+def test_copies_with_a_history_share_memory_and_may_be_changed() -> None:
+    x = torch.ones(4, 4).requires_grad_()
+    y = x * 2
+    seen = observe(lambda a, b: [a.mul_(3), b.sum()], [y[1], y.t()])
+    assert seen.error is None and seen.results[1] == 48 and seen.shared[0] == 0
+    (gradient,) = {id(found): found for found in seen.gradients}.values()
+    assert gradient is not None
+    assert (gradient / gradient[0]).reshape(4, 4).tolist() == [[1] * 4, [3] * 4, [1] * 4, [1] * 4]
 
 
 def test_copies_share_memory_as_the_inputs() -> None:
