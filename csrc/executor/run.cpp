@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "executor/aten.h"
 #include "executor/check.h"
 #include "executor/device.h"
+#include "executor/kernel_event.h"
 #include "executor/memory_pool.h"
 #include "executor/tensors.h"
 
@@ -269,10 +271,14 @@ void Run::steps() {
   align_inputs();
   const Step* at = program_.steps.data();
   const Step* end = at + program_.steps.size();
+  bool profiled = is_profiled();
   try {
     for (; at != end; at++) {
       if (program_.logged) [[unlikely]]
         program_.runtime->log(*at);
+      std::optional<KernelEvent> event;
+      if (profiled && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]]
+        event.emplace(text(at->origin));
       std::visit([this](const auto& data) { run(data); }, at->data);
     }
   } catch (PlanError& error) {

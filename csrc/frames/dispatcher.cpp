@@ -68,8 +68,8 @@ Entry* find_entry(Dispatcher* self, const Call& call) {
 }
 
 PyObject* call_entry(Entry* entry, const Call& call) {
-  entry->hits++;
-  PyObject* result = call_slots(entry->callable, call);
+  bool sampled = ++entry->hits == entry->sample_at;
+  PyObject* result = call_slots(sampled ? entry->sample : entry->callable, call);
   Py_DECREF(entry);  // last: nothing may run between the check and the call
   return result;
 }

@@ -11,6 +11,8 @@ struct Entry {
   PyObject* callable;
   PyObject* info;  // any object, for the report
   uint64_t hits;
+  PyObject* sample;    // called in place of `callable` by hit number `sample_at`, once; or null
+  uint64_t sample_at;  // 0: never
 };
 
 // The parameters of a function as slots in co_varnames order: positional, keyword-only, *args,

@@ -25,6 +25,8 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   self->callable = own(callable);
   self->info = own(info);
   self->hits = 0;
+  self->sample = nullptr;
+  self->sample_at = 0;
   return reinterpret_cast<PyObject*>(self);
 }
 
@@ -33,6 +35,7 @@ int entry_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self->tree);
   Py_VISIT(self->callable);
   Py_VISIT(self->info);
+  Py_VISIT(self->sample);
   return 0;
 }
 
@@ -41,7 +44,19 @@ int entry_clear(PyObject* object) {
   Py_CLEAR(self->tree);
   Py_CLEAR(self->callable);
   Py_CLEAR(self->info);
+  self->sample_at = 0;
+  Py_CLEAR(self->sample);
   return 0;
+}
+
+PyObject* sample_after(PyObject* object, PyObject* args) {
+  unsigned long long calls;
+  PyObject* sample;
+  if (!PyArg_ParseTuple(args, "KO", &calls, &sample)) return nullptr;
+  auto* self = reinterpret_cast<Entry*>(object);
+  self->sample_at = self->hits + calls;
+  Py_XSETREF(self->sample, own(sample));
+  Py_RETURN_NONE;
 }
 
 void entry_dealloc(PyObject* self) {
@@ -49,6 +64,11 @@ void entry_dealloc(PyObject* self) {
   entry_clear(self);
   Py_TYPE(self)->tp_free(self);
 }
+
+PyMethodDef entry_methods[] = {
+    {"sample_after", sample_after, METH_VARARGS,
+     "sample_after(calls, callable): that call, counted from the next, calls it instead."},
+    {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef entry_members[] = {
     {"tree", T_OBJECT, offsetof(Entry, tree), READONLY, "the guards, or None"},
@@ -150,6 +170,7 @@ PyTypeObject EntryType = {
     .tp_doc = "Entry(tree, callable, info=None): one compiled variant.",
     .tp_traverse = entry_traverse,
     .tp_clear = entry_clear,
+    .tp_methods = entry_methods,
     .tp_members = entry_members,
     .tp_new = entry_new,
 };

@@ -92,6 +92,8 @@ class Entry:
     callable: Callable[..., Any]
     info: Any
     hits: int
+    def sample_after(self, calls: int, callable: Callable[..., Any], /) -> None:
+        """Once, the call that comes as number `calls` from now goes to `callable` instead."""
 
 @final
 class BoundCall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
+from kiln.pipeline.speed_check import Clock, Round, SpeedCheck, can_run_twice, slower_than_eager
 from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.switches import switched_off, target_for
 from kiln.pipeline.variant_sections import load_part, part_writer
@@ -170,6 +172,8 @@ class CompileSession:
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self.clock: Clock = time.perf_counter
+        """Times compiled and eager calls."""
         self.report: Callable[[], object] | None = None
         """Gives the report; what is compiled has it as a method."""
 
@@ -227,8 +231,25 @@ class CompileSession:
                 internal = InternalFault(stage=self.events.failed_stage, problem=text)
                 entry = self._run_eager(dispatcher, internal, cause=fault)
             if entry is not None:
+                self._check_speed(dispatcher, entry)
                 dispatcher.set_entries([*dispatcher.entries, entry])
             return entry
+
+    def _check_speed(self, dispatcher: Dispatcher, entry: Entry) -> None:
+        """Have calls of a new variant compared with eager, if they can be."""
+        settings = self.settings
+        asked = settings.options.speed_check and not settings.fullgraph and settings.backend is None
+        if asked and isinstance(entry.info, Variant) and entry.info.can_run_twice:
+            eager = taking_slots(in_python(original_of(dispatcher)))
+            SpeedCheck(entry, eager, self._put_to_eager, self.clock).start(dispatcher, entry)
+
+    def _put_to_eager(self, dispatcher: Dispatcher, slow: Entry, shortest: Round) -> None:
+        """Replace an entry that is slower than eager."""
+        function = original_of(dispatcher)
+        with self._lock:
+            eager = Entry(slow.tree, taking_slots(in_python(function)), slow.info)
+            dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
+        self.report_eager(slower_than_eager(shown_name(function, self.name), shortest))
 
     def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
         function, options = original_of(dispatcher), self.settings.options
@@ -299,7 +320,10 @@ class CompileSession:
         if failed is not None:
             raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
         facts = [*captured.facts, ("guards", {"count": len(capture.guards)})]
-        variant = Variant(capture.function, capture.guards, capture.collect, capture.modules, facts, self.seen.data())
+        variant = Variant(
+            *(capture.function, capture.guards, capture.collect, capture.modules, facts, self.seen.data()),
+            can_run_twice=can_run_twice(capture),
+        )
         if self.stored is not None:
             with self.events.stage("save"):
                 part = part_writer(captured.regions)

@@ -59,6 +59,8 @@ class Variant:
     facts: Sequence[Fact] = ()
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Sizes of the tensors that it was compiled for, by source."""
+    can_run_twice: bool = False
+    """Whether a program cannot tell that a call was run again, in eager."""
 
 
 @final
@@ -91,6 +93,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
         "parts": len(file.parts),
         "facts": [[kind, {name: plain(value) for name, value in data.items()}] for kind, data in variant.facts],
         "seen": variant.seen,
+        "can_run_twice": variant.can_run_twice,
     }
     sections = {"checks": checks, "code": code, "guards": {"sources": table.rows, "guards": guards, "collect": collect}}
     parts = {f"part/{number}": data for number, data in enumerate(file.parts)}
@@ -127,7 +130,8 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
     function = FunctionType(reader.code(code["code"]), root.__globals__, code["name"], None, root.__closure__)
     facts = [(kind, fact) for kind, fact in code["facts"]]
     stored = StoredGuards(bytes(sections["guards"]))
-    variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"])
+    modules, twice = list(checks["modules"]), bool(code["can_run_twice"])
+    variant = Variant(function, stored, (), modules, facts, code["seen"], twice)
     run: Any = BoundCall(tree, function) if checks["tree"]["collect"] else function
     return Entry(tree, run, variant)
 

@@ -64,6 +64,8 @@ class Options:
     compile_budget: int = 60
     """Seconds of compiling that are free; beyond, a function is compiled only as long as the program runs in
     proportion, and else runs eager, with a warning. 0: no limit. With `fullgraph` there is none."""
+    speed_check: bool = True
+    """Compare compiled calls with eager now and then, and let eager run where it is faster; not with `fullgraph`."""
     compile_seconds: int = 300
     """The most seconds that one run of g++, or Triton for one kernel, may take; 0: no limit."""
     compile_megabytes: int = 4096

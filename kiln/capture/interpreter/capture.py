@@ -119,6 +119,8 @@ class Capture:
     guarded: bool = False
     effects: list[Effect] = field(default_factory=list)
     """The side effects that `function` makes, in order."""
+    says_is_compiling: bool = False
+    """Whether the program was told that it is being compiled, so that it may do other things in eager."""
 
     @property
     def code(self) -> types.CodeType | None:
@@ -355,6 +357,7 @@ def finish(
         unguarded_modules(s),
         s.counters.repeated_steps,
         effects=list(s.effects),
+        says_is_compiling=s.says_is_compiling,
     )
 
 

@@ -323,6 +323,7 @@ class CaptureState:
     __slots__ = (
         *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
         *("frame", "global_state", "globals", "guards", "identities", "model", "policy", "recorder", "stops"),
+        "says_is_compiling",
     )
 
     def __init__(
@@ -350,6 +351,7 @@ class CaptureState:
         self.global_state = current_state()
         """Torch's state at the entry of the frame."""
         self.asked_is_compiling = False
+        self.says_is_compiling = False
         self._parts: dict[type, object] = {}
         self._wrappers = dict(WRAPPERS)
         self._references: dict[int, ObjectRef] = {}

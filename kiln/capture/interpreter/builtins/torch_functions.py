@@ -58,7 +58,6 @@ ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch.compiler.is_exporting, False),
     (torch._C._is_tracing, False),
     (torch._C._log_api_usage_once, None),
-    (compiling.is_compiling, True),
 )
 """Queries with a fixed answer while tracing."""
 if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA only
@@ -89,7 +88,14 @@ def has_torch_function_variadic(s: CaptureState, args: Args, kwargs: Kwargs) -> 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def is_compiling(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.asked_is_compiling = True
+    s.says_is_compiling |= s.policy.is_compiling
     return Constant(s.policy.is_compiling)
+
+
+@handles(compiling.is_compiling)
+def is_compiling_by_kiln(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    s.says_is_compiling = True
+    return Constant(True)
 
 
 @handles(torch.is_tensor)

@@ -1,0 +1,191 @@
+"""A variant that stays slower than eager is found at run time, and eager runs instead. Clocks are of the tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+from kiln.api.compiler import session_of
+from kiln.pipeline.session import KilnWarning
+from kiln.pipeline.speed_check import FIRST, ROUNDS, SPACING, SpeedCheck
+
+X = torch.ones(3)
+
+
+class Timing:
+    """A clock by which the compiled runs of a dispatcher last `compiled` seconds, those of eager `eager`.
+
+    It is looked at before and after each of the two runs. The order of the runs changes with each comparison in a row.
+    """
+
+    def __init__(self, compiled: float, eager: float) -> None:
+        self.compiled, self.eager = compiled, eager
+        self.now, self.looks, self.streak = 0.0, 0, 0
+
+    def __call__(self) -> float:
+        if self.looks % 2:
+            first = self.looks % 4 == 1
+            is_compiled = first != (self.streak % 2 == 1)
+            self.now += self.compiled if is_compiled else self.eager
+        self.looks += 1
+        if self.looks % 4 == 0:
+            self.streak = self.streak + 1 if self.compiled > self.eager else 0
+        return self.now
+
+    @property
+    def comparisons(self) -> int:
+        return self.looks // 4
+
+
+def timed(function: Callable[..., Any], compiled: float, eager: float, **options: Any) -> tuple[Any, Timing]:
+    made, clock = kiln.compile(function, **options), Timing(compiled, eager)
+    session_of(made).clock = clock
+    return made, clock
+
+
+def double(x: Tensor) -> Tensor:
+    return x.sin() * 2
+
+
+def run(function: Callable[..., Any], times: int, *args: Any) -> list[Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", KilnWarning)
+        for _ in range(times):
+            function(*args)
+    return [str(found.message) for found in caught if issubclass(found.category, KilnWarning)]
+
+
+def test_a_slower_variant_is_put_to_eager() -> None:
+    fast, clock = timed(double, compiled=3e-3, eager=1e-3)
+    compiled = fast(X)
+    assert run(fast, FIRST + ROUNDS - 3, X) == [] and clock.comparisons == ROUNDS - 1
+    (problem,) = run(fast, 1, X)
+    assert "KILN1098" in problem and "3000 us" in problem and "1000 us" in problem
+    assert "KILN1098" in str(fast.report())
+    assert run(fast, 1000, X) == [] and clock.comparisons == ROUNDS
+    torch.testing.assert_close(fast(X), compiled)
+    assert fast.entries[0].callable is double
+
+
+def test_its_guards_still_hold_for_the_same_arguments_only() -> None:
+    fast, _ = timed(double, compiled=3e-3, eager=1e-3, dynamic=False)
+    run(fast, FIRST + ROUNDS, X)
+    fast(torch.ones(5))
+    eager, compiled = fast.entries
+    assert eager.callable is double and compiled.callable is not double
+
+
+def test_a_good_variant_is_compared_ever_less() -> None:
+    fast, clock = timed(double, compiled=1e-3, eager=1e-3)
+    assert run(fast, FIRST * (1 + SPACING + SPACING**2), X) == []
+    assert clock.comparisons == 3
+
+
+def test_one_slow_call_decides_nothing() -> None:
+    fast, clock = timed(double, compiled=3e-3, eager=1e-3)
+    run(fast, FIRST, X)
+    clock.compiled = 1e-3
+    assert run(fast, 10, X) == [] and clock.comparisons == 3
+
+
+def test_a_variant_that_becomes_slow_is_found_later() -> None:
+    fast, clock = timed(double, compiled=1e-3, eager=1e-3)
+    run(fast, FIRST, X)
+    clock.compiled = 3e-3
+    (problem,) = run(fast, FIRST * SPACING + ROUNDS, X)
+    assert "KILN1098" in problem
+
+
+def test_some_microseconds_are_no_reason() -> None:
+    fast, clock = timed(double, compiled=15e-6, eager=5e-6)
+    assert run(fast, 3 * FIRST, X) == [] and clock.comparisons == 1
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls: int = getattr(self, "calls", 0) + 1
+        return x * 2
+
+
+def writes(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def draws(x: Tensor) -> Tensor:
+    return x + torch.rand(3)
+
+
+def breaks(x: Tensor) -> Tensor:
+    print(end="")
+    return x * 2
+
+
+def asks(x: Tensor) -> Tensor:
+    return x * 2 if kiln.is_compiling() else x + x
+
+
+def learns(x: Tensor) -> Tensor:
+    return x * x
+
+
+@pytest.mark.parametrize(
+    ("program", "x"),
+    [
+        *((Counting(), X), (writes, X.clone()), (draws, X), (asks, X)),
+        (learns, X.clone().requires_grad_()),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_program_would_notice_does_not_run_twice(program: Any, x: Tensor) -> None:
+    compiled, clock = timed(program, compiled=3e-3, eager=1e-3)
+    assert run(compiled, 3 * FIRST, x) == [] and clock.comparisons == 0
+
+
+def test_a_module_whose_forward_collects_parameters() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    fast, _ = timed(model, compiled=3e-3, eager=1e-3)
+    with torch.no_grad():
+        (problem,) = run(fast, FIRST + ROUNDS, X)
+        assert "Sequential" in problem and "KILN1098" in problem
+        torch.testing.assert_close(fast(X), model(X))
+
+
+@pytest.mark.parametrize("arguments", [{"fullgraph": True}, {"options": {"speed_check": False}}], ids=str)
+def test_where_eager_is_not_wanted_nothing_is_compared(arguments: dict[str, Any]) -> None:
+    fast, clock = timed(double, compiled=3e-3, eager=1e-3, **arguments)
+    assert run(fast, 3 * FIRST, X) == [] and clock.comparisons == 0
+
+
+def test_a_variant_from_the_disk_is_compared_too(tmp_path: Path) -> None:
+    options = {"options": {"cache_dir": str(tmp_path), "cache": True}}
+    kiln.compile(double, **options)(X)
+    fast, _ = timed(double, compiled=3e-3, eager=1e-3, **options)
+    (problem,) = run(fast, FIRST + ROUNDS, X)
+    assert "KILN1098" in problem and fast.report().loaded == 1
+
+
+def test_what_follows_a_break_is_compared_what_precedes_it_is_not() -> None:
+    fast, _ = timed(breaks, compiled=3e-3, eager=1e-3)
+    (problem,) = run(fast, FIRST + ROUNDS, X)
+    assert "`breaks after line" in problem
+    torch.testing.assert_close(fast(X), X * 2)
+
+
+def test_an_eager_run_that_raises_ends_the_comparisons() -> None:
+    fast, clock = timed(double, compiled=3e-3, eager=1e-3)
+    fast(X)
+    refuse = fast.entries[0]
+    refuse.sample_after(1, SpeedCheck(refuse, refused, lambda *_: pytest.fail("not slower"), clock))
+    torch.testing.assert_close(fast(X), double(X))
+    assert run(fast, 3 * FIRST, X) == []
+
+
+def refused(x: Tensor) -> Tensor:
+    raise MemoryError
