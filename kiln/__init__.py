@@ -40,7 +40,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
     names = PROGRAMS if name in PROGRAMS else COMPILER
-    module = importlib.import_module("kiln.api.programs" if names is PROGRAMS else "kiln.api")
+    with importlib.import_module("kiln.support.gc_pause").GC_PAUSE():  # what is loaded lives on
+        module = importlib.import_module("kiln.api.programs" if names is PROGRAMS else "kiln.api")
     # All of the module at once: compiled code that asks for another of them finds a plain global.
     globals().update({public: getattr(module, public) for public in names})
     return globals()[name]

@@ -44,7 +44,6 @@ from kiln.pipeline.dispatchers import (
     side_exit_maker,
     side_exits,
 )
-from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
 from kiln.pipeline.seen_inputs import SeenInputs
@@ -62,6 +61,7 @@ from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
+from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.options import Options
 from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings

@@ -23,12 +23,12 @@ from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
-from kiln.pipeline.gc_pause import GC_PAUSE
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.programs.dims import DimTable
 from kiln.programs.errors import BadExportArgument, ExportChangesObject
 from kiln.programs.tree import flatten
 from kiln.support.events import EventSink
+from kiln.support.gc_pause import GC_PAUSE
 from kiln.symbolic import DimChoice, ShapeEnv
 from kiln.symbolic.reference import prove
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections.abc
 import functools
 import inspect
 import itertools
@@ -39,6 +40,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 
 
@@ -125,7 +127,8 @@ def registers(cls: type) -> bool:
 def registered(s: CaptureState, cls: type, kind: type) -> bool:
     """`issubclass(kind, cls)`; where registration may change the answer, the registry of `cls` is asked again."""
     answer = issubclass(kind, cls)
-    if cls not in kind.__mro__:
+    final = answer and cls.__module__ == collections.abc.__name__ and not kind.__flags__ & HEAP_TYPE
+    if cls not in kind.__mro__ and not final:  # no registry forgets: a built-in class that is `Iterable` remains it
         s.guard(CallSource(ASK_REGISTRY, (s.reference(cls), s.reference(kind))), GuardKind.EQUALS, answer)
     return answer
 

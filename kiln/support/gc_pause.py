@@ -1,4 +1,4 @@
-"""Garbage collection pauses while something is compiled.
+"""Garbage collection pauses while something is compiled, and while the compiler is loaded.
 
 with GC_PAUSE():
     ...                A compile of BERT allocates tens of thousands of objects that live on; every collection
