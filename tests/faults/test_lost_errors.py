@@ -105,6 +105,16 @@ SHAPES: dict[str, Case] = {
     "zero_ of an expanded tensor": (lambda x: x.expand(3, 4).zero_(), (torch.ones(1, 4),)),
 }
 VALUES: dict[str, Case] = {
+    "out of another dtype": (
+        lambda x, i, o: torch.gather(x, 1, i, out=o), (X, at(0)[None], torch.empty(1, 1).double())),
+    "one of two outs": (
+        lambda x, a, b: torch.aminmax(x, dim=0, out=(a, b)), (X, torch.empty(4), torch.empty(4).double())),
+    "out that eager converts": (lambda x, o: torch.add(x, 1, out=o), (X, torch.empty(3, 4).double())),
+    "masked_fill with a complex number": (
+        lambda x, m, v: x.masked_fill(m, v), (WHOLE, WHOLE > 1, torch.tensor(2 + 1j))),
+    "masked_fill beyond the dtype": (lambda x, m, v: x.masked_fill(m, v), (WHOLE.byte(), WHOLE > 1, torch.tensor(300))),
+    "masked_fill with a long": (lambda x, m, v: x.masked_fill(m, v), (X, X > 1, torch.tensor(3))),
+    "65 dimensions": (lambda x: x.amax(-1), (torch.ones((1,) * 65),)),
     "int**-1": (lambda x: x**-1, (WHOLE,)),
     "binary_cross_entropy": (F.binary_cross_entropy, (torch.tensor([0.5, 2.0]), torch.tensor([0.0, 1.0]))),
     "its target": (F.binary_cross_entropy, (torch.tensor([0.5, 0.2]), torch.tensor([0.0, 2.0]))),

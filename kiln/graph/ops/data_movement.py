@@ -13,7 +13,7 @@ import torch
 
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.breaks import DataDependentOp
+from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.creation import eager_device, iota, packed, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
@@ -346,6 +346,16 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
     return relaid(e, e.pointwise("where", mask, value, x), e.preserved_strides(x.tensor))
 
 
+def fits(dtype: torch.dtype, into: torch.dtype) -> bool:
+    """Whether eager, which asks for the value, takes any number of a dtype as an element of another."""
+    if not torch.can_cast(dtype, into):
+        return False
+    if any(kind.is_floating_point or kind.is_complex or kind is torch.bool for kind in (dtype, into)):
+        return True
+    given, taken = torch.iinfo(dtype), torch.iinfo(into)
+    return taken.min <= given.min and given.max <= taken.max
+
+
 @decompose("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
     spec = x.tensor
@@ -353,6 +363,8 @@ def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
         raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.tensor.dtype}")
     if isinstance(value, Node) and value.tensor.rank:
         raise RuntimeError("masked_fill_ only supports a 0-dimensional value tensor")
+    if isinstance(value, Node) and not fits(value.tensor.dtype, spec.dtype):
+        raise UnsupportedOp(op="aten.masked_fill", reason=f"a number of {value.tensor.dtype} may not fit {spec.dtype}")
     number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.element(value, spec.dtype, spec.device)
     return packed(e, e.pointwise("where", mask, number, x))
 

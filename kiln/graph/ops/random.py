@@ -193,4 +193,6 @@ def native_dropout(e: Emit, x: Node, p: float, train: bool | None) -> tuple[Node
 
 @decompose("native_dropout_backward.default")
 def native_dropout_backward(e: Emit, grad: Node, mask: Node, scale: float) -> Node:
+    if not grad.tensor.dtype.is_floating_point:
+        grad = e.convert(grad, torch.get_default_dtype())  # as a product with a float
     return e.pointwise("mul", e.pointwise("mul", grad, e.convert(mask, grad.tensor.dtype)), scale)

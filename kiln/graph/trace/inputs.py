@@ -168,6 +168,10 @@ class InputTable:
         return made
 
 
+MOST_DIMENSIONS = 64
+"""Which eager's own kernels and the guards on shapes take."""
+
+
 def refuse_unsupported(real: torch.Tensor, name: str) -> None:
     """Only plain dense tensors are accepted."""
     reason = ""
@@ -179,6 +183,8 @@ def refuse_unsupported(real: torch.Tensor, name: str) -> None:
         reason = "it is a lazy conjugate or negation"
     elif real.is_quantized or real.device.type == "meta":
         reason = "it is quantized" if real.is_quantized else "it is a meta tensor"
+    elif real.dim() > MOST_DIMENSIONS:
+        reason = f"it has {real.dim()} dimensions"
     if reason:
         raise UnsupportedInput(name=name, reason=reason)
 

@@ -253,6 +253,9 @@ def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handl
             if not same_sizes(mode.emit, spec.sizes, value.tensor.sizes):
                 reason = f"`out` has sizes {spec.sizes}, the result {value.tensor.sizes}"
                 raise UnsupportedMutation(op=str(op), reason=reason)
+            if value.tensor.dtype is not spec.dtype and torch.Tag.pointwise not in op.tags:
+                reason = f"`out` is {spec.dtype}, the result {value.tensor.dtype}"
+                raise UnsupportedMutation(op=str(op), reason=reason)  # which of them convert, only eager knows
             mode.write(out, fitted(mode, value, spec), op)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
