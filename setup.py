@@ -56,21 +56,34 @@ def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Ex
 
 
 class BuildFiles(build_ext):
-    """Compiles files side by side, the largest first: it needs the most headers."""
+    """Compiles files that changed, side by side, the largest first: it needs the most headers."""
 
     def build_extensions(self) -> None:
         workers, self.parallel = int(self.parallel or 1), None
-        if workers > 1 and self.compiler.compiler_type == "unix":
-            compile_one = self.compiler.compile
+        if self.compiler.compiler_type == "unix":
+            compiler, compile_one = self.compiler, self.compiler.compile
+
+            def compile_file(source: str, settings: dict[str, Any]) -> list[str]:
+                objects: list[str] = compiler.object_filenames([source], output_dir=settings.get("output_dir") or "")
+                if not self.force and is_newer(Path(objects[0]), source):
+                    return objects
+                compiled: list[str] = compile_one([source], **settings)
+                return compiled
 
             def compile_all(sources: Sequence[str], **settings: Any) -> list[str]:
                 ordered = sorted(sources, key=lambda source: -Path(source).stat().st_size)
                 with ThreadPoolExecutor(workers) as pool:
-                    made = pool.map(lambda source: compile_one([source], **settings), ordered)
+                    made = pool.map(lambda source: compile_file(source, settings), ordered)
                     return [path for paths in made for path in paths]
 
             self.compiler.compile = compile_all
         super().build_extensions()
+
+
+def is_newer(made: Path, source: str) -> bool:
+    """Than its source, every header, this file (the flags) and the installed torch."""
+    used = [Path(source), *Path("csrc").rglob("*.h"), Path(__file__), TORCH / "version.py"]
+    return made.exists() and made.stat().st_mtime > max([path.stat().st_mtime for path in used])
 
 
 modules = [

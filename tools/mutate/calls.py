@@ -1,11 +1,11 @@
 """A pytest plugin that notes which functions of kiln/ each test calls, and how long it takes.
 
-    python -m pytest -p tools.mutate.calls --calls build/mutate/calls.jsonl tests/fusion
-    {"test": "tests/fusion/test_fusion.py::test_all", "calls": ["loops/fusion/fuse.py:41"], "seconds": 0.1}
+    python -m pytest -p tools.mutate.calls --calls build/mutate/part.jsonl tests/fusion
+    {"test": "tests/fusion/test_fusion.py::test_all", "calls": ["loops/fusion/fuse.py:fuse"], "seconds": 0.1}
 
-A function is its file below kiln/ and the line of its `def` or first decorator. The file grows; the last line of a test
-counts. Each function of kiln/ notes its call: modules are compiled with one statement more per function. (A tracer
-would not do: the dispatchers hide the compiler from tracers.)
+A function is its file below kiln/ and its name there, `Class.method`. The file grows; the last line of a test counts.
+Each function of kiln/ notes its call: modules are compiled with one statement more per function. (A tracer would not
+do: the dispatchers hide the compiler from tracers.)
 """
 
 from __future__ import annotations
@@ -37,11 +37,20 @@ class Noting(ast.NodeTransformer):
 
     def __init__(self, file: str) -> None:
         self._file = file
+        self._around: list[str] = []
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self._around.append(node.name)
+        self.generic_visit(node)
+        self._around.pop()
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self._around.append(node.name)
         self.generic_visit(node)
-        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(f"{self._file}:{first}")], [])
+        name = f"{self._file}:{'.'.join(self._around)}"
+        self._around.pop()
+        call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(name)], [])
         note = ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node.body[0]))
         place = 1 if ast.get_docstring(node, clean=False) is not None else 0
         node.body.insert(place, note)
@@ -94,19 +103,23 @@ class CallRecorder:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._out = path.open("a")
         self._passed = True
+        self._ran = False
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Setup, call and teardown."""
         CALLED.clear()
-        self._passed = True
+        self._passed, self._ran = True, False
         start = time.perf_counter()
         yield
         seconds = round(time.perf_counter() - start, 3)
-        found = {"test": item.nodeid, "seconds": seconds, "calls": sorted(CALLED), "passed": self._passed}
+        passed = self._passed and self._ran
+        found = {"test": item.nodeid, "seconds": seconds, "calls": sorted(CALLED), "passed": passed}
         self._out.write(json.dumps(found) + "\n")
         self._out.flush()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
+        if report.failed:
             self._passed = False
+        if report.when == "call" and report.passed:
+            self._ran = True

@@ -36,11 +36,12 @@ TEXT_FUNCTIONS = {"__repr__", "__str__", "text", "__doc__"}
 @final
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`old` at bytes `start` to `end` of a file becomes `new`. `function`: the first line of the function around it."""
+    """`old` at bytes `start` to `end` of a file becomes `new`. `function`: the innermost one around it, as in
+    `calls.py`: "Cse.run"."""
 
     path: str
     line: int
-    function: int | None
+    function: str | None
     kind: str
     old: str
     new: str
@@ -104,13 +105,13 @@ class PythonMutator(ast.NodeVisitor):
         return self._source[self._start(node) : self._end(node)].decode()
 
     def _add(self, kind: str, start: int, end: int, new: str, line: int) -> None:
-        function = next((node for node in reversed(self._around) if not isinstance(node, ast.ClassDef)), None)
-        first = None if function is None else min([function.lineno, *(d.lineno for d in function.decorator_list)])
         names = ".".join([node.name for node in self._around])
+        depth = max([at for at, node in enumerate(self._around, 1) if not isinstance(node, ast.ClassDef)], default=0)
+        function = ".".join([node.name for node in self._around[:depth]]) or None
         row = self._source[self._starts[line - 1] : self._starts[line]].decode().strip()
         context = f"{names}: {row}"
         old = self._source[start:end].decode()
-        self._found.append(Mutant(self._path, line, first, kind, old, new, start, end, context))
+        self._found.append(Mutant(self._path, line, function, kind, old, new, start, end, context))
 
     def _replace(self, kind: str, node: ast.expr | ast.stmt, new: str) -> None:
         self._add(kind, self._start(node), self._end(node), new, node.lineno)

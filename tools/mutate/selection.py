@@ -1,74 +1,64 @@
 """Which tests are related to a mutant: those that called its function, unit tests and the cheapest of each file first.
 
-    tests = Calls.read(Path("build/mutate/calls.jsonl"), root)
+    tests = Calls(read_calls(Path("build/mutate/calls.jsonl.gz")), root)
     tests.of(mutant, seconds=8.0)      ["tests/fusion/test_memory.py::test_reuse", ...]
 
 A mutant outside of functions (a table, a default) takes the tests of the files that import its module, and those that
-call most of its functions. Files that no test calls into (C++ sources) take a folder of tests by `FOLDERS`.
+call most of its functions. Files that no test calls into (C++ sources) take tests of some folders, by `FOLDERS`.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import final
 
+from tools.mutate.call_map import RecordedTest
 from tools.mutate.mutants import Mutant
 
+GRAPHS = ("tests/cuda_graphs", "tests/gpu_graphs", "tests/runtime")
 FOLDERS = {
-    "csrc/executor": ("tests/runtime",),
-    "csrc/frames": ("tests/native", "tests/guards"),
-    "csrc": ("tests/guards", "tests/native", "tests/runtime"),
+    "csrc/executor": ("tests/runtime", "tests/threads"),
+    "csrc/executor/graph_replay": GRAPHS,
+    "csrc/executor/memory_pool": GRAPHS,
+    "csrc/executor/memory_heap": GRAPHS,
+    "csrc/executor/null_runtime": GRAPHS,
+    "csrc/executor/region": ("tests/runtime", "tests/trace", "tests/api"),
+    "csrc/frames": ("tests/guards", "tests/native", "tests/stale"),
+    "csrc/frames/dispatcher": ("tests/native", "tests/api", "tests/capture"),
+    "csrc/frames/entry": ("tests/native", "tests/api", "tests/capture"),
+    "csrc/frames/hook": ("tests/native", "tests/api", "tests/capture"),
     "kiln/capture/interpreter/polyfills.py": ("tests/capture/test_python.py", "tests/capture/test_semantics.py"),
+    "kiln/loops/codegen/cpp/prelude": ("tests/codegen", "tests/ops", "tests/loops"),
     "kiln/loops/codegen/cpp": ("tests/codegen",),
     "kiln/loops/codegen/triton": ("tests/codegen_triton",),
 }
 """The longest prefix counts."""
-MOST_TESTS = 80
+MOST_TESTS_A_SECOND = 10
 MOST_SPECIFIC = 30
-"""Of these, so many that call the fewest functions at all."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RecordedTest:
-    name: str
-    seconds: float
-    breadth: int = 0
-    """How many functions it calls."""
-
-    @property
-    def file(self) -> str:
-        return self.name.partition("::")[0]
+"""Of the tests, so many that call the fewest functions at all."""
 
 
 @final
 class Calls:
     """Function, and file -> the tests that call it."""
 
-    def __init__(self, lines: Iterable[str], root: Path = Path()) -> None:
+    def __init__(self, tests: Iterable[RecordedTest], root: Path = Path()) -> None:
         self._root = root
         self._tests: dict[str, list[RecordedTest]] = defaultdict(list)
         self._by_function: dict[str, list[RecordedTest]] = defaultdict(list)
-        self._by_file: dict[str, dict[RecordedTest, int]] = defaultdict(dict)
-        last = {found["test"]: found for found in map(json.loads, lines)}
-        for found in last.values():
-            if found.get("passed", True):
-                test = RecordedTest(found["test"], found["seconds"], len(found["calls"]))
+        self._by_file: dict[str, dict[str, int]] = defaultdict(dict)
+        self._by_name: dict[str, RecordedTest] = {}
+        for test in tests:
+            if not root.parts or (root / test.file).exists():
                 self._tests[test.file].append(test)
-                for function in found["calls"]:
+                self._by_name[test.name] = test
+                for function in test.calls:
                     self._by_function[function].append(test)
                     file = function.rpartition(":")[0]
-                    self._by_file[file][test] = self._by_file[file].get(test, 0) + 1
-
-    @classmethod
-    def read(cls, path: Path, root: Path) -> Calls:
-        with path.open() as lines:
-            return cls(lines, root)
+                    self._by_file[file][test.name] = self._by_file[file].get(test.name, 0) + 1
 
     def _importing(self, module: str) -> Iterator[RecordedTest]:
         """The tests of the files that name `module`."""
@@ -78,20 +68,23 @@ class Calls:
                 yield from tests
 
     def of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Test ids, files or folders."""
-        if mutant.path in FOLDERS:
-            return list(FOLDERS[mutant.path])
+        """Test ids, of at most so many seconds, but one at least if any is related."""
+        return [test.name for test in spread(self._related(mutant), seconds)]
+
+    def _related(self, mutant: Mutant) -> list[RecordedTest]:
         file = mutant.path.removeprefix("kiln/")
-        related = self._by_function.get(f"{file}:{mutant.function}", [])
-        if not related and mutant.path.endswith(".py"):
+        related = list(self._by_function.get(f"{file}:{mutant.function}", []))
+        if not related and mutant.path.endswith(".py") and mutant.path not in FOLDERS:
             counts = self._by_file.get(file, {})
-            related = sorted(counts, key=lambda test: (-counts[test], test.seconds))[:MOST_TESTS]
+            most = sorted(counts, key=lambda name: (-counts[name], self._by_name[name].seconds))
             module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            related += [test for test in self._importing(module) if test not in related]
-        if related:
-            return [test.name for test in spread(related, seconds)]
+            names = dict.fromkeys([*most, *(test.name for test in self._importing(module))])
+            related = [self._by_name[name] for name in names]
         prefixes = [folder for folder in FOLDERS if mutant.path.startswith(folder)]
-        return list(FOLDERS[max(prefixes, key=len)]) if prefixes else []
+        if not related and prefixes:
+            wanted = FOLDERS[max(prefixes, key=len)]
+            related = [test for test in self._by_name.values() if test.name.startswith(wanted)]
+        return related
 
 
 def spread(tests: Sequence[RecordedTest], seconds: float) -> list[RecordedTest]:
@@ -99,14 +92,15 @@ def spread(tests: Sequence[RecordedTest], seconds: float) -> list[RecordedTest]:
     by_file: dict[str, list[RecordedTest]] = defaultdict(list)
     for test in sorted(tests, key=lambda test: test.seconds):
         by_file[test.file].append(test)
-    specific = sorted(tests, key=lambda test: (test.breadth, test.seconds))[:MOST_SPECIFIC]
+    specific = sorted(tests, key=lambda test: (len(test.calls), test.seconds))[:MOST_SPECIFIC]
     turns = zip_longest(*sorted(by_file.values(), key=lambda found: found[0].seconds))
     others = [test for turn in turns for test in turn if test is not None]
-    chosen: dict[RecordedTest, None] = {}
+    chosen: dict[str, RecordedTest] = {}
     spent = 0.0
+    most = int(MOST_TESTS_A_SECOND * max(seconds, 1.0))
     for part, limit in ((specific, seconds / 2), (others, seconds)):
         for test in part:
-            if test not in chosen and len(chosen) < MOST_TESTS and (not chosen or spent + test.seconds <= limit):
-                chosen[test] = None
+            if test.name not in chosen and len(chosen) < most and (not chosen or spent + test.seconds <= limit):
+                chosen[test.name] = test
                 spent += test.seconds
-    return sorted(chosen, key=lambda test: (by_file[test.file][0].seconds, test.file))
+    return sorted(chosen.values(), key=lambda test: (by_file[test.file][0].seconds, test.file))
