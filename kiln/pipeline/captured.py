@@ -21,7 +21,7 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.backend import Backend, run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.dispatchers import MakeDispatcher, collecting, original_of, remember_break
+from kiln.pipeline.dispatchers import MakeDispatcher, collecting, original_of, remember_break, side_exits
 from kiln.pipeline.modes import mode_guards
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.seen_inputs import SeenInputs
@@ -38,6 +38,10 @@ FACTS = frozenset(("graph_break", "region", "kernels", "launches", "library_call
 """Kinds of events that describe a variant."""
 
 Arguments = Mapping[str, object]
+
+
+SPECULATED_VALUES = 4
+"""How many side exits may lead to a variant that speculates on the values of whole tensors."""
 
 
 @final
@@ -110,6 +114,7 @@ class FrameCapture:
                 scalars=self.seen.scalars(),
                 is_compiling=is_compiling,
                 make_exit=self.make_exit,
+                speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
                 check_time=context.check_time,
             )

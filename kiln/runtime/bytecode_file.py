@@ -3,6 +3,7 @@
     LOAD_CONST <region>            {"part": 0}                        a section of its own
     LOAD_CONST <resume function>   {"resume": 1}
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
+    LOAD_CONST <the function>      {"root": null}                     itself, to run eager
     LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear@type "}
     LOAD_CONST vars(module)        {"globals": "package.module"}      "": those of the function itself
 
@@ -63,6 +64,8 @@ class CodeFile:
         return row
 
     def constant(self, value: object) -> Json:
+        if value is self.root:
+            return {"root": None}
         for kind, write in self.WRITERS.items():
             if isinstance(value, kind):
                 return write(self, value)
@@ -154,6 +157,7 @@ class CodeReader:
         "code": code,
         "part": lambda self, number: self.parts[number],
         "exit": lambda self, content: self.side_exit(self.root),
+        "root": lambda self, content: self.root,
         "resume": lambda self, number: self.resumes[number],
         "globals": dictionary,
         "module": lambda self, name: resolve(f"{name}:"),

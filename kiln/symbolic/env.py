@@ -76,7 +76,10 @@ class ShapeEnv:
         self._declared: dict[Symbol, Range] = {}
         self._hints: dict[Symbol, int] = {}
         self._values: dict[Expr, int] = {}
-        self._unbacked = 0
+        self.unbacked: list[Symbol] = []
+        """The symbols without a hint."""
+        self.assumes_data = False
+        """Where data decide, whether rules take the likely answer, which the compiled code checks."""
         self.unbounded: set[Symbol] = set()
         """Symbols for numbers of the caller, which may be of any size."""
         self._guards: list[ShapeGuard] = []
@@ -106,8 +109,8 @@ class ShapeEnv:
 
     def create_unbacked(self, *, lo: int = 0, hi: int | None = None) -> Symbol:
         """A symbol without a hint; `lo` and `hi` are what its producer guarantees."""
-        made = symbol(f"u{self._unbacked}")
-        self._unbacked += 1
+        made = symbol(f"u{len(self.unbacked)}")
+        self.unbacked.append(made)
         self._declared[made] = Range(lo, hi)
         self._facts.declare(made, self._declared[made])
         return made

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kiln.support.location import Location
-from kiln.symbolic.env import ShapeEnv
+from kiln.symbolic.env import NoHint, ShapeEnv
 from kiln.symbolic.expr import Expr, Int, Symbol, ceil_div
 from kiln.symbolic.relation import Relation, rel_eq, rel_le, rel_lt, rel_ne
 
@@ -49,10 +49,13 @@ Truth = bool | Relation | AllOf | AnyOf
 @final
 @dataclass(eq=False, slots=True)
 class Given:
-    """A float argument of the caller. `is_read`: the program depends on its value, so it is guarded."""
+    """A float argument of the caller, or without a number: one that a tensor holds.
+
+    `is_read`: the program depends on its value, so it is guarded.
+    """
 
     name: str
-    number: float
+    number: float | None
     is_read: bool = False
 
     def __str__(self) -> str:
@@ -143,7 +146,8 @@ def has_hints(env: ShapeEnv, value: Value) -> bool:
     if isinstance(value, AllOf | AnyOf):
         return all(has_hints(env, part) for part in value.parts)
     if isinstance(value, Real):
-        return all(map(env.has_hint, value.free_symbols()))
+        known = all(given.number is not None for given in value.givens())
+        return known and all(map(env.has_hint, value.free_symbols()))
     return not isinstance(value, Expr | Relation) or env.has_hint(value)
 
 
@@ -216,14 +220,21 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
         return REAL_OPS[value.op](*args)
     if isinstance(value, Given):
         value.is_read = True
-        return value.number
+        return number_of(value)
     return value
+
+
+def number_of(given: Given) -> float:
+    """Its number in this call. Raises KILN2102 if it depends on data."""
+    if given.number is None:
+        raise NoHint(value=given, symbols=given.name)
+    return given.number
 
 
 def hinted_real(env: ShapeEnv, value: Int | float | Real | Given) -> float:
     """The number of `value` in this call, without a guard."""
     if isinstance(value, Given):
-        return value.number
+        return number_of(value)
     if isinstance(value, Real):
         return REAL_OPS[value.op](*(hinted_real(env, arg) for arg in value.args))
     return env.hint(value) if isinstance(value, Expr) else value

@@ -73,10 +73,16 @@ def test_values_of_inputs_break():
     x = r.add_tensor(torch.randn(3), "x", LocalSource("x"))
     with pytest.raises(TraceBreak, match="KILN2403"):
         r.call(lambda x: bool(x.sum() > 0), (x,), {})
-    with pytest.raises(TraceBreak, match="KILN2402"):
-        r.call(torch.nonzero, (x,), {})
-    with pytest.raises(TraceBreak, match="KILN2402"):
-        r.call(lambda x: x[x > 0], (x,), {})
+
+
+def test_sizes_that_depend_on_data_are_counted_first():
+    r = recorder()
+    r.env.assumes_data = True
+    x = r.add_tensor(torch.randn(3), "x", LocalSource("x"))
+    found = r.call(torch.nonzero, (x,), {})
+    chosen = r.call(lambda x: x[x > 0], (x,), {})
+    assert [str(r.spec_of(tensor)) for tensor in (found, chosen)] == ["i64[u0, 1 | 1, u0]", "f32[u1]"]
+    assert [node.op.name for node in r.finish([chosen]).graph.nodes].count("local_scalar") == 2
 
 
 def test_tensors_from_outside_break():

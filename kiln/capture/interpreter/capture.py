@@ -13,6 +13,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -41,6 +42,15 @@ from kiln.capture.interpreter.builtins import (
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
+from kiln.capture.interpreter.data_values import (
+    Instruction,
+    ValueNeeded,
+    conditions,
+    data_dependent,
+    is_checked,
+    refuse_unchecked,
+    value_needed,
+)
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
@@ -64,11 +74,13 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
+from kiln.runtime.checked_region import checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
+from kiln.symbolic import DataDependentSize, NoHint
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
@@ -140,6 +152,7 @@ class Callbacks:
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None
     compile_speculation: CompileSpeculation = run_eagerly
     check_time: Callable[[], None] = lambda: None
+    speculate_values: bool = True
 
 
 def capture_frame(
@@ -156,6 +169,7 @@ def capture_frame(
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None,
     compile_speculation: CompileSpeculation = run_eagerly,
     check_time: Callable[[], None] = lambda: None,
+    speculate_values: bool = True,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -169,17 +183,34 @@ def capture_frame(
         make_exit: makes the function to call if a speculation fails; None: do not speculate.
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
         check_time: called often; raises a KilnError, which ends the capture.
+        speculate_values: speculate on the values of small integer tensors, not only on truth values.
     """
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(
-        compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time
+        compile_region,
+        recorder_factory,
+        make_resume,
+        dims,
+        scalars,
+        make_exit,
+        compile_speculation,
+        check_time,
+        speculate_values,
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
+    needed: set[Instruction] = set()
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
-            state = new_state(function, callbacks, sink, is_compiling, stops)
+            state = new_state(function, callbacks, sink, is_compiling, stops, frozenset(needed))
             try:
                 return attempt(state, function, locals, callbacks)
+            except ValueNeeded as need:
+                keep_value(need, stops, needed)
+            except (NoHint, DataDependentSize) as unknown:
+                made = value_needed(state, unknown)
+                if made is None:
+                    return skip(function, unknown, state)
+                keep_value(made, stops, needed)
             except GraphBreak as stop:
                 if not stop.frames:
                     return skip(function, stop, state)
@@ -203,17 +234,33 @@ def capture_frame(
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
 
 
+def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: set[Instruction]) -> None:
+    """Let the next attempt read the number that Python needs, or break in front of the instruction that makes it."""
+    if need.made_at in needed:
+        stops[need.step.number, need.step.step] = data_dependent(need.step, "a number that depends on data")
+    needed.add(need.made_at)
+
+
 def new_state(
     function: types.FunctionType,
     callbacks: Callbacks,
     sink: EventSink,
     is_compiling: bool,
     stops: Mapping[tuple[int, int], GraphBreak],
+    needed: frozenset[Instruction],
 ) -> CaptureState:
     speculate = callbacks.make_exit is not None
-    policy = Policy(callbacks.dims, callbacks.scalars, is_compiling, speculate, callbacks.check_time)
+    policy = Policy(
+        callbacks.dims,
+        callbacks.scalars,
+        is_compiling,
+        speculate,
+        speculate and callbacks.speculate_values,
+        callbacks.check_time,
+    )
     recorder = callbacks.recorder_factory()
-    return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops)
+    recorder.env.assumes_data = speculate
+    return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
 
 
 def describe(raised: Raised) -> str:
@@ -316,8 +363,10 @@ def finish(
     prologue = None
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
+    checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
+        refuse_unchecked(s, bool(trace.graph.writes))
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
         region = callbacks.compile_region(recorder, trace)
@@ -329,8 +378,13 @@ def finish(
     if prologue is not None:
         collect = collect or prologue.sources()
         write_prologue(head, prologue, function.__code__, BINDINGS, collect)
+    exits = partial(write_exit, head, function, function.__code__) if is_checked(s) else None
     for made_region in regions:
-        write_region_call(head, writer, made_region, len(collect))
+        write_region_call(head, writer, made_region, len(collect), exits)
+    for name, expected in checks:
+        assert exits is not None
+        head.op("LOAD_FAST", name)
+        exit_unless(head, exits, expected)
     head.extend(writer.loads)
     head.extend(writer.body)
     arguments = arguments_of(function.__code__) + ((BINDINGS,) if collect else ())
@@ -413,10 +467,27 @@ def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:
     return collect + [source for source in (prologue.sources() if prologue else ()) if source not in collect]
 
 
-def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total: int) -> None:
-    """Call the region with its inputs and keep its outputs; `total` is the number of bindings."""
+def exit_unless(head: Assembler, write_side_exit: Callable[[], None], expected: bool) -> None:
+    """Pop a truth value, and leave through the side exit if it is not `expected`."""
+    passed = Label()
+    head.jump_if(expected, passed)
+    write_side_exit()
+    head.label(passed)
+
+
+def write_region_call(
+    head: Assembler, writer: CodeWriter, region: Region, total: int, exits: Callable[[], None] | None
+) -> None:
+    """Call the region with its inputs and keep its outputs; `total` is the number of bindings.
+
+    With `exits`, the region checks what the capture assumed, and a failure leads there.
+    """
     records = region.trace.used_inputs
+    if exits is not None:
+        head.const(checked)
     head.const(region.callable)
+    if exits is not None:
+        head.call(1)
     if not any(is_bound(record) for record in records):
         for record in records:
             write_argument(head, record, writer)
@@ -427,6 +498,9 @@ def write_region_call(head: Assembler, writer: CodeWriter, region: Region, total
         write_argument_list(head, records, total, writer)
         head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
+    if exits is not None:
+        head.op("COPY", 1)
+        exit_unless(head, exits, True)
     if not names:
         head.op("POP_TOP")
         return

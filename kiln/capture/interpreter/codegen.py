@@ -20,6 +20,7 @@ from typing import Any, final
 from kiln.capture.bytecode.assemble import Assembler, FreeVar
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.data_values import DataValues, refuse_changed
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -84,8 +85,9 @@ class CodeWriter:
         if isinstance(value, Given | Symbol):
             source = self._number_sources.get(value)
             if source is None:
-                raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
-            self.body.op("LOAD_FAST", self.loaded(source))
+                self._data_number(value)
+            else:
+                self.body.op("LOAD_FAST", self.loaded(source))
         elif isinstance(value, Real):
             self._apply(REAL_OPS[value.op], value.args)
         elif isinstance(value, FloorDiv | Mod):
@@ -97,6 +99,20 @@ class CodeWriter:
             self._sum(value)
         else:
             self.body.const(value)
+
+    def _data_number(self, value: Symbol | Given) -> None:
+        """Ask a result of the region for a number."""
+        found = self.state.part(DataValues).numbers.get(value)
+        if found is None:
+            raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
+        refuse_changed(self.state, found)
+        self.emit(found.tensor)
+        if found.dim is None:
+            self.body.op("LOAD_ATTR", "item")
+            self.body.call(0)
+        else:
+            self.body.op("LOAD_ATTR", "size")
+            self.body.const(found.dim).call(1)
 
     def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)

@@ -290,6 +290,8 @@ class Policy:
     scalars: Callable[[int | float, Source], bool] | None
     is_compiling: bool
     speculate: bool
+    speculate_values: bool = False
+    """Likewise for whole values, such as a list of sizes."""
     check_time: Callable[[], None] = lambda: None
 
 
@@ -317,12 +319,13 @@ class CaptureState:
     """The state of one capture: guards, the recording, side effects, and what is known of objects and classes.
 
     State that belongs to one module is a class of that module, `s.part(TheClass)`. `stops` are the breaks to raise: in
-    front of a step of a frame, by their numbers.
+    front of a step of a frame, by their numbers. `needed` are the instructions that make numbers which Python
+    needs: the numbers cannot stay symbolic (`data_values.py`).
     """
 
     __slots__ = (
         *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
-        *("frame", "global_state", "globals", "guards", "identities", "model", "policy", "recorder", "stops"),
+        *("frame", "global_state", "globals", "guards", "identities", "model", "needed", "policy", "recorder", "stops"),
         "says_is_compiling",
     )
 
@@ -334,6 +337,7 @@ class CaptureState:
         globals_: dict[str, object],
         policy: Policy,
         stops: Mapping[tuple[int, int], GraphBreak],
+        needed: frozenset[tuple[types.CodeType, int]] = frozenset(),
     ) -> None:
         self.model = model
         self.recorder = recorder
@@ -341,6 +345,7 @@ class CaptureState:
         self.globals = globals_
         self.policy = policy
         self.stops = stops
+        self.needed = needed
         self.frame: RunningFrame | None = None
         """The current frame."""
         self.guards = GuardCollector()

@@ -258,3 +258,42 @@ def function_backward(cls: Any, context: FunctionContext, grads: tuple[object, .
     """The gradients as a tuple."""
     found = cls.backward(context, *grads)
     return found if isinstance(found, tuple) else (found,)
+
+
+# torch._check and its kin: what follows holds, see `data_values.py`.
+
+
+def check_with(kind: type[Exception], cond: object, message: Callable[[], object] | None = None) -> None:
+    if not cond:
+        raise kind("Expected cond to be True" if message is None else str(message()))
+
+
+def check(cond: object, message: Callable[[], object] | None = None) -> None:
+    if not cond:
+        raise RuntimeError("Expected cond to be True" if message is None else str(message()))
+
+
+def check_index(cond: object, message: Callable[[], object] | None = None) -> None:
+    if not cond:
+        raise IndexError("Expected cond to be True" if message is None else str(message()))
+
+
+def check_value(cond: object, message: Callable[[], object] | None = None) -> None:
+    if not cond:
+        raise ValueError("Expected cond to be True" if message is None else str(message()))
+
+
+def check_type(cond: object, message: Callable[[], object] | None = None) -> None:
+    if not cond:
+        raise TypeError("Expected cond to be True" if message is None else str(message()))
+
+
+def check_tensor_all(cond: torch.Tensor, message: Callable[[], object] | None = None) -> None:
+    if not cond.all():
+        raise RuntimeError("Expected cond to be True" if message is None else str(message()))
+
+
+def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: int | None = None) -> None:
+    check(i >= 0, message)
+    if max is not None:
+        check(i <= max, message)

@@ -31,8 +31,14 @@ LARGEST = 1 << 22
 
 def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
     """The node of `fake`, if it is a single value that depends on integer and boolean inputs only."""
+    return integer_value(recorder, fake, 1)
+
+
+def integer_value(recorder: Recorder, fake: torch.Tensor, largest: int) -> Node | None:
+    """The node of `fake`, if it has at most `largest` values, which depend on integer and boolean inputs only."""
     root = recorder.node_of(fake)
-    if root.tensor.numel() != 1:
+    size = root.tensor.numel()
+    if not isinstance(size, int) or not 0 < size <= largest:
         return None
     needed = _dependencies([root])
     if not all(map(_is_integral, needed)):
@@ -56,11 +62,25 @@ def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, l
 
 
 def evaluate_condition(recorder: Recorder, root: Node) -> bool:
+    """The truth value of `root` for the inputs of this capture."""
+    return bool(evaluate(recorder, root))
+
+
+def evaluate(recorder: Recorder, root: Node) -> torch.Tensor:
     """The value of `root` for the inputs of this capture."""
     graph, records = condition_graph(recorder, [root])
     with torch.no_grad():
         run = interpret(graph, [record.real for record in records], constants=recorder.constants)
-    return bool(run.outputs[0])
+    value = run.outputs[0]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def equality(recorder: Recorder, root: Node, value: torch.Tensor) -> Node:
+    """A node: whether all elements of `root` equal those of `value`."""
+    emit = recorder.emit
+    same = emit.pointwise("eq", root, recorder.node_of(recorder.add_constant(value.to(root.tensor.device).clone())))
+    return emit.node("all", same, axes=tuple(range(root.tensor.rank))) if root.tensor.rank else same
 
 
 def _dependencies(roots: Sequence[Node]) -> dict[Node, None]:

@@ -26,7 +26,7 @@ from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.policy import DimChoice, DimKind
-from kiln.symbolic.values import Given, Real
+from kiln.symbolic.values import Given, Real, number_of
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
@@ -141,7 +141,7 @@ class InputTable:
 
     def add_float(self, given: Given, name: str, source: Source) -> InputRecord:
         """Register a float: in the graph it is a tensor of rank 0."""
-        real = torch.scalar_tensor(given.number, dtype=torch.float64, device="cpu")
+        real = torch.scalar_tensor(number_of(given), dtype=torch.float64, device="cpu")
         spec = spec_of_real(real)
         node = self.mode.emit.givens[given] = self.node(name, spec)
         symbols = self.mode.symbols

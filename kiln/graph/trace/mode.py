@@ -23,7 +23,7 @@ from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, Int
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import TensorSpec
 
@@ -48,6 +48,8 @@ class RecordingMode(TorchDispatchMode):
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""
+        self.counts: dict[Node, Int] = {}
+        """How many elements of a tensor are not zero, where a size depends on it."""
         self._handlers: dict[int, Handler] = {}  # by identity: overloads are never freed, and slow to hash
 
     @classmethod

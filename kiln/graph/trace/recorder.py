@@ -111,13 +111,13 @@ class Recorder:
         self.calls: list[TorchCall] = []
         self.writes = 0
         self.symbols = TraceSymbols(self.env)
-        self._emit = Emit(self.symbols, self.symbols.specialise)
+        self.emit = Emit(self.symbols, self.symbols.specialise)
         self._constants = Constants()
         self.constants = self._constants.tensors
-        self._mode = RecordingMode(self._emit, self._constants, self._resolve, self.symbols)
+        self._mode = RecordingMode(self.emit, self._constants, self._resolve, self.symbols)
         self.table = InputTable(self._mode)
         self.inputs = self.table.records
-        self.nodes = self._emit.nodes
+        self.nodes = self.emit.nodes
         self._casts = Casts()
         self._names: dict[Target, str] = {}
         self._baked: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -143,7 +143,7 @@ class Recorder:
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
-        fake = self._mode.fake(self._constants.bake(self._emit, real))
+        fake = self._mode.fake(self._constants.bake(self.emit, real))
         self._baked.append((real, fake))
         return fake
 
@@ -157,7 +157,7 @@ class Recorder:
         name = self._names.get(target)
         if name is None:
             name = self._names[target] = target_name(target)
-        self._emit.origin = Origin(name, len(self.calls), location, region=self.region)
+        self.emit.origin = Origin(name, len(self.calls), location, region=self.region)
         self.symbols.location = location
         mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)
@@ -221,7 +221,7 @@ class Recorder:
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Gradients of `inputs`, recorded as nodes of the backward direction."""
-        self._emit.origin = Origin("backward", len(self.calls), None, backward=True)
+        self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
         _push(self._mode)
         try:
             grads = _run_backward(
@@ -255,7 +255,7 @@ class Recorder:
 
     def constant_value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor computed from constants alone."""
-        return constant_value(self._emit.nodes, self.node_of(fake), self._constants.tensors)
+        return constant_value(self.emit.nodes, self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor of an input or a constant."""
@@ -299,7 +299,7 @@ class Recorder:
 
     def finish(self, outputs: Sequence[FakeTensor]) -> Trace:
         """The trace with these results."""
-        self._emit.origin = None
+        self.emit.origin = None
         graph = build_graph(self._mode, self.inputs, list(outputs))
         _push(self._mode)  # autograd computes the gradient function of a view on demand
         try:

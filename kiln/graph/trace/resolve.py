@@ -22,6 +22,7 @@ from kiln.graph.ops.domains import REFUSED, refuse_dtype
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
+from kiln.graph.trace.data_dependent import MASKS  # noqa: F401  (registers handlers)
 from kiln.graph.trace.fake import QUERIES
 from kiln.graph.trace.fallback import fallback_handler, fitted, written_arguments
 from kiln.graph.trace.foreach import foreach_handler

@@ -26,6 +26,8 @@ from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.storage_view import StorageView, overlaps_partially
 from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
+from kiln.symbolic.node import to_sym
+from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import ScalarSpec
 
 SPECIAL: dict[str, Handler] = {}
@@ -150,15 +152,31 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
     if value is not None:
         return value.item()
     dtype = node.tensor.dtype
-    if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point:
+        return unbacked_real(mode, node)
+    if dtype is torch.bool or dtype.is_complex:
         raise DataDependentScalar(op="item")
     return unbacked_integer(mode, node)
 
 
-def unbacked_integer(mode: RecordingMode, node: Node) -> object:
-    """The integer in a tensor as an unbacked symbol; an effect node reads it at run time."""
+def unbacked_real(mode: RecordingMode, node: Node) -> object:
+    """The number in a tensor: in the graph, a tensor of rank 0."""
+    emit, symbols = mode.emit, mode.symbols
+    given = Given(f"item{len(emit.givens)}", None)
+    if node.tensor.rank:
+        node = emit.node("reshape", node, sizes=())
+    emit.givens[given] = emit.convert(node, torch.float64)
+    return to_sym(Real("given", (given,)), symbols.env, symbols.where)
+
+
+def unbacked_integer(mode: RecordingMode, node: Node, low: int | None = None, high: int | None = None) -> object:
+    """The integer in a tensor as an unbacked symbol; an effect node reads it at run time.
+
+    `low` and `high` are what is known of it, besides its dtype.
+    """
     limits = torch.iinfo(node.tensor.dtype)
-    symbol = mode.symbols.env.create_unbacked(lo=limits.min, hi=limits.max)
+    low, high = limits.min if low is None else low, limits.max if high is None else high
+    symbol = mode.symbols.env.create_unbacked(lo=low, hi=high)
     mode.symbolic = True
     mode.emit.add(PRIMS["local_scalar"], (node,), {"kind": "int", "checks": ()}, ScalarSpec(int, symbol))
     return mode.symbols.sym(symbol)

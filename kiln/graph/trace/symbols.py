@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from kiln.support.location import Location
-from kiln.symbolic import Expr, Int, Relation, ShapeEnv
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate
 from kiln.symbolic.node import from_sym, to_sym
 
 
@@ -22,6 +22,21 @@ def is_symbolic(values: Sequence[Int]) -> bool:
 
 UNKNOWN = 8191
 """The size in C++ of a data-dependent dimension; an unlikely number, so that leaks are noticed."""
+
+
+TYPICAL = 2
+"""A size that data decide, where some number has to be taken."""
+
+
+def assume_likely(env: ShapeEnv, relation: Relation, where: Location | None) -> bool:
+    """The answer for sizes that data decide: like none other, and neither negative nor large. It is a check."""
+    if relation.kind == "le":
+        numbers = {size: env.hint(size) if env.has_hint(size) else TYPICAL for size in relation.free_symbols()}
+        answer = evaluate(relation.difference, numbers) <= 0
+    else:
+        answer = relation.kind == "ne"
+    env.assume(relation if answer else relation.negate(), where)
+    return answer
 
 
 @final
@@ -38,6 +53,9 @@ class TraceSymbols:
 
     def decide(self, relation: Relation | bool) -> bool:
         """Whether it holds; adds a guard if that depends on hints."""
+        if self.env.assumes_data and self.env.known(relation) is None and not self.env.has_hint(relation):
+            assert isinstance(relation, Relation)
+            return assume_likely(self.env, relation, self.location)
         return self.env.decide(relation, self.location)
 
     def expect(self, relation: Relation | bool) -> bool:

@@ -132,7 +132,7 @@ class _TorchGraphBuilder:
                 self.bind_part(part, node, index)
         elif isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             self.values[id(value)] = node
-            if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr):
+            if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr | Real):
                 self.sizes.learn(value.node.value, node)
 
     def bind_part(self, part: object, container: torch.fx.Node, index: int) -> None:

@@ -2,17 +2,56 @@
 
 Buffers with a base share its memory. A reader can be fused with the writer of a buffer that exactly one node writes.
 Where memory is written several times (scatters in place, calls that mutate), only the order is kept, by barriers.
+What uses a number that the host reads comes after all reads in front of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import final
 
 from kiln.loops.fusion.group import Group
 from kiln.loops.program.analyses import kept_buffers, memory_of, reads, written
-from kiln.loops.program.nodes import Buffer, LoopProgram
+from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram
+from kiln.symbolic import Expr, Symbol
+
+HOST_READ = "kiln.local_scalar"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostNumbers:
+    """Whether a node reads a number for the host, and whether it uses one."""
+
+    reads: bool
+    uses: bool
+
+
+def host_numbers(program: LoopProgram) -> frozenset[Symbol]:
+    """The numbers that the host reads while the region runs."""
+    reading = [node for node in program.nodes if isinstance(node, Extern) and node.target == HOST_READ]
+    return frozenset(symbol for node in reading for symbol in symbols_in(node.args[2]))
+
+
+def numbers_of(node: LoopNode, buffers: dict[str, Buffer], host: frozenset[Symbol]) -> HostNumbers:
+    """Whether `node` and the buffers that it accesses depend on the numbers `host`."""
+    reads_one = isinstance(node, Extern) and node.target == HOST_READ
+    specs = [buffers[name].spec for name in (*written(node), *(access.buffer for access in reads(node)))]
+    return HostNumbers(reads_one, not host.isdisjoint(symbols_in((node, *specs))))
+
+
+def symbols_in(value: object) -> Iterator[Symbol]:
+    """The symbols anywhere in a node."""
+    if isinstance(value, Expr):
+        yield from value.free_symbols()
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from symbols_in(part)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from symbols_in(getattr(value, part.name))
 
 
 @final
@@ -39,6 +78,9 @@ class Dependencies:
         self._last_writer: dict[str, Group] = {}
         self._readers: dict[str, list[Group]] = {}
         kept = kept_buffers(program)
+        host = host_numbers(program)
+        self._host_numbers = [numbers_of(node, buffers, host) for node in program.nodes] if host else None
+        self._last_read: Group | None = None
         self.uses = {name: BufferUses(kept=name in kept) for name in buffers}
         for number, names in enumerate(self._reads):
             for name in names:
@@ -51,6 +93,8 @@ class Dependencies:
 
     def add(self, group: Group, number: int) -> None:
         """Enter the edges of `group`, which holds just node `number`."""
+        if self._host_numbers is not None:
+            self._order_by_numbers(group, self._host_numbers[number])
         for name in self._reads[number]:
             root = self.roots[name]
             writer = self._last_writer.get(root)
@@ -61,6 +105,13 @@ class Dependencies:
             self._readers.setdefault(root, []).append(group)
         for name in self._writes[number]:
             self._write(group, name)
+
+    def _order_by_numbers(self, group: Group, numbers: HostNumbers) -> None:
+        if (numbers.reads or numbers.uses) and self._last_read is not None:
+            group.after.add(self._last_read)
+            group.barriers.add(self._last_read)
+        if numbers.reads:
+            self._last_read = group
 
     def _write(self, group: Group, name: str) -> None:
         """`group` writes `name` now: it comes after all that read or wrote the memory before."""

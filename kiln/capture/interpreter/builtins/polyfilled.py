@@ -25,6 +25,13 @@ POLYFILLS: dict[Hashable, object] = {
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
     functools.lru_cache: polyfills.lru_cache,
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
+    torch._check: polyfills.check,
+    torch._check_is_size: polyfills.check_is_size,
+    torch._check_index: polyfills.check_index,
+    torch._check_value: polyfills.check_value,
+    torch._check_type: polyfills.check_type,
+    torch._check_with: polyfills.check_with,
+    torch._check_tensor_all: polyfills.check_tensor_all,
     torch.cond: control_flow.cond,
     torch._higher_order_ops.while_loop: control_flow.while_loop,
     torch._higher_order_ops.map: control_flow.mapped,

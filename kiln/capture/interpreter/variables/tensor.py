@@ -37,16 +37,28 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
+from kiln.capture.interpreter.data_values import (
+    assumed_relation,
+    assumed_truth,
+    is_needed,
+    number_hidden,
+    number_made,
+    past_step,
+    speculated_value,
+    value_needed,
+)
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, OffsetSource, Source
+from kiln.symbolic import DataDependentSize, NoHint, Symbol
+from kiln.symbolic.values import Given, Real
 
 
 def names(text: str) -> frozenset[str]:
@@ -65,6 +77,8 @@ RECORDED_ATTRIBUTES = names("T mT H mH real imag grad data")
 TRUTH_METHODS = names("item __bool__")
 PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
+NUMBER_METHODS = names("item __int__ __float__ __index__")
+READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist numpy __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
 AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
@@ -172,13 +186,15 @@ class Tensor(Value):
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         if replaced(s, self, "__getitem__"):
             return super().get_item(s, key, site)
-        return record(s, operator.getitem, [self, key], {})
+        base, rest = selected(s, self, index_value(s, key))
+        return base if rest is None else record(s, operator.getitem, [base, rest], {})
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         if replaced(s, self, "__setitem__"):
             super().set_item(s, key, value, site)
         else:
-            record(s, operator.setitem, [self, key, value], {})
+            base, rest = selected(s, self, index_value(s, key))
+            record(s, operator.setitem, [base, s.const(...) if rest is None else rest, value], {})
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         if replaced(s, self, "__iter__"):
@@ -253,13 +269,14 @@ def defined_by_program(raw: Any) -> bool:
 
 def here(s: CaptureState) -> PastStep:
     """The current step, to break in front of it later."""
-    assert s.frame is not None
-    return PastStep(s.frame.number, s.frame.step, s.frame.location())
+    return past_step(running_frame(s))
 
 
 def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
-    """`bool(tensor)`, if it is known while tracing."""
-    truth = known_truth(s, value.fake)
+    """`bool(tensor)`, if it is known while tracing, or if one side of the jump raises."""
+    truth = assumed_truth(s, value.fake)
+    if truth is None:
+        truth = known_truth(s, value.fake)
     if truth is None:
         raise DataDependentBranch(statement=statement)
     return truth
@@ -273,9 +290,95 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
         if truth is not None:
             return s.const(truth)
     known = s.recorder.constant_value(value.fake) if name in PLAIN_METHODS else None
+    if known is None and name in NUMBER_METHODS and not is_needed(s):
+        found = data_number(s, value, name)
+        if found is not None:
+            return found
+    if known is None and name in READ_METHODS:
+        known = speculated_value(s, value.fake)
     if known is None:
         raise DataDependentValue(operation=f"Tensor.{name}")
-    return s.wrap(getattr(known, name)(), None)
+    return listed(s, getattr(known, name)())
+
+
+def listed(s: CaptureState, value: object) -> Value:
+    """What `tolist` returns."""
+    return List([listed(s, item) for item in value]) if isinstance(value, list) else s.wrap(value, None)
+
+
+def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
+    """The only element of a tensor as a symbolic number; None for dtypes that have none."""
+    dtype = value.fake.dtype
+    if dtype.is_complex or any(size != 1 for size in value.fake.shape):
+        return None
+    if dtype is torch.bool:
+        number = record(s, "item", [record(s, "to", [value, s.const(torch.int64)], {})], {})
+        assert isinstance(number, Symbolic)
+        return s.wrap(number.node == 1, None) if name == "item" else number if name != "__float__" else None
+    if dtype.is_floating_point:
+        return None if name in ("__int__", "__index__") else record(s, "item", [value], {})
+    number = record(s, "item", [value], {})
+    return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" else number
+
+
+def index_value(s: CaptureState, key: Value) -> Value:
+    """An index with each integer tensor of rank 0 as the number that eager takes it for."""
+    if isinstance(key, Tuple):
+        return Tuple([index_value(s, part) for part in key.items(s)])
+    if isinstance(key, Slice):
+        return Slice([index_value(s, part) for part in key.parts])
+    if not isinstance(key, Tensor) or key.fake.dim() or key.fake.dtype is torch.bool or key.fake.is_floating_point():
+        return key
+    return key.get_attr(s, "item").call(s, [], {})
+
+
+def selected(s: CaptureState, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
+    """`tensor` at those indices of `key` that depend on data, and the rest of the key; None: nothing.
+
+    Torch's own indexing takes such numbers in slices only.
+    """
+    parts = list(key.items(s)) if isinstance(key, Tuple) else [key]
+    if not any(is_data_number(part) for part in parts) or not all(takes_one_dimension(part) for part in parts):
+        return tensor, key
+    base: Value = tensor
+    for dim in reversed(range(len(parts))):
+        if is_data_number(parts[dim]):
+            base = record(s, "select", [base, s.const(dim), parts.pop(dim)], {})
+    return base, Tuple(parts) if parts else None
+
+
+def is_data_number(part: Value) -> bool:
+    return isinstance(part, Symbolic) and type(part.node) is torch.SymInt and not part.node.node.has_hint()
+
+
+def takes_one_dimension(part: Value) -> bool:
+    """Whether it is an integer or a slice."""
+    return isinstance(part, Slice | Symbolic) or type(part.real()) in (int, slice)
+
+
+def note_data_numbers(s: CaptureState, args: Args, result: object, before: int) -> None:
+    """Note the numbers that a call made from data: sizes of its results, or an item."""
+    if isinstance(result, torch.SymFloat | torch.SymInt):
+        value = result.node.value
+        number = value.args[0] if isinstance(value, Real) else value
+        if isinstance(number, Given | Symbol) and isinstance(args[0], Tensor):
+            number_made(s, number, args[0], args[0].fake, None)
+            return
+    made = s.recorder.env.unbacked[before:]
+    for tensor in tensors_of(result):
+        for dim, size in enumerate(tensor.storage_view.spec.sizes):
+            if isinstance(size, Symbol) and size in made:
+                made.remove(size)
+                number_made(s, size, from_torch(s, tensor), tensor, dim)
+    for symbol in made:
+        number_hidden(s, symbol)
+
+
+def tensors_of(result: object) -> list[FakeTensor]:
+    """The tensors among the results of a torch call."""
+    if isinstance(result, FakeTensor):
+        return [result]
+    return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, list | tuple) else []
 
 
 @final
@@ -351,7 +454,8 @@ class Symbolic(Value):
             g.number(value)
 
     def truth(self, s: CaptureState) -> bool:
-        return bool(self.constant(s))
+        assumed = assumed_relation(s, self.node)
+        return bool(self.constant(s)) if assumed is None else assumed
 
     def key(self, s: CaptureState) -> Token:
         return self.constant(s)
@@ -369,6 +473,9 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None
+    if s.needed and is_needed(s):
+        raise DataDependentValue(operation=target_name(target))
+    unbacked = len(s.recorder.env.unbacked)
     before = needing_gradients(s, first) if changes_tensors(target, kwargs) else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
@@ -376,8 +483,13 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
             # It may take plain numbers only: guard their values.
             return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
+        needed = value_needed(s, error) if isinstance(error, NoHint | DataDependentSize) else None
+        if needed is not None:
+            raise needed from error
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
         raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+    if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):
+        note_data_numbers(s, args, result, unbacked)
     if before is not None and before != needing_gradients(s, first):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it

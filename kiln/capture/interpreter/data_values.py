@@ -1,0 +1,237 @@
+"""Numbers that the values of tensors decide, and what a capture assumes of them.
+
+    n = lengths.max().item()      symbolic: the region reads it; code behind the region asks the tensor again
+    assert n <= x.shape[1]        assumed: the region checks it, and the frame runs eager if it does not hold
+    h, w = grid.tolist()          of integer inputs: speculated on, see `speculation.py`
+
+Where Python needs a number that is symbolic, the capture begins again, and breaks at the instruction that made it
+(or speculates on its value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import final
+
+import torch
+
+from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.speculation import Speculation, Speculations
+from kiln.graph.ir.node import Node
+from kiln.graph.trace.condition import equality, evaluate, integer_value
+from kiln.graph.trace.fake import FakeTensor
+from kiln.support.errors import KilnError
+from kiln.symbolic.expr import Expr, Symbol
+from kiln.symbolic.node import SymNode
+from kiln.symbolic.relation import Relation
+from kiln.symbolic.values import AllOf, AnyOf, Given, Real, assume_truth, compare, invert, known_truth
+
+LARGEST_SPECULATED = 64
+"""Elements of a tensor whose values are speculated on."""
+
+Instruction = tuple[CodeType, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DataNumber:
+    """A number that the region finds: the item of `tensor`, or its size along `dim`."""
+
+    tensor: Value
+    dim: int | None
+    node: Node
+    """The value of the tensor when it was read."""
+    step: PastStep
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """That a condition on values is `expected`; without a tensor, the region itself checks it."""
+
+    step: PastStep
+    tensor: FakeTensor | None = None
+    node: Node | None = None
+    expected: bool = True
+
+
+@final
+@dataclass
+class DataValues:
+    """The numbers of one capture that depend on data."""
+
+    numbers: dict[Symbol | Given, DataNumber] = field(default_factory=dict)
+    steps: dict[str, tuple[Instruction, PastStep]] = field(default_factory=dict)
+    """Where each was made, by name."""
+    assumptions: list[Assumption] = field(default_factory=list)
+    speculated: dict[Node, torch.Tensor] = field(default_factory=dict)
+
+
+@final
+class ValueNeeded(Exception):
+    """Python needs a number that the instruction `made_at` kept symbolic."""
+
+    def __init__(self, made_at: Instruction, step: PastStep) -> None:
+        super().__init__(made_at)
+        self.made_at = made_at
+        self.step = step
+
+
+def past_step(frame: SymbolicFrame) -> PastStep:
+    """The current step of `frame`."""
+    return PastStep(frame.number, frame.step, frame.location())
+
+
+def is_needed(s: CaptureState) -> bool:
+    """Whether an earlier attempt found that Python needs the number which the current instruction makes."""
+    frame = running_frame(s)
+    return bool(s.needed) and (frame.code, frame.at) in s.needed
+
+
+def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: torch.Tensor, dim: int | None) -> None:
+    """Note that the current instruction made `number`."""
+    frame, found = running_frame(s), s.part(DataValues)
+    step = past_step(frame)
+    found.numbers[number] = DataNumber(tensor, dim, s.recorder.node_of(fake), step)
+    found.steps[str(number)] = (frame.code, frame.at), step
+
+
+def number_hidden(s: CaptureState, symbol: Symbol) -> None:
+    """Note that the current instruction made a number that is no result, such as the offset of `x[i]`."""
+    frame = running_frame(s)
+    s.part(DataValues).steps[str(symbol)] = (frame.code, frame.at), past_step(frame)
+
+
+def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
+    """For an error about numbers without a value: where the first of them was made."""
+    names = str(error.details.get("symbols", "")).split(", ")
+    found = s.part(DataValues).steps
+    for name in names:
+        if name in found:
+            return ValueNeeded(*found[name])
+    return None
+
+
+def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None:
+    """The value of a small tensor that depends on integer inputs alone; the call checks that it is the same."""
+    if not s.policy.speculate_values:
+        return None
+    node = integer_value(s.recorder, fake, LARGEST_SPECULATED)
+    if node is None:
+        return None
+    known = s.part(DataValues).speculated
+    value = known.get(node)
+    if value is None:
+        value = known[node] = evaluate(s.recorder, node)
+        condition = equality(s.recorder, node, value)
+        s.part(Speculations).assumed[condition] = Speculation(condition, True, running_frame(s).location())
+    return value
+
+
+def assume(s: CaptureState, tensor: FakeTensor | None = None, expected: bool = True) -> None:
+    """Assume that a tensor is true (or false), or what the shape environment has noted as a check."""
+    node = None if tensor is None else s.recorder.node_of(tensor)
+    s.part(DataValues).assumptions.append(Assumption(past_step(running_frame(s)), tensor, node, expected))
+
+
+def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
+    """The truth value of a tensor that a jump tests, if the other side of the jump raises."""
+    expected = expected_truth(running_frame(s)) if s.policy.speculate else None
+    if expected is None or any(size != 1 for size in fake.shape):
+        return None
+    known = s.recorder.constant_value(fake)
+    if known is not None:
+        return bool(known)
+    assume(s, fake, expected)
+    return expected
+
+
+def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool | None:
+    """The truth value of a number that data decide and a jump tests, if the other side of the jump raises."""
+    node: SymNode = number.node
+    if node.has_hint() or not s.policy.speculate or isinstance(node.value, Real):
+        return None
+    expected = expected_truth(running_frame(s))
+    if expected is None:
+        return None
+    truth = compare(node.env, "ne", node.value, 0, None) if isinstance(node.value, Expr) else node.value
+    assert isinstance(truth, bool | Relation | AllOf | AnyOf)
+    known = known_truth(node.env, truth)
+    if known is None:
+        assume_truth(node.env, truth if expected else invert(truth), running_frame(s).location())
+        assume(s)
+    return expected if known is None else known
+
+
+def refuse_unchecked(s: CaptureState, writes: bool) -> None:
+    """Break where something was assumed if the region could not be run again in eager Python, since it changes inputs,
+    or where the tensor of a number was changed after it had been read."""
+    found = s.part(DataValues)
+    for assumption in found.assumptions:
+        tensor = assumption.tensor
+        if writes or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
+            raise data_dependent(assumption.step, "an assertion on values")
+    for check in s.recorder.env.checks if writes else ():
+        for symbol in check.relation.free_symbols():
+            if str(symbol) in found.steps:
+                raise ValueNeeded(*found.steps[str(symbol)])
+
+
+def refuse_changed(s: CaptureState, number: DataNumber) -> None:
+    """Break where a number was read if its tensor was changed afterwards."""
+    fake = number.tensor.torch_arg(s)
+    assert isinstance(fake, FakeTensor)
+    if number.dim is None and s.recorder.node_of(fake) is not number.node:
+        raise data_dependent(number.step, "Tensor.item")
+
+
+def is_checked(s: CaptureState) -> bool:
+    """Whether the region may find that what was assumed does not hold."""
+    return s.policy.speculate and bool(s.part(DataValues).assumptions or s.recorder.env.checks)
+
+
+def data_dependent(step: PastStep, operation: str) -> GraphBreak:
+    """A break in front of `step`."""
+    stop = DataDependentValue(operation=operation).before(step)
+    stop.at = step.at
+    return stop
+
+
+STRAIGHT = ("LOAD_", "BUILD_", "FORMAT_", "BINARY_", "UNARY_", "COMPARE_", "CONTAINS_", "IS_OP", "CALL", "KW_NAMES",
+            "PUSH_NULL", "POP_TOP", "COPY", "SWAP", "LIST_", "DICT_", "CONVERT_", "MAKE_FUNCTION", "NOP", "STORE_FAST",
+            "IMPORT_", "PRECALL")  # fmt: skip
+"""Beginnings of the names of instructions that neither jump nor change anything outside of the frame."""
+LONGEST_RAISE = 96
+
+
+def surely_raises(frame: SymbolicFrame, start: int) -> bool:
+    """Whether the instructions from `start` end in a `raise`, without a jump."""
+    for instruction in frame.decoded.instructions[start : start + LONGEST_RAISE]:
+        if instruction.name == "RAISE_VARARGS":
+            return frame.decoded.handlers[start] is None
+        if not instruction.name.startswith(STRAIGHT):
+            return False
+    return False
+
+
+def expected_truth(frame: SymbolicFrame) -> bool | None:
+    """For a conditional jump one of whose sides raises: the truth value of the other side. None: neither, or both."""
+    instruction = frame.decoded.instructions[frame.at]
+    when = JUMPS.get(instruction.name)
+    if when is None:
+        return None
+    jumping, falling = surely_raises(frame, instruction.arg), surely_raises(frame, frame.at + 1)
+    return None if jumping == falling else (not when if jumping else when)
+
+
+JUMPS: Mapping[str, bool] = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
+
+
+def conditions(s: CaptureState) -> list[tuple[FakeTensor, bool]]:
+    """The conditions that the transformed code checks on results of the region, and what they must be."""
+    found = s.part(DataValues).assumptions
+    return [(assumption.tensor, assumption.expected) for assumption in found if assumption.tensor is not None]
