@@ -21,16 +21,18 @@ REDUCTIONS = (ReduceOp.SUM, ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN)
 S0 = symbol("s0")
 
 
-def random_program(seed: int, *, symbolic: bool = False, nodes: int = 9) -> LoopProgram:
-    """A program over three sizes; with `symbolic` one of them is the size s0."""
-    return _Maker(random.Random(seed), symbolic, nodes).program()
+SMALL, LARGE = (2, 3, 4, 6, 8, 12, 40), (1, 8, 48, 100, 1000, 4096, 30000)
+
+
+def random_program(seed: int, *, symbolic: bool = False, nodes: int = 9, pool: tuple[int, ...] = SMALL) -> LoopProgram:
+    """A program over three sizes of `pool`; with `symbolic` one of them is the size s0."""
+    return _Maker(random.Random(seed), symbolic, nodes, pool).program()
 
 
 @final
 class _Maker:
-    def __init__(self, draw: random.Random, symbolic: bool, nodes: int) -> None:
+    def __init__(self, draw: random.Random, symbolic: bool, nodes: int, pool: tuple[int, ...]) -> None:
         self.draw, self.count, self.symbolic = draw, nodes, symbolic
-        pool: list[Int] = [2, 3, 4, 6, 8, 12, 40]
         self.sizes: list[Int] = [S0 if symbolic else draw.choice(pool), *draw.sample(pool, 2)]
         self.buffers: list[Buffer] = []
 
