@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def one_thread() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_sessions() -> None:
+    """Models share nothing with equal ones of earlier tests, which may still live."""
+    if "kiln.api.compiler" in sys.modules:
+        sys.modules["kiln.api.compiler"].SHARED.clear()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from kiln.api.arguments import check_arguments, check_callable
 from kiln.api.module import MARK, compile_module, disabled_module
@@ -111,12 +112,16 @@ def compile(
     if disable:
         return model
     make_session = functools.partial(_new_session, _name(model), chosen, found, fullgraph)
-    if isinstance(model, types.MethodType) and isinstance(model.__self__, nn.Module):
-        function = model.__func__
-        if isinstance(function, types.FunctionType):
-            settings = _settings(chosen, found, fullgraph)
-            shared = SHARED.find(model.__self__, function, settings, lambda: _function(function, make_session()))
-            return types.MethodType(shared, model.__self__)
+
+    def shared(owner: nn.Module | Optimizer, function: types.FunctionType) -> Dispatcher:
+        settings = _settings(chosen, found, fullgraph)
+        return SHARED.find(owner, function, settings, lambda: _function(function, make_session()))
+
+    if isinstance(model, nn.Module):
+        return compile_module(model, shared)
+    function, owner = getattr(model, "__func__", None), getattr(model, "__self__", None)
+    if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer):
+        return types.MethodType(shared(owner, function), owner)
     return _wrap(model, make_session())
 
 
@@ -178,8 +183,6 @@ def _progress(name: str) -> Callable[[Event], None]:
 
 
 def _wrap(model: Callable[..., object], session: CompileSession) -> object:
-    if isinstance(model, nn.Module):
-        return compile_module(model, session)
     if isinstance(model, types.MethodType):
         return types.MethodType(_function(model.__func__, session), model.__self__)
     if isinstance(model, Dispatcher):

@@ -36,13 +36,22 @@ TWIN = "_kiln_twin"
 SET_CLASS = object.__dict__["__class__"].__set__
 
 
-def compile_module(module: nn.Module, session: CompileSession) -> nn.Module:
+FindDispatcher = Callable[[nn.Module, FunctionType], Dispatcher]
+"""Gives the dispatcher of a method of a module, perhaps that of other modules like it."""
+
+
+def compile_module(module: nn.Module, find: FindDispatcher) -> nn.Module:
     """The compiled twin of `module`."""
     original = original_module(module)
-    dispatcher = session.dispatcher(cast(FunctionType, type(original).__call__))
-    twin = _twin(module, _compiled_class(original, session, dispatcher))
-    session.twins.add(twin)
+    dispatcher = find(original, cast(FunctionType, type(original).__call__))
+    twin = _twin(module, _compiled_class(original, dispatcher, find))
+    _session(dispatcher).twins.add(twin)
     return twin
+
+
+def _session(dispatcher: Dispatcher) -> CompileSession:
+    session: CompileSession = dispatcher.__dict__["session"]
+    return session
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
@@ -84,12 +93,12 @@ def _reduce(self: nn.Module, protocol: object) -> object:
     return _twin(self, original_class(self)).__reduce_ex__(1)  # later protocols check the class against the object
 
 
-def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Dispatcher) -> type[nn.Module]:
+def _compiled_class(original: nn.Module, dispatcher: Dispatcher, find: FindDispatcher) -> type[nn.Module]:
     """The class of the twin of `original` whose `__call__` is `dispatcher`."""
-    call = type(original).__call__
+    call, session = type(original).__call__, _session(dispatcher)
 
     def deepcopy(self: nn.Module, memo: dict[int, object]) -> nn.Module:
-        twin = compile_module(copy.deepcopy(original, memo), session)
+        twin = compile_module(copy.deepcopy(original, memo), find)
         memo[id(self)] = twin
         return twin
 
@@ -97,8 +106,9 @@ def _compiled_class(original: nn.Module, session: CompileSession, dispatcher: Di
         if type(original) is type(twin).__mro__[1]:
             return
         same = type(original).__call__ is call
-        kept = dispatcher if same else session.dispatcher(cast(FunctionType, type(original).__call__))
-        SET_CLASS(twin, _compiled_class(original, session, kept))
+        kept = dispatcher if same else find(original, cast(FunctionType, type(original).__call__))
+        SET_CLASS(twin, _compiled_class(original, kept, find))
+        _session(kept).twins.add(twin)
 
     def set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
         original.__class__ = cls

@@ -1,11 +1,14 @@
-"""Methods of equal modules share their compiled variants: parameters are arguments, so one compile serves all of them.
+"""Equal modules share their compiled variants: parameters are arguments, so one compile serves all of them.
 
     for block in model.layers:
         block.forward = kiln.compile(block.forward)      one compile for 57 equal blocks
+    pool = [kiln.compile(Net()) for _ in range(20)]      one compile, and one report
+    steps = [kiln.compile(optimizer.step) for ...]       one compile for optimizers of equal models
 
 Modules are equal here if their trees have the same classes, the same plain attributes, the same other objects, and the
-same layouts of parameters and buffers when they are compiled. That only groups them: whether a variant fits one of
-them, its guards say. A module that is changed later gets variants of its own, for which the session has room.
+same layouts of parameters and buffers when they are compiled; optimizers, if their classes, options and layouts of
+parameters are. That only groups them: whether a variant fits one of them, its guards say. A module that is changed
+later gets variants of its own, for which the session has room. What is compiled once more gets a session of its own.
 
 Not shared: CUDA graphs, which are recorded for the memory of one module; a user's backend; what is dumped or verified.
 """
@@ -19,6 +22,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.session import CompileSession, SessionSettings
@@ -38,25 +42,29 @@ class SharedDispatchers:
 
     def find(
         self,
-        module: nn.Module,
+        owner: nn.Module | Optimizer,
         function: FunctionType,
         settings: SessionSettings,
         make: Callable[[], Dispatcher],
     ) -> Dispatcher:
-        """The dispatcher of `function` for modules like `module`; `make` is called where there is none."""
+        """The dispatcher of `function` for objects like `owner`; `make` is called where there is none."""
         if not is_shareable(settings):
             return make()
-        key = function, tuple(structure(module)), settings
+        own = structure(owner) if isinstance(owner, nn.Module) else optimizer_structure(owner)
+        key = function, tuple(own), settings
         found = self._known.get(key)
-        if found is None:
+        if found is None or owner in session_of(found).owners:
             found = self._known[key] = make()
-        session = found.__dict__["session"]
-        assert isinstance(session, CompileSession)
-        session.modules += 1
+        session_of(found).owners.add(owner)
         return found
 
     def clear(self) -> None:
         self._known.clear()
+
+
+def session_of(dispatcher: Dispatcher) -> CompileSession:
+    session: CompileSession = dispatcher.__dict__["session"]
+    return session
 
 
 def is_shareable(settings: SessionSettings) -> bool:
@@ -75,6 +83,16 @@ def structure(module: nn.Module) -> Iterator[Hashable]:
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 yield name, None if tensor is None else layout(tensor)
+
+
+def optimizer_structure(optimizer: Optimizer) -> Iterator[Hashable]:
+    yield id(type(optimizer))  # the type of an optimizer is no Hashable to a type checker
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name == "params":
+                yield tuple(map(layout, value))
+            else:
+                yield name, layout(value) if isinstance(value, torch.Tensor) else contents(value)
 
 
 def contents(value: object) -> Hashable:

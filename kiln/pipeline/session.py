@@ -165,8 +165,8 @@ class CompileSession:
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
         self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
-        self.modules = 0
-        """The modules whose method this is, each of which may have as many variants as one function."""
+        self.owners: WeakSet[object] = WeakSet()
+        """The modules or optimizers whose method this is, each of which may have as many variants as one function."""
         self.twins: WeakSet[nn.Module] = WeakSet()
         """The compiled modules."""
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
@@ -258,7 +258,7 @@ class CompileSession:
             raise BreaksInLoop(function=self.name, rounds=SAME_BREAK_LIMIT, place=breaks[-1][0])
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
-        if len(dispatcher.entries) >= options.variants * max(self.modules, 1):
+        if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(
                 function=function.__qualname__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +96,68 @@ def test_blocks_are_not_kept_alive() -> None:
     del blocks
     gc.collect()
     assert [reference() for reference in seen] == [None, None]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_one_compile_for_a_pool_of_models(cache: bool, tmp_path: Path) -> None:
+    options = {"cache": cache, "cache_dir": str(tmp_path)}
+    originals = [Block() for _ in range(20)]
+    pool = [kiln.compile(block, options=options) for block in originals]
+    x = torch.rand(3, 8)
+    for compiled, original in zip(pool, originals, strict=True):
+        torch.testing.assert_close(compiled(x), original(x))
+    report = kiln.report_of(pool[7])
+    assert (report.compiles, report.loaded, len(pool[7].report().recompiles)) == (1, 0, 0)
+    torch.testing.assert_close(pool[3](torch.rand(5, 8)).shape, torch.Size([5, 8]))
+
+
+def test_models_of_a_pool_have_their_own_state() -> None:
+    originals = [Block() for _ in range(3)]
+    pool = [kiln.compile(block, options={"cache": False}) for block in originals]
+    x = torch.rand(3, 8)
+    pool[0](x)
+    originals[1].inner.weight.data.zero_()
+    originals[2].register_forward_hook(lambda module, args, result: result * 2)
+    originals[0].scale = 7.0
+    for compiled, original in zip(pool, originals, strict=True):
+        torch.testing.assert_close(compiled(x), original(x))
+        compiled(x).sum().backward()
+    assert originals[1].inner.bias.grad is not None and originals[0].inner.bias.grad is not originals[1].inner.bias.grad
+
+
+def test_the_same_model_compiled_again_is_compiled_again() -> None:
+    block, x = Block(), torch.rand(3, 8)
+    reports = []
+    for _ in range(2):
+        compiled = kiln.compile(block, options={"cache": False})
+        compiled(x)
+        reports.append(kiln.report_of(compiled))
+    assert distinct(reports) == 2 and [report.compiles for report in reports] == [1, 1]
+
+
+def test_a_pool_is_not_kept_alive() -> None:
+    pool = [kiln.compile(Block(), options={"cache": False}) for _ in range(2)]
+    for compiled in pool:
+        compiled(torch.rand(3, 8))
+    seen = [weakref.ref(compiled.inner) for compiled in pool]
+    del pool, compiled
+    gc.collect()
+    assert [reference() for reference in seen] == [None, None]
+
+
+def test_optimizers_of_equal_models_share_a_session() -> None:
+    models, expected = [nn.Linear(4, 4) for _ in range(3)], []
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    steps = [kiln.compile(optimizer.step, options={"cache": False}) for optimizer in optimizers]
+    for model in models:
+        model(torch.ones(4)).sum().backward()
+        expected.append([value - 0.1 * value.grad for value in model.parameters() if value.grad is not None])
+    compiles = []
+    for step in steps:
+        step()
+        compiles.append(kiln.report_of(step).compiles)
+    torch.testing.assert_close([list(model.parameters()) for model in models], expected)
+    assert len({id(kiln.report_of(step)) for step in steps}) == 1
+    assert compiles[2] - compiles[0] <= 2, "what an optimizer compiles is not compiled again for another"
+    other = torch.optim.SGD(nn.Linear(4, 5).parameters(), lr=0.1)
+    assert kiln.report_of(kiln.compile(other.step, options={"cache": False})) is not kiln.report_of(steps[0])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kiln
-from kiln.api.compiler import session_of
+from kiln.api.compiler import SHARED, session_of
 from kiln.report import Report
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.cache.private_folder import seal_key
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def compiled_run(name: str, folder: Path) -> tuple[list[Any], Report, list[str]]:
     """A program's result in a fresh session, its report, the stages it went through."""
     function, args, kwargs = PROGRAMS[name]()
+    SHARED.clear()  # as in another process
     compiled = kiln.compile(function, options={"cache": True, "cache_dir": str(folder)})
     stages: list[str] = []
     session_of(compiled).events.listen(lambda event: stages.append(event.stage))
