@@ -62,7 +62,7 @@ class BackwardCompiler:
         None where the compiler fails and the region can be replayed by eager: the gradients come from that.
         """
         events = self.context.events
-        with events.stage("compile"):
+        with self.context.counting(), events.stage("compile"):
             try:
                 return self.find_or_compile(needed, given)
             except Exception as fault:

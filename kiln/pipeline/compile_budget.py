@@ -38,16 +38,19 @@ class CompileBudgetSpent(KilnError):
 
 @final
 class CompileBudget:
-    """`seconds` are free; 0: no limit. Used under the lock of the session, `clock` counts seconds."""
+    """`seconds` are free; 0: no limit. `clock` counts seconds. Threads may share it."""
 
     def __init__(self, name: str, seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.seconds = seconds
-        self.spent = 0.0
-        """By compiles that have ended."""
         self._clock = clock
+        self._lock = threading.Lock()
+        self._running = 0
+        """How many compiles run now: a function in one thread, a backward in another."""
+        self._busy = 0.0
+        """Seconds in which some compile ran, up to `_since` while one runs."""
         self._first: float | None = None
-        self._started: float | None = None
+        self._since = 0.0
         self._deadline = float("inf")
         self._wanted = 0.0
         self._thread = 0
@@ -57,34 +60,55 @@ class CompileBudget:
     @property
     def left(self) -> float:
         """Seconds that may be compiled now."""
-        ran = self.ran
-        return self.seconds + EARLY * min(ran, SETTLING) + LATER * max(ran - SETTLING, 0.0) - self.spent
+        with self._lock:
+            return self._left(self._clock())
 
-    @property
-    def ran(self) -> float:
-        """Seconds since the first compile that were not spent compiling."""
-        return 0.0 if self._first is None else max(0.0, self._clock() - self._first - self.spent)
+    def _left(self, now: float) -> float:
+        spent, ran = self._shares(now)
+        return self.seconds + EARLY * min(ran, SETTLING) + LATER * max(ran - SETTLING, 0.0) - spent
+
+    def _shares(self, now: float) -> tuple[float, float]:
+        """Seconds since the first compile in which one ran, and in which none did."""
+        spent = self._busy + (now - self._since if self._running else 0.0)
+        return spent, 0.0 if self._first is None else max(0.0, now - self._first - spent)
 
     def is_spent(self) -> bool:
         """Whether a compile must not start now."""
         return self.seconds > 0 and self.left <= self._wanted
 
     @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """A compile, which `check` ends at the limit."""
-        start = self._clock()
-        self._first = start if self._first is None else self._first
-        self._deadline = start + self.left if self.seconds else float("inf")
-        self._started, self._thread, self._told = start, threading.get_ident(), False
+    def counting(self) -> Iterator[None]:
+        """A compile that counts and is not given up."""
+        with self._lock:
+            now = self._clock()
+            self._first = now if self._first is None else self._first
+            if not self._running:
+                self._since = now
+            self._running += 1
         try:
             yield
-            self._wanted = 0.0
-        except CompileBudgetSpent:
-            self._wanted = 2 * (self._clock() - start)
-            raise
         finally:
-            self.spent += self._clock() - start
-            self._started, self._deadline = None, float("inf")
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._busy += self._clock() - self._since
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A compile, which `check` ends at the limit. Only one runs at a time, but it may start another."""
+        outer = self._deadline, self._thread
+        with self.counting():
+            start = self._clock()
+            self._deadline = start + self.left if self.seconds else float("inf")
+            self._thread, self._told = threading.get_ident(), False
+            try:
+                yield
+                self._wanted = 0.0
+            except CompileBudgetSpent:
+                self._wanted = 2 * (self._clock() - start)
+                raise
+            finally:
+                self._deadline, self._thread = outer
 
     def check(self) -> None:
         """Raise CompileBudgetSpent once the compile that this thread runs has reached the limit."""
@@ -101,9 +125,6 @@ class CompileBudget:
 
     def problem(self) -> CompileBudgetSpent:
         """Why the program runs eager for now."""
-        running = 0.0 if self._started is None else self._clock() - self._started
-        spent = self.spent + running
-        ran = self.ran - running
-        return CompileBudgetSpent(
-            name=self.name, spent=spent, ran=max(0.0, ran), more=2 * max(self.seconds, int(spent))
-        )
+        with self._lock:
+            spent, ran = self._shares(self._clock())
+        return CompileBudgetSpent(name=self.name, spent=spent, ran=ran, more=2 * max(self.seconds, int(spent)))

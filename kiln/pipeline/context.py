@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
@@ -33,6 +34,8 @@ class CompileContext:
     """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""
     check_time: Callable[[], None] = lambda: None
     """Called between stages; raises a KilnError when the compile takes too long."""
+    counting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered by a compile that starts later, when a program runs: it counts as time of compiling."""
 
     @property
     def without(self) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from kiln.native._frames import Dispatcher
 from kiln.runtime.variant import Fact
 
 SIDE_EXITS, BREAKS, RESUMES, SIDE_EXIT = "side_exits", "breaks", "resumes", "side_exit"
-"""Keys in the `__dict__` of a dispatcher."""
+CALLED = "called"
+"""Keys in the `__dict__` of a dispatcher; the last of one that was called under the stance `eager_then_compile`."""
 
 BreakLines = tuple[str, ...]
 """The line of a graph break, followed by those of the calls that led to it."""
@@ -75,9 +76,9 @@ def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
     return find_or_make
 
 
-def forget_followers(dispatcher: Dispatcher) -> None:
-    """Drop its resume functions and its side exit."""
-    for key in (RESUMES, SIDE_EXIT):
+def forget_calls(dispatcher: Dispatcher) -> None:
+    """Drop what earlier calls left: its resume functions, its side exit, and that it was called."""
+    for key in (RESUMES, SIDE_EXIT, CALLED):
         dispatcher.__dict__.pop(key, None)
 
 

@@ -36,6 +36,10 @@ class SeenInputs:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
         self._symbolic.update(inputs)
 
+    def clear(self) -> None:
+        """Forget all calls, but not what is known of the arguments."""
+        self._sizes, self._numbers = {}, {}
+
     def add_arguments(self, arguments: Mapping[str, object]) -> None:
         """Remember the sizes and numbers of a call that was not compiled."""
         for name, value in arguments.items():

@@ -37,7 +37,7 @@ from kiln.pipeline.dispatchers import (
     MakeDispatcher,
     breaks_before,
     collecting,
-    forget_followers,
+    forget_calls,
     original_of,
     remember_break,
     shared_resumes,
@@ -164,7 +164,7 @@ class CompileSession:
         ):
             self.stored = VariantStore(self.store, events, partial(variant_key, settings))
             compiler_contents()  # read now, so that the first call does not wait for it
-        self.budget = CompileBudget(name, 0 if settings.fullgraph else settings.options.compile_budget)
+        self.budget = self._new_budget()
         self.owners: WeakSet[object] = WeakSet()
         """The modules or optimizers whose method this is, each of which may have as many variants as one function."""
         self.twins: WeakSet[nn.Module] = WeakSet()
@@ -186,13 +186,17 @@ class CompileSession:
     def reset(self) -> None:
         """Forget all variants and all seen inputs."""
         with self._lock:
-            self.seen = SeenInputs(self.settings.options.dynamic)
+            self.seen.clear()
+            self.budget = self._new_budget()
             self._warned.clear()
             if self.graphs is not None:
                 self.graphs.clear()
             for dispatcher in list(self._dispatchers):
                 dispatcher.set_entries([])
-                forget_followers(dispatcher)
+                forget_calls(dispatcher)
+
+    def _new_budget(self) -> CompileBudget:
+        return CompileBudget(self.name, 0 if self.settings.fullgraph else self.settings.options.compile_budget)
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
@@ -367,6 +371,7 @@ class CompileSession:
             graphs=self.graphs,
             report_eager=self.report_eager,
             check_time=self.budget.check,
+            counting=self.budget.counting,
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:

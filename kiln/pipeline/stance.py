@@ -9,12 +9,9 @@ eager_then_compile       the first call of a function runs eager, so that its si
 from __future__ import annotations
 
 from kiln.native._frames import Dispatcher, stance
-from kiln.pipeline.dispatchers import original_of
+from kiln.pipeline.dispatchers import CALLED, original_of
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.support.errors import KilnError
-
-CALLED = "called"
-"""Key in the `__dict__` of a dispatcher that was called under `eager_then_compile`."""
 
 
 class CompileForbidden(KilnError, RuntimeError):

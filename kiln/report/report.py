@@ -55,9 +55,8 @@ class Recompile:
         return f"{self.function}: {self.reason}"
 
 
-def section(title: str, entries: Iterable[Break | Recompile]) -> list[str]:
+def section(title: str, counted: Counter[Break] | Counter[Recompile]) -> list[str]:
     """Distinct entries, the most frequent ones if there are many, each with its advice."""
-    counted = Counter(entries)
     lines = []
     for entry, times in counted.most_common(SHOWN) if len(counted) > SHOWN else counted.items():
         lines.append(f"{title} {entry.text()}" + (f" (x{times})" if times > 1 else ""))
@@ -101,8 +100,8 @@ class Report:
     """Why loops are not one kernel, program by program; the texts are made when they are read."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
-    eager_reasons: list[Break] = field(default_factory=list)
-    """Why functions run eager."""
+    eager_reasons: Counter[Break] = field(default_factory=Counter)
+    """Why calls ran eager -> how often that was said: one reason may hold for every call."""
     recompiles: list[Recompile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     total_seconds: float = 0.0
@@ -137,8 +136,8 @@ class Report:
         lines += self._graph_lines()
         eager = {(reason.code, reason.reason) for reason in self.eager_reasons}
         breaks = [found for found in self.breaks if (found.code, found.reason) not in eager]
-        lines += section("eager", self.eager_reasons) + section("recompiled", self.recompiles)
-        lines += section("break", breaks)
+        lines += section("eager", self.eager_reasons) + section("recompiled", Counter(self.recompiles))
+        lines += section("break", Counter(breaks))
         notes = Counter(self.notes)
         lines += [f"{note} (x{times})" if times > 1 else note for note, times in notes.most_common(SHOWN)]
         if len(notes) > SHOWN:
@@ -162,7 +161,9 @@ class Report:
     def to_json(self) -> str:
         """The report with all breaks, under `schema` number 1."""
         reasons = [str(refusal) for program in self.not_fused for refusal in program]
-        return json.dumps({"schema": SCHEMA, **asdict(replace(self, not_fused=[])), "not_fused": reasons})
+        eager = [{**asdict(reason), "times": times} for reason, times in self.eager_reasons.items()]
+        plain = asdict(replace(self, not_fused=[], eager_reasons=Counter()))
+        return json.dumps({"schema": SCHEMA, **plain, "not_fused": reasons, "eager_reasons": eager})
 
     def __str__(self) -> str:
         return self.text()
@@ -195,7 +196,7 @@ def _kernels(report: Report, event: Event) -> None:
 
 def _eager(report: Report, event: Event) -> None:
     report.eager += 1
-    report.eager_reasons.append(_reason(event))
+    report.eager_reasons[_reason(event)] += 1
 
 
 def _recompile(report: Report, event: Event) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import kiln
 from kiln.api.compiler import session_of
+from kiln.pipeline.backward import BackwardCompiler
 from kiln.pipeline.compile_budget import LOOKS, CompileBudget, CompileBudgetSpent
 from kiln.pipeline.session import KilnWarning
 
@@ -60,6 +61,61 @@ def test_after_a_compile_that_was_given_up_there_must_be_time_for_twice_as_much(
     clock.now += 1
     assert not budget.is_spent()
     compile_for(budget, clock, 100)
+
+
+def test_compiles_that_still_run_count() -> None:
+    clock = Clock()
+    budget = CompileBudget("f", 60, clock)
+    with budget.compiling():
+        clock.now += 20
+        assert budget.left == 40  # seen by another thread: the program has not run meanwhile
+        with budget.counting():  # a backward that another thread compiles at the same time
+            clock.now += 10
+        assert budget.left == 30
+    with budget.counting():
+        clock.now += 40
+        assert budget.is_spent()
+    assert budget.left == -10
+
+
+def test_a_compile_inside_of_a_compile_leaves_its_limit() -> None:
+    clock = Clock()
+    budget = CompileBudget("f", 60, clock)
+    with pytest.raises(CompileBudgetSpent), budget.compiling():
+        compile_for(budget, clock, 50)
+        clock.now += 20
+        for _ in range(LOOKS):
+            budget.check()
+
+
+def test_a_backward_counts_as_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, find = Clock(), BackwardCompiler.find_or_compile
+
+    def slow(self: BackwardCompiler, needed: Any, given: Any) -> Any:
+        clock.now += 100
+        return find(self, needed, given)
+
+    monkeypatch.setattr(BackwardCompiler, "find_or_compile", slow)
+    compiled: Any = kiln.compile(lambda x: (x * 2).sin())
+    budget = session_of(compiled).budget = CompileBudget("f", 60, clock)
+    x = torch.ones(3, requires_grad=True)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * torch.cos(2 * torch.ones(3)))
+    assert budget.left == -40 and budget.is_spent()
+
+
+def test_reset_gives_a_new_budget() -> None:
+    clock = Clock()
+    compiled: Any = kiln.compile(changing)
+    budget = session_of(compiled).budget = CompileBudget("changing", 60, clock)
+    compile_for(budget, clock, 59)
+    clock.now += 1e-3
+    with budget.counting():
+        clock.now += 100
+    assert budget.is_spent()
+    session_of(compiled).reset()
+    torch.testing.assert_close(compiled(X, "a"), X + 1)
+    assert compiled.report().eager == 0
 
 
 def test_no_limit() -> None:

@@ -33,6 +33,17 @@ def test_json_keeps_every_break() -> None:
     assert data["kernels"] == 3
 
 
+def test_what_holds_for_every_call_is_kept_once() -> None:
+    events, report = EventSink(), Report("f")
+    events.listen(report.record)
+    for _ in range(1000):
+        events.emit("eager", code="KILN1094", reason="a mode is active", hint="leave it")
+    assert len(report.eager_reasons) == 1 and report.eager == 1000
+    assert "eager KILN1094 a mode is active (x1000)" in report.text()
+    (entry,) = json.loads(report.to_json())["eager_reasons"]
+    assert (entry["code"], entry["times"]) == ("KILN1094", 1000)
+
+
 def test_stage_times_add_up() -> None:
     events, report = EventSink(), Report("f")
     stop = events.listen(report.record)

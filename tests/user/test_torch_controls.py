@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.api.compiler import compile_graph
+from kiln.support.options import Options
 from tests.user.conftest import Run
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -79,7 +81,25 @@ def test_eager_then_compile(compiled: Any) -> None:
     assert kiln.report_of(compiled).compiles == 1
 
 
+def test_eager_then_compile_after_a_reset(compiled: Any) -> None:
+    with torch.compiler.set_stance("eager_then_compile"):
+        for _ in range(2):
+            assert torch.equal(compiled(X), -X)
+            assert torch.equal(compiled(X), X)
+            kiln.reset()
+
+
 # Reset, marks.
+
+
+def test_reset_keeps_which_inputs_of_a_graph_change() -> None:
+    module = torch.fx.symbolic_trace(lambda x: x + 1)
+    compiled = compile_graph(module, "graph", Options(cache=False), {"x": (0,)})
+    for _ in range(2):
+        for rows in (3, 4, 5):
+            assert torch.equal(compiled(torch.ones(rows, 2)), torch.full((rows, 2), 2.0))  # type: ignore[arg-type]
+        assert kiln.report_of(compiled).compiles == 1
+        kiln.reset()
 
 
 def test_reset_forgets_without_loading_the_other_compiler(run: Run) -> None:
