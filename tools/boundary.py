@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from source import load, modules
 
@@ -27,6 +27,7 @@ def forbidden(name: str) -> bool:
 def names_used(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of what a module imports or looks up, by strings too where it imports by name."""
     by_name = any(isinstance(node, ast.Call) and is_import(node.func) for node in nodes)
+    constants = dict(named_strings(nodes))
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -37,7 +38,22 @@ def names_used(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and by_name:
             yield node.lineno, node.value
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
-            yield node.lineno, ast.unparse(node.slice).strip("'")
+            yield node.lineno, text_of(node.slice, constants)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
+            yield node.lineno, text_of(node.args[0], constants)
+
+
+def text_of(node: ast.expr, constants: Mapping[str, str]) -> str:
+    """The string that an expression is or names; else its source."""
+    source = ast.unparse(node)
+    return constants.get(source, source.strip("'"))
+
+
+def named_strings(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str]]:
+    """(name, text) of `name = "text"`."""
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((ast.unparse(target), node.value.value) for target in node.targets)
 
 
 def is_import(function: ast.expr) -> bool:

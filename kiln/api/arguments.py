@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from kiln.api.modes import warn_of_mode
 from kiln.backends import Backend, find_backend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
@@ -20,23 +19,6 @@ class BadArgument(KilnError):
     why = "it takes {allowed}"
     try_ = ("help(kiln.compile) lists all arguments",)
 
-
-class NothingTuned(KilnError):
-    code = "KILN5012"
-    what = "mode {mode!r} measures no candidates"
-    why = "Kiln has no autotuning yet; the mode means {meaning}"
-    try_ = ("leave the mode away, or use {instead!r}: it does the same",)
-
-
-class ModeWarning(UserWarning):
-    """A mode does less than its name says."""
-
-
-MEANINGS: Mapping[str, tuple[str, str]] = {
-    "max-autotune": ("CUDA graphs on a GPU and the usual kernels", "reduce-overhead"),
-    "max-autotune-no-cudagraphs": ("the defaults", "default"),
-}
-"""What the modes mean that tune nothing, and the mode that says so."""
 
 DYNAMIC: Mapping[bool, Literal["always", "never"]] = {True: "always", False: "never"}
 MODELS = "a function, a method or an nn.Module (of a class: an instance, or decorate its `forward`)"
@@ -77,8 +59,8 @@ def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic
     if dynamic is not None and type(dynamic) is not bool:
         raise BadArgument(name="dynamic", value=dynamic, allowed="None, True or False")
     result = options_from_text(os.environ.get("KILN_OPTIONS", ""))
-    if mode in MEANINGS:
-        warn_of_mode(mode)
+    if mode is not None:
+        warn_of_mode(mode, stacklevel=5)
     if verify := os.environ.get("KILN_VERIFY"):
         result = options_from({"verify": verify}, result)
     result = options_from(MODES[mode or "default"], result)
@@ -86,10 +68,3 @@ def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic
         raise BadArgument(name="options", value=options, allowed="a dict of options")
     result = options_from(options or {}, result)
     return result if dynamic is None else replace(result, dynamic=DYNAMIC[dynamic])
-
-
-@functools.lru_cache(maxsize=len(MEANINGS))
-def warn_of_mode(mode: str) -> None:
-    """Once per process and mode."""
-    meaning, instead = MEANINGS[mode]
-    warnings.warn(NothingTuned(mode=mode, meaning=meaning, instead=instead).render(), ModeWarning, stacklevel=5)

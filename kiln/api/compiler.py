@@ -25,7 +25,7 @@ from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
-from kiln.pipeline.switches import switched_off
+from kiln.pipeline.switches import PASSES, switched_off
 from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
@@ -156,7 +156,7 @@ def _new_session(name: str, options: Options, backend: Backend | None, fullgraph
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
-        events.listen(log_stages(log_names(stages)))
+        events.listen(log_stages(log_names(stages, PASSES)))
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report

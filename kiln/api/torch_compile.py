@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from kiln.api.entry import compile as kiln_compile
-from kiln.support.options import Options
+from kiln.api.modes import warn_of_mode
+from kiln.support.options import MODES, Options
 from kiln.support.torch_settings import TorchSettingIgnored
 
 REPLACED = (None, "inductor", "kiln", "cudagraphs")
@@ -57,10 +58,10 @@ def replace_torch_compile() -> Callable[[], None]:
         chosen = kiln_options(options or {}, settings)
         if backend == "cudagraphs":
             chosen["cuda_graphs"] = True
-        if chosen and mode not in (None, "default"):
-            ignore(chosen)  # as in torch.compile, `mode` and `options` exclude each other
-            chosen = {}
-        known["mode"] = None if chosen else mode
+        if chosen and mode in MODES:  # `kiln.compile` takes one of the two
+            warn_of_mode(mode, stacklevel=3)
+            chosen = {**MODES[mode], **chosen}
+            known["mode"] = None
         return kiln_compile(model, options=chosen or None, **known)
 
     torch.compile = compile  # type: ignore[assignment]

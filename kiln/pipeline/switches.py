@@ -8,7 +8,7 @@ does not allow. Names travel in `Target.without`, which every pass sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES
 from kiln.loops.program.passes.pipeline import CPU_PROGRAM_PASSES, GPU_PROGRAM_PASSES
 from kiln.support.errors import KilnError
 from kiln.support.options import Options
+from kiln.support.passes import Named
 from kiln.support.target import Target
 
 NEEDED = frozenset(("choose-tiles", "choose-vector", "separate-outputs", "dead-code", "strips-to-runs"))
@@ -36,16 +37,20 @@ OTHERS: Mapping[str, str] = {
 """Switches that are neither passes nor rules."""
 
 
+KINDS: Mapping[str, Sequence[Named]] = {
+    "graph pass": (*JOINT_PASSES, *FORWARD_PASSES, *GRAPH_PASSES),
+    "rewrite rule": (*ARITHMETIC, *VIEWS),
+    "loop pass": (*CPU_PROGRAM_PASSES, *GPU_PROGRAM_PASSES),
+    "fusion rule": FUSION_RULES,
+    "kernel pass": (*CPP_PASSES, *TRITON_PASSES),
+}
+PASSES = frozenset(entry.name for kind, named in KINDS.items() if kind.endswith("pass") for entry in named)
+"""The names of all passes: each is a stage of its own in events."""
+
+
 def _switches() -> dict[str, str]:
     found: dict[str, str] = {}
-    kinds = (
-        ("graph pass", (*JOINT_PASSES, *FORWARD_PASSES, *GRAPH_PASSES)),
-        ("rewrite rule", (*ARITHMETIC, *VIEWS)),
-        ("loop pass", (*CPU_PROGRAM_PASSES, *GPU_PROGRAM_PASSES)),
-        ("fusion rule", FUSION_RULES),
-        ("kernel pass", (*CPP_PASSES, *TRITON_PASSES)),
-    )
-    for kind, named in kinds:
+    for kind, named in KINDS.items():
         for entry in named:
             if entry.name not in NEEDED:
                 found.setdefault(entry.name, kind)

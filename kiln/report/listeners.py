@@ -2,6 +2,7 @@
 
 KILN_LOG=recompiles      kiln [compile] recompile function=f reason=n is 4, and was 3 (asked by model.py:7, in f) ...
 KILN_LOG=lowering,eager  the events of a stage, and a kind of event
+KILN_LOG=cse             the time and the changes of a pass
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ SHORTHANDS = {
 
 class UnknownLog(KilnError):
     code = "KILN5007"
-    what = "KILN_LOG names `{name}`, which is neither a stage nor a kind of event"
+    what = "KILN_LOG names `{name}`, which is no stage, pass or kind of event"
     why = "the names are all, {known}"
     try_ = ("KILN_LOG=recompiles,breaks,cache",)
 
 
-def log_names(text: str) -> frozenset[str]:
-    """The stages and kinds of events that KILN_LOG asks for. Raises UnknownLog."""
+def log_names(text: str, passes: frozenset[str]) -> frozenset[str]:
+    """The stages, `passes` and kinds of events that KILN_LOG asks for. Raises UnknownLog."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    known = STAGES | KINDS | SHORTHANDS.keys() | passes
     for name in names:
-        if name != "all" and name not in STAGES | KINDS | SHORTHANDS.keys():
-            raise UnknownLog(name=name, known=", ".join(sorted(STAGES | KINDS | SHORTHANDS.keys())))
+        if name != "all" and name not in known:
+            raise UnknownLog(name=name, known=", ".join(sorted(known)))
     return frozenset(part for name in names for part in SHORTHANDS.get(name, (name,)))
 
 

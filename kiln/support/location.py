@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-LIBRARIES = (*sysconfig.get_paths().values(), "<frozen")
-"""Where the files of Python and of installed packages are."""
+
+def library_folders(paths: Mapping[str, str]) -> tuple[str, ...]:
+    """How the files of Python and of installed packages begin; `paths`: of `sysconfig.get_paths()`."""
+    return (*(paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen")
+
+
+LIBRARIES = library_folders(sysconfig.get_paths())
+PACKAGES = frozenset(("site-packages", "dist-packages"))
+"""Folders of installed packages, wherever they are."""
 
 
 @final
@@ -27,7 +36,7 @@ class Location:
     @property
     def in_library(self) -> bool:
         """Whether it belongs to an installed package or to Python itself, not to the program."""
-        return self.file.startswith(LIBRARIES) or "site-packages" in self.file
+        return self.file.startswith(LIBRARIES) or bool(PACKAGES.intersection(self.file.split(os.sep)))
 
     def source_line(self) -> str:
         """The text of the line, or `""` when the file cannot be read."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from kiln.support.errors import KilnError
 
-CONFIG = ".".join(("torch", "_dynamo", "config"))
+CONFIG = "torch._dynamo.config"
 
 
 class TorchSettingIgnored(KilnError):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
-from kiln.api.arguments import warn_of_mode
+from kiln.api.modes import warn_of_mode
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
 from kiln.symbolic import FixedMarkedDim

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.graph.passes import FORWARD_PASSES, GRAPH_PASSES, JOINT_PASSES
+from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES
+from kiln.loops.program.passes.pipeline import CPU_PROGRAM_PASSES, GPU_PROGRAM_PASSES
+from kiln.pipeline.switches import PASSES
 from kiln.report import Report, log_names
 from kiln.report.listeners import KINDS, STAGES, UnknownLog
 from kiln.support.errors import KilnError
@@ -141,7 +145,7 @@ def test_unknown_names_in_the_log_are_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KILN_LOG", "lowering,nonsense")
     with pytest.raises(UnknownLog, match=r"KILN5007[\s\S]*nonsense"):
         kiln.compile(torch.sin)
-    assert log_names("recompiles, lowering") == {"recompile", "lowering"}
+    assert log_names("recompiles, lowering", PASSES) == {"recompile", "lowering"}
 
 
 def test_the_log_knows_all_stages_and_events() -> None:
@@ -149,6 +153,17 @@ def test_the_log_knows_all_stages_and_events() -> None:
     source = "".join(file.read_text() for file in Path(kiln.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"[. ](?:stage|Stage)\(\"([^\"]+)\"", source)) <= STAGES
     assert set(re.findall(r"events\.emit\(\s*\"(\w+)\"", source)) <= KINDS
+
+
+def test_the_log_of_a_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = (*JOINT_PASSES, *FORWARD_PASSES, *GRAPH_PASSES, *CPU_PROGRAM_PASSES, *GPU_PROGRAM_PASSES, *CPP_PASSES)
+    names = {step.name for step in (*lists, *TRITON_PASSES)}
+    assert log_names(",".join(names), PASSES) == names
+    monkeypatch.setenv("KILN_LOG", "cse")
+    kiln.compile(lambda x: x.sin() + x.sin(), options={"cache": False})(torch.ones(2))
+    lines = capsys.readouterr().err.splitlines()
+    assert any("kiln [cse] pass name=cse changes=1" in line for line in lines), lines
+    assert all("kiln [cse]" in line for line in lines)
 
 
 def failing(x: Tensor) -> Tensor:

@@ -111,6 +111,8 @@ def test_pass_lists(tool: Any) -> None:
         "x = torch._subclasses.FakeTensor",
         "importlib.import_module('torch._decomp')",
         "sys.modules['torch.export']",
+        "sys.modules.get('torch._dynamo')",
+        "NAME = 'torch._dynamo.config'; sys.modules.get(NAME)",
     ],
 )
 def test_boundary(tool: Any, line: str) -> None:

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.api.compiler import session_of
+from kiln.api.modes import ModeWarning, warn_of_mode
 from kiln.api.torch_backend import TorchBackend, symbolic_inputs
 from kiln.support.errors import KilnError
+from kiln.support.options import Options
 from tests.user.conftest import Run
 
 BY_NAME = """
@@ -219,6 +222,29 @@ def test_replacing_torch_compile_in_a_process() -> None:
     finally:
         restore()
     assert torch.compile is before
+
+
+def options_of(compiled: Any) -> Options:
+    return session_of(compiled).settings.options
+
+
+def test_a_mode_and_options_hold_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = kiln.replace_torch_compile()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            limited = torch.compile(lambda x: x, mode="reduce-overhead", recompile_limit=16)
+            graphs = torch.compile(lambda x: x, mode="reduce-overhead", backend="cudagraphs")
+        warn_of_mode.cache_clear()
+        with pytest.warns(ModeWarning, match="KILN5012") as caught:
+            torch.compile(lambda x: x, mode="max-autotune", recompile_limit=16)
+        with pytest.raises(KilnError, match="KILN5003"):
+            torch.compile(lambda x: x, mode="fastest", recompile_limit=16)
+    finally:
+        restore()
+    assert options_of(limited).cuda_graphs and options_of(limited).variants == 16
+    assert options_of(graphs).cuda_graphs
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_signatures_are_those_of_the_original() -> None:
