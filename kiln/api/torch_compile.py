@@ -58,7 +58,7 @@ def replace_torch_compile() -> Callable[[], None]:
         chosen = kiln_options(options or {}, settings)
         if backend == "cudagraphs":
             chosen["cuda_graphs"] = True
-        if chosen and mode in MODES:  # `kiln.compile` takes one of the two
+        if chosen and mode is not None and mode in MODES:  # `kiln.compile` takes one of the two
             warn_of_mode(mode, stacklevel=3)
             chosen = {**MODES[mode], **chosen}
             known["mode"] = None
