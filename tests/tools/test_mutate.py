@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutate.call_map import RecordedTest, read_calls, write_calls
-from tools.mutate.copy_of_tree import TreeCopy, Verdict
+from tools.mutate.copy_of_tree import TreeCopy, Verdict, named
 from tools.mutate.journal import add_line, control_of, failed_unchanged, read_journals, table
 from tools.mutate.mutants import Mutant, cpp_mutants, python_mutants
 from tools.mutate.processes import Deadline, in_processes
@@ -161,6 +161,13 @@ def test_a_copy_takes_a_change_and_puts_everything_back(tmp_path: Path) -> None:
     with copy.mutated(Mutant("kiln/build/a.py", 1, None, "constant", "1", "2", 4, 5, ": x = 1")):
         assert file.read_text() == "x = 2\n" and (root / "kiln/build/a.py").read_text() == "x = 1\n"
     assert file.read_text() == "x = 1\n" and file.stat().st_mtime_ns == before
+
+
+def test_the_failed_test_is_found_in_the_output() -> None:
+    tests = ["tests/x.py::f[a]", "tests/x.py::f[a < b]", "tests/x.py::f"]
+    assert named("tests/x.py::f[a < b] - ValueError: a", tests) == tests[1]
+    assert named("tests/x.py::f FAILED", tests) == tests[2]
+    assert named("tests/y.py - ImportError", tests) == "tests/y.py"
 
 
 def test_known_mutants_stand_in_the_sources() -> None:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import final
 
 import torch
 
@@ -38,6 +39,7 @@ WORK = ROOT / "build" / "mutate"
 CALLS, JOURNAL = WORK / "calls.jsonl.gz", WORK / "journal.jsonl"
 CONTROL_EVERY = 20
 BUILD_SECONDS = 120.0
+OPEN = ("survived", "untested")
 WARM = ("tests/tools/test_mutate.py", "tests/boundary", "tests/api/test_compile.py")
 """Tests that import most of Kiln: a copy's bytecode files are made by them."""
 
@@ -78,28 +80,29 @@ def main() -> int:
 
 def run_mutants(arguments: argparse.Namespace, deadline: Deadline) -> int:
     done = read_journals([*arguments.journals, arguments.journal])
-    mutants = chosen(arguments, {key: line["status"] for key, line in done.items()})
     unreliable = failed_unchanged(done)
+    status = {key: OPEN[0] if line["by"] in unreliable else line["status"] for key, line in done.items()}
+    mutants = chosen(arguments, status)
     calls = Calls([test for test in read_calls(arguments.calls) if test.name not in unreliable], ROOT)
     if any(mutant.path.startswith("csrc/") for mutant in mutants):
         build_objects(arguments.processes)
     with tempfile.TemporaryDirectory(prefix="kiln-mutate-") as folder:
 
-        def start(process: int) -> TreeCopy:
+        def start(process: int) -> Judge:
             copy = TreeCopy(ROOT, Path(folder, str(process)))
             copy.run(WARM, 300.0, write_bytecode=True)
-            return copy
+            return Judge(copy, calls, arguments, deadline)
 
-        def do(copy: TreeCopy, number: int) -> None:
+        def do(judge: Judge, number: int) -> None:
             mutant, before = mutants[number], time.monotonic()
-            verdict = judge(mutant, copy, calls, arguments, deadline)
+            verdict = judge.verdict(mutant)
             if deadline.is_over():
                 return
             add_line(arguments.journal, mutant.key, verdict, time.monotonic() - before, mutant.line)
             print(f"{verdict.status:9} {mutant.key} {verdict.by[:150]}", flush=True)
-            tests = calls.of(mutant, arguments.quick)
+            tests = judge.tests(mutant, arguments.quick)
             if number % CONTROL_EVERY == 0 and tests:
-                verdict = copy.run(tests, min(arguments.limit, deadline.left()))
+                verdict = judge.run(tests)
                 if not deadline.is_over():
                     add_line(arguments.journal, control_of(mutant), verdict, time.monotonic() - before, mutant.line)
 
@@ -112,8 +115,8 @@ def chosen(arguments: argparse.Namespace, done: dict[str, str]) -> list[Mutant]:
         return known_mutants(ROOT)
     found = list(all_mutants(ROOT, arguments.only))
     if arguments.again:
-        argued, open_status = argued_survivors(), ("survived", "untested")
-        return [mutant for mutant in found if done.get(mutant.key) in open_status and mutant.key not in argued]
+        argued = argued_survivors()
+        return [mutant for mutant in found if done.get(mutant.key) in OPEN and mutant.key not in argued]
     part, parts = map(int, arguments.shard.split("/"))
     sample = sampled(ROOT, found, arguments.count, arguments.seed)
     return [mutant for mutant in sample[part::parts] if mutant.key not in done]
@@ -126,18 +129,47 @@ def build_objects(processes: int) -> None:
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def judge(mutant: Mutant, copy: TreeCopy, calls: Calls, arguments: argparse.Namespace, deadline: Deadline) -> Verdict:
-    quick = calls.of(mutant, arguments.quick)
-    if not quick:
-        return Verdict("untested")
-    with copy.mutated(mutant):
-        if mutant.path.startswith("csrc/") and not copy.build(min(BUILD_SECONDS, deadline.left())):
-            return Verdict("broken", "does not compile")
-        verdict = copy.run(quick, min(arguments.limit, deadline.left()))
-        rest = [test for test in calls.of(mutant, arguments.thorough) if test not in quick]
-        if verdict.status == "survived" and rest:
-            verdict = copy.run(rest, min(arguments.limit, deadline.left()))
-    return verdict
+@final
+class Judge:
+    """In one copy. `unreliable`: tests that fail without a mutant too, where they run alone or after others."""
+
+    def __init__(self, copy: TreeCopy, calls: Calls, arguments: argparse.Namespace, deadline: Deadline) -> None:
+        self._copy = copy
+        self._calls = calls
+        self._arguments = arguments
+        self._deadline = deadline
+        self._reliable: dict[str, bool] = {}
+
+    def tests(self, mutant: Mutant, seconds: float) -> list[str]:
+        return [test for test in self._calls.of(mutant, seconds) if self._reliable.get(test, True)]
+
+    def run(self, tests: list[str]) -> Verdict:
+        return self._copy.run(tests, min(self._arguments.limit, self._deadline.left()))
+
+    def verdict(self, mutant: Mutant) -> Verdict:
+        """A test that fails must pass without the mutant; else it is left out."""
+        while True:
+            found = self._verdict(mutant)
+            if found.status != "caught" or self._is_reliable(found.by) or self._deadline.is_over():
+                return found
+
+    def _is_reliable(self, test: str) -> bool:
+        if test not in self._reliable:
+            self._reliable[test] = test not in self._calls or self.run([test]).status == "survived"
+        return self._reliable[test]
+
+    def _verdict(self, mutant: Mutant) -> Verdict:
+        quick = self.tests(mutant, self._arguments.quick)
+        if not quick:
+            return Verdict("untested")
+        with self._copy.mutated(mutant):
+            if mutant.path.startswith("csrc/") and not self._copy.build(min(BUILD_SECONDS, self._deadline.left())):
+                return Verdict("broken", "does not compile")
+            verdict = self.run(quick)
+            rest = [test for test in self.tests(mutant, self._arguments.thorough) if test not in quick]
+            if verdict.status == "survived" and rest:
+                verdict = self.run(rest)
+        return verdict
 
 
 if __name__ == "__main__":

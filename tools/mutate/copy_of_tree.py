@@ -30,12 +30,17 @@ from tools.mutate.mutants import Mutant
 
 Status = Literal["caught", "survived", "timeout", "untested", "broken"]
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*", "kiln_dump", "kiln_reproducers")
+OPTIONS = ("-x", "-vv", "-p", "no:cacheprovider", "-W", "ignore", "--tb=no", "-rfE")
+"""A test that ends the process is the last whose name is written."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`by`: the test that failed. broken: the tests could not run at all (the sources do not build, no test found)."""
+    """`by`: the test that failed, or in which the process ended.
+
+    broken: the tests could not run at all (the sources do not build, no test found).
+    """
 
     status: Status
     by: str = ""
@@ -123,12 +128,15 @@ class TreeCopy:
         if status is None:
             return Verdict("timeout")
         text = self._output.read_text(errors="replace")
-        failed = [line.split(" ")[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        failed = [
+            named(line.partition(" ")[2], tests) for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))
+        ]
+        started = [named(line, tests) for line in text.splitlines() if line.startswith("tests/")]
         if status == 0:
             return Verdict("survived")
         if status == 5 or (status == 4 and "ERROR: not found: " in text):
             return Verdict("broken", text[-300:])
-        return Verdict("caught", failed[0] if failed else f"exit status {status}")
+        return Verdict("caught", [*failed, *reversed(started), f"exit status {status}"][0])
 
     def _run_in_child(self, tests: Sequence[str], environment: Mapping[str, str], write_bytecode: bool) -> None:
         os.setsid()
@@ -143,7 +151,7 @@ class TreeCopy:
             os.dup2(out, stream)
         status = 3
         try:
-            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--tb=no", "-rfE", *tests]))
+            status = int(pytest.main([*OPTIONS, *tests]))
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -158,6 +166,11 @@ class TreeCopy:
                 start_new_session=True,
             )  # fmt: skip
         wait(child.pid, seconds)
+
+
+def named(line: str, tests: Sequence[str]) -> str:
+    """The test with which a line of output begins; its name may have spaces in it."""
+    return max([test for test in tests if line.startswith(test)], key=len, default=line.split(" ")[0])
 
 
 def wait(child: int, seconds: float) -> int | None:

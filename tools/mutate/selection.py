@@ -60,6 +60,9 @@ class Calls:
                     file = function.rpartition(":")[0]
                     self._by_file[file][test.name] = self._by_file[file].get(test.name, 0) + 1
 
+    def __contains__(self, test: str) -> bool:
+        return test in self._by_name
+
     def _importing(self, module: str) -> Iterator[RecordedTest]:
         """The tests of the files that name `module`."""
         for file, tests in self._tests.items():
