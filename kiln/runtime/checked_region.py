@@ -3,7 +3,7 @@
     outputs = checked(region)(x, n)         None where a check fails, or any step after it that relied on it
     if not outputs: return f(x, n)          f is the original function, which runs eager and raises what eager raises
 
-The region changes no input, so that nothing has happened when it fails.
+The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails.
 """
 
 from __future__ import annotations

@@ -144,3 +144,55 @@ def test_integers_beyond_64_bits(name: str) -> None:
     compiled = kiln.compile(POWERS[name])
     for k in (3, 5, 2**20, 7, 2**30, 2**31 + 1, 2**40, 2**62, 11):
         assert_like_eager(compiled, POWERS[name], torch.ones(3), k)
+
+
+def set_of(kind: str, count: int) -> set[int]:
+    """Sets whose tables are of different sizes."""
+    numbers: set[int] = set()
+    for number in range(count):
+        numbers.add(7 * number % 1000)
+    if kind == "shrunk":
+        for number in range(4, count):
+            numbers.discard(7 * number % 1000)
+    return set(numbers) if kind == "copied" else numbers
+
+
+def change_and_list(numbers: set[int], x: torch.Tensor, removed: list[int]) -> tuple[list[int], torch.Tensor]:
+    numbers.add(100)
+    for number in removed:
+        numbers.discard(number)
+    numbers.add(41)
+    return [number for number in numbers], x + 1
+
+
+@pytest.mark.parametrize("kind", ["copied", "grown", "shrunk"])
+def test_the_order_of_a_set_that_is_changed(kind: str) -> None:
+    """It depends on the size of the set's table, which a copy may not have."""
+    for count in (3, 5, 11, 20, 64):
+        removed = [7 * number for number in range(0, count, 2)]
+        expected, _ = change_and_list(set_of(kind, count), torch.ones(3), removed)
+        found, _ = kiln.compile(change_and_list)(set_of(kind, count), torch.ones(3), removed)
+        assert found == expected
+
+
+def test_super_outside_of_a_class() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)  # type: ignore[misc]
+
+    compiled = kiln.compile(program)
+    assert_like_eager(compiled, program, torch.ones(3))
+    assert "KILN9000" not in kiln.report_of(compiled).text()
+
+
+def test_the_error_of_an_empty_slot_names_it() -> None:
+    class Slots:
+        __slots__ = ("a",)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        try:
+            del Slots().a
+        except AttributeError as error:
+            return x, str(error)
+        return x, ""
+
+    assert_like_eager(kiln.compile(program), program, torch.ones(3))

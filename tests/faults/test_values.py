@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kiln
-from tests.faults.outcome import assert_like_eager
+from tests.faults.outcome import assert_like_eager, outcome
 
 LIB = torch.library.Library("kiln_faults", "DEF")
 LIB.define("halves(Tensor x) -> (Tensor, Tensor, Tensor)")
@@ -152,3 +152,30 @@ def test_the_gradient_of_one_result_of_several_with_symbolic_sizes() -> None:
         compiled = kiln.compile(program, dynamic=True, fullgraph=True)
         compiled(x)[result].sum().backward()
         assert torch.equal(x.grad, torch.full((5, 3), 2.0 - result))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16])
+def test_an_index_of_rank_0(dtype: torch.dtype) -> None:
+    """Eager takes uint8, like bool, for a mask."""
+    compiled = kiln.compile(lambda x, i: x[i])
+    for number in (1, 0, 1):
+        assert_like_eager(compiled, lambda x, i: x[i], torch.ones(3, 4), torch.tensor(number, dtype=dtype))
+
+
+def checked_after_random(x: torch.Tensor) -> torch.Tensor:
+    y = torch.rand(4)
+    if x.sum() + y.sum() < 0:
+        raise ValueError("negative")
+    return x * y
+
+
+def test_a_check_that_fails_draws_no_other_random_numbers() -> None:
+    compiled = kiln.compile(checked_after_random, options={"random": "eager"})
+    for x in (torch.ones(4), -10 * torch.ones(4), torch.ones(4)):
+        assert_like_eager(compiled, checked_after_random, x)
+        states = []
+        for function in (checked_after_random, compiled):
+            torch.manual_seed(0)
+            outcome(function, (x,))
+            states.append(torch.get_rng_state())
+        assert torch.equal(*states)

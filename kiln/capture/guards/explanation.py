@@ -28,6 +28,8 @@ from kiln.runtime.guards.source import ItemSource, Source
 from kiln.runtime.guards.state import current_state
 from kiln.support.location import Location
 
+OF_RESUME_FUNCTIONS = ("_stack_", "_result_", "_inner_", "_instead_", "_kiln_")
+"""How the arguments of resume functions begin that are no variables of the program."""
 OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
 """Dicts whose items are attributes of the object."""
 
@@ -90,7 +92,7 @@ def state_failure(guard: Guard, expected: GlobalState) -> Failure:
 def user_text(source: Source) -> str:
     """The path as the program would write it."""
     match source:
-        case sources.LocalSource() if source.name.startswith("_"):
+        case sources.LocalSource() if source.name.startswith(OF_RESUME_FUNCTIONS):
             return "a value on the stack"
         case sources.GlobalSource() | sources.CellSource() | sources.CellObjectSource() | sources.BuiltinSource():
             return source.name

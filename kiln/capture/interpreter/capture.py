@@ -366,7 +366,7 @@ def finish(
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
     if writer.outputs or has_effects(recorder):
         trace = recorder.finish(writer.outputs)
-        refuse_unchecked(s, bool(trace.graph.writes))
+        refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
         region = callbacks.compile_region(recorder, trace)

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, Past
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace.condition import equality, evaluate, integer_value
 from kiln.graph.trace.fake import FakeTensor
@@ -167,18 +168,25 @@ def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | to
     return expected if known is None else known
 
 
-def refuse_unchecked(s: CaptureState, writes: bool) -> None:
-    """Break where something was assumed if the region could not be run again in eager Python, since it changes inputs,
-    or where the tensor of a number was changed after it had been read."""
+def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
+    """Break where something was assumed if eager cannot run `graph` again, since it changes inputs or calls operators
+    with unknown effects, or where the tensor of a number was changed after it had been read."""
+    runs_once = bool(graph.writes) or calls_opaque(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
         tensor = assumption.tensor
-        if writes or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
+        if runs_once or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
             raise data_dependent(assumption.step, "an assertion on values")
-    for check in s.recorder.env.checks if writes else ():
+    for check in s.recorder.env.checks if runs_once else ():
         for symbol in check.relation.free_symbols():
             if str(symbol) in found.steps:
                 raise ValueNeeded(*found.steps[str(symbol)])
+
+
+def calls_opaque(graph: Graph) -> bool:
+    """Whether it calls an operator with unknown effects, or one that draws from eager's random generator."""
+    nested = [part for node in graph.nodes for part in node.attrs.values() if isinstance(part, Graph)]
+    return any(node.op.name == "opaque" for node in graph.nodes) or any(map(calls_opaque, nested))
 
 
 def refuse_changed(s: CaptureState, number: DataNumber) -> None:

@@ -46,7 +46,7 @@ def contents_key(value: Value) -> Hashable:
 @final
 @dataclass(frozen=True)
 class ContentsEffect(SideEffect):
-    """A container from outside has new contents: it is cleared and refilled, keeping its identity."""
+    """A container from outside has new contents: it is filled with them, keeping its identity."""
 
     value: Container
     writes = True

@@ -294,6 +294,8 @@ def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     first = frame.code.co_varnames[0]
     cell = frame.cells.get(first)
     self_ = cell.load(s) if cell is not None else frame.locals[first]
+    if "__class__" not in frame.cells:
+        raise s.error(RuntimeError, "super(): __class__ cell not found")
     return checked_super(s, frame.cells["__class__"].load(s).constant(s), self_)
 
 

@@ -295,10 +295,24 @@ class Set(Container):
         unchanged = self.original is not None and len(items) == len(self.original) and items.keys() == self.original
         if unchanged or any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
             return items
-        order = set(self.original or ())
-        order.intersection_update(items)
-        order.update(items)
+        order = self._copy()  # changed one by one, since larger changes make the table of a set larger or smaller
+        for token in order - items.keys():
+            order.discard(token)
+        for token in items:
+            order.add(token)
         return {token: items[token] for token in order}
+
+    def _copy(self) -> set[Token]:
+        """A set that orders items as the original does."""
+        if self.original is None:
+            return set()
+        grown: set[Token] = set()
+        for item in self.original:
+            grown.add(item)
+        for made in (set(self.original), grown):
+            if table_bytes(made) == table_bytes(self.original) and list(made) == list(self.original):
+                return made
+        raise self.unsupported("iterate", "its order depends on what it held before")
 
     def constant(self, s: CaptureState) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())
@@ -320,7 +334,25 @@ class Set(Container):
         g.remember(self)
 
     def emit_contents(self, g: Codegen) -> None:
-        emit_refill(g, self, Set(self._items), set)
+        """Remove and add what changed: to clear and refill a set may change the order of its items."""
+        items, original = self.items(g.state), self.original or set()
+        removed = [token for token in original if token not in items]
+        if not all(map(is_constant, removed)):
+            emit_refill(g, self, Set(self._items), set)
+            return
+        added = [value for token, value in items.items() if token not in original]
+        for name, values in (("discard", map(Constant, removed)), ("add", added)):
+            for value in values:
+                g.body.const(vars(set)[name])
+                g.emit(self)
+                g.emit(value)
+                g.body.call(2)
+                g.body.op("POP_TOP")
+
+
+def table_bytes(items: set[Token]) -> int:
+    """The size of the table that a set has grown to, on which the order of its items depends."""
+    return items.__sizeof__() - type(items).__basicsize__
 
 
 def import_source(value: object) -> Source | None:

@@ -169,7 +169,8 @@ class Object(Value):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
         self.own_dict(s)
         if value is None and not self.has_own_attr(s, name, found[1] if found is not None else None):
-            raise self.lacks(s, name)
+            slot = found is not None and isinstance(found[1], SLOT)
+            raise s.error(AttributeError, name) if slot else self.lacks(s, name)
         self.put_attr(s, name, value)
 
     def has_own_attr(self, s: CaptureState, name: str, raw: object) -> bool:

@@ -92,6 +92,8 @@ IN_PLACE = frozenset(
 )  # fmt: skip
 """Names of operators, and of the methods behind them, that write to their first operand."""
 
+INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+"""Of a tensor of rank 0 that is an index like a number. One of bool or uint8 is a mask."""
 PLAIN_ENTRIES = (int, float, str, bool, type(None))
 """Types of constants that a program may keep on a tensor's class."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -327,7 +329,7 @@ def index_value(s: CaptureState, key: Value) -> Value:
         return Tuple([index_value(s, part) for part in key.items(s)])
     if isinstance(key, Slice):
         return Slice([index_value(s, part) for part in key.parts])
-    if not isinstance(key, Tensor) or key.fake.dim() or key.fake.dtype is torch.bool or key.fake.is_floating_point():
+    if not isinstance(key, Tensor) or key.fake.dim() or key.fake.dtype not in INDEX_DTYPES:
         return key
     return key.get_attr(s, "item").call(s, [], {})
 
