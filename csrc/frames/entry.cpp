@@ -92,8 +92,11 @@ constexpr Py_ssize_t kOnStack = 32;
 // can check the same tree in between.
 PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* self = reinterpret_cast<BoundCall*>(object);
-  PyObject* bindings = reinterpret_cast<GuardTreeObject*>(self->tree)->tree->bindings();
+  PyObject* tree = own(self->tree);
+  PyObject* bindings = reinterpret_cast<GuardTreeObject*>(tree)->tree->take_bindings();
   if (bindings == nullptr || kwnames != nullptr) {
+    Py_XDECREF(bindings);
+    Py_DECREF(tree);
     PyErr_SetString(PyExc_RuntimeError, kwnames ? "a BoundCall takes no keywords"
                                                 : "the guards of this call have not been checked");
     return nullptr;
@@ -103,17 +106,17 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
   PyObject** all = small;
   if (nargs + 2 > kOnStack) {
     all = static_cast<PyObject**>(PyMem_Malloc((nargs + 2) * sizeof(PyObject*)));
-    if (all == nullptr) return PyErr_NoMemory();
+    if (all == nullptr) return Py_DECREF(bindings), Py_DECREF(tree), PyErr_NoMemory();
   }
   PyObject** out = all + 1;  // the slot before the arguments belongs to the callee
   for (Py_ssize_t i = 0; i < nargs; i++) out[i] = args[i];
   out[nargs] = bindings;
-  Py_INCREF(bindings);
   PyObject* target = own(self->target);
   PyObject* result =
       PyObject_Vectorcall(target, out, (nargs + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   Py_DECREF(target);
-  Py_DECREF(bindings);
+  reinterpret_cast<GuardTreeObject*>(tree)->tree->recycle(bindings);
+  Py_DECREF(tree);
   if (all != small) PyMem_Free(all);
   return result;
 }

@@ -130,8 +130,6 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   alias_stamps_.resize(table);
   values_.resize(size);
   via_.resize(size);
-  collected_.resize(size);
-  for (int node : collect_) collected_[node] = 1;
   for (size_t i = 0; i < size; i++) {
     if (nodes_[i].access != Access::kCall) continue;
     PyObject* key = nodes_[i].key;
@@ -163,6 +161,7 @@ void GuardTree::clear() {
   box_ = nullptr;
   std::swap(on_death_, dead.emplace_back(nullptr));
   std::swap(bindings_, dead.emplace_back(nullptr));
+  std::swap(spare_, dead.emplace_back(nullptr));
   for (auto& replay : replays_) replay->reset(&dead);
   replays_.clear();
   for (Node& node : nodes_) dead.push_back(node.key);
@@ -193,7 +192,6 @@ int GuardTree::traverse(visitproc visit, void* arg) {
     Py_VISIT(call.result);
   }
   for (auto& replay : replays_) {
-    Py_VISIT(replay->bindings);
     for (PyObject* owner : replay->owners) Py_VISIT(owner);
     for (TypeWord& word : replay->types) Py_VISIT(word.type);
   }

@@ -46,9 +46,6 @@ class Recorder {
     identity_.assign(size, 0);
     covered_.assign(size, 0);
     for (int i = 0; i < static_cast<int>(size);) i = record(i);
-    for (size_t i = 0; i < tree_.collect_.size(); i++) {
-      if (!identity_[tree_.collect_[i]]) replay_.loose.push_back(static_cast<int>(i));
-    }
     for (const Check& check : tree_.tree_checks_) {
       if (check.kind == Kind::kAliases) record_aliases(check);
     }
@@ -223,8 +220,7 @@ class Recorder {
 void Replay::reset(std::vector<PyObject*>* dead) {
   for (TypeWord& word : types) dead->push_back(reinterpret_cast<PyObject*>(word.type));
   for (PyObject* owner : owners) dead->push_back(owner);
-  if (bindings != nullptr) dead->push_back(bindings);
-  bindings = nullptr;
+  valid = false;
   types.clear();
   owners.clear();
   anchors.clear();
@@ -234,7 +230,6 @@ void Replay::reset(std::vector<PyObject*>* dead) {
   infos.clear();
   tensors.clear();
   aliases.clear();
-  loose.clear();
 }
 
 // The replay to overwrite: that of the same objects, an invalid one, a new one, or the oldest.
@@ -242,7 +237,7 @@ Replay* GuardTree::next_replay() {
   for (size_t i = 0; i < replays_.size(); i++) {
     bool same = true;
     for (const Part& part : replays_[i]->anchors) same &= values_[part.begin] == part.value;
-    if (same || replays_[i]->bindings == nullptr) return replays_[latest_ = i].get();
+    if (same || !replays_[i]->valid) return replays_[latest_ = i].get();
   }
   if (replays_.size() < kMaxReplays) {
     replays_.push_back(std::make_unique<Replay>());
@@ -257,33 +252,11 @@ void GuardTree::record() {
   Replay* replay = next_replay();
   replay->reset(&temporaries_);
   Recorder(*this, *replay).run();
-  if (!collect(replay, values_.data())) return;
+  replay->valid = true;
   if (!collect_.empty()) watch_owners(replay);
-  publish(replay->bindings);
 }
 
-bool GuardTree::collect(Replay* replay, PyObject* const* values) {
-  Py_ssize_t size = static_cast<Py_ssize_t>(collect_.size());
-  PyObject* bindings = PyTuple_New(size);
-  if (bindings == nullptr) {
-    PyErr_Clear();
-    return false;
-  }
-  for (Py_ssize_t i = 0; i < size; i++) {
-    PyTuple_SET_ITEM(bindings, i, own(values[collect_[i]] ? values[collect_[i]] : Py_None));
-  }
-  if (replay->bindings != nullptr) temporaries_.push_back(replay->bindings);
-  replay->bindings = bindings;
-  return true;
-}
-
-void GuardTree::publish(PyObject* bindings) {
-  if (bindings_ != nullptr) temporaries_.push_back(bindings_);
-  bindings_ = own(bindings);
-}
-
-// The bindings must not keep alive a model that its user dropped: watch the topmost instances above
-// the collected nodes.
+// A replay of objects that died is of no use: watch the topmost instances above collected nodes.
 void GuardTree::watch_owners(Replay* replay) {
   std::vector<PyObject*> seen;
   for (int node : collect_) {
@@ -308,7 +281,7 @@ void GuardTree::forget(PyObject* reference) {
     bool mine =
         std::find(replay->owners.begin(), replay->owners.end(), reference) != replay->owners.end();
     if (!mine) continue;
-    if (bindings_ == replay->bindings) std::swap(bindings_, dead.emplace_back(nullptr));
+    std::swap(bindings_, dead.emplace_back(nullptr));
     replay->reset(&dead);
   }
   for (PyObject* object : dead) Py_XDECREF(object);

@@ -73,9 +73,8 @@ Verdict GuardTree::revalidate_child(Replay& replay, int child, PyObject* parent,
   if (found.via != via) return Verdict::kUnknown;
   bool same = found.value == replay.values[child];
   if (same && (found.value == nullptr || replay.verified[child])) return Verdict::kPass;
-  // An equal address proves nothing here, except for collected objects, which are kept alive.
+  // An equal address proves nothing here.
   bool leaf = nodes_[child].end == child + 1;
-  if (collected_[child]) return same && leaf ? Verdict::kPass : Verdict::kUnknown;
   if (!leaf || replay.verified[child]) return Verdict::kUnknown;
   replay.values[child] = found.value;
   return Verdict::kPass;
@@ -132,7 +131,7 @@ Verdict GuardTree::run_tree_checks(const Replay& replay) {
 }
 
 Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
-  if (replay.bindings == nullptr) return Verdict::kUnknown;
+  if (!replay.valid) return Verdict::kUnknown;
   for (const Part& part : replay.anchors) {
     if (run_part(replay, part, scope) != Verdict::kPass) return Verdict::kUnknown;
   }
@@ -150,13 +149,8 @@ Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
   Verdict verdict = run_tensors(replay);
   if (verdict == Verdict::kPass) verdict = run_tree_checks(replay);
   if (verdict != Verdict::kPass) return verdict;
-  for (int position : replay.loose) {
-    if (PyTuple_GET_ITEM(replay.bindings, position) == replay.values[collect_[position]]) continue;
-    if (!collect(&replay, replay.values.data())) return Verdict::kUnknown;
-    break;
-  }
   replayed++;
-  if (bindings_ != replay.bindings) publish(replay.bindings);
+  bind(replay.values.data());
   return Verdict::kPass;
 }
 

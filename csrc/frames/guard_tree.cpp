@@ -359,8 +359,45 @@ bool GuardTree::full_check(const Scope& scope) {
          evaluate_tree_checks(values_.data());
 }
 
+// Allocated before anything is borrowed: the collector may run Python code.
+bool GuardTree::prepare_bindings() {
+  if (spare_ != nullptr) return true;
+  PyObject* made = PyTuple_New(static_cast<Py_ssize_t>(collect_.size()));
+  if (made == nullptr) return PyErr_Clear(), false;
+  if (!collect_.empty()) PyObject_GC_UnTrack(made);
+  if (spare_ != nullptr) temporaries_.push_back(made);  // the collector ran a check of this tree
+  if (spare_ == nullptr) spare_ = made;
+  return true;
+}
+
+void GuardTree::bind(PyObject* const* values) {
+  if (bindings_ != nullptr) temporaries_.push_back(bindings_);
+  bindings_ = std::exchange(spare_, nullptr);
+  if (collect_.empty()) return;
+  for (size_t i = 0; i < collect_.size(); i++) {
+    PyObject* value = values[collect_[i]];
+    PyTuple_SET_ITEM(bindings_, i, own(value != nullptr ? value : Py_None));
+  }
+  PyObject_GC_Track(bindings_);
+}
+
+void GuardTree::recycle(PyObject* bindings) {
+  Py_ssize_t size = PyTuple_GET_SIZE(bindings);
+  bool reusable = spare_ == nullptr && size > 0 && Py_REFCNT(bindings) == 1;
+  if (!reusable) return Py_DECREF(bindings);
+  PyObject_GC_UnTrack(bindings);
+  for (Py_ssize_t i = 0; i < size; i++) {
+    PyObject* item = PyTuple_GET_ITEM(bindings, i);
+    PyTuple_SET_ITEM(bindings, i, nullptr);
+    Py_XDECREF(item);
+  }
+  if (spare_ != nullptr) return Py_DECREF(bindings);  // the death of an item made a call
+  spare_ = bindings;
+}
+
 bool GuardTree::check(const Scope& scope) {
   if (busy_) return false;
+  if (!prepare_bindings()) return false;
   busy_ = true;
   if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
   GcPause pause(may_allocate_);
@@ -376,6 +413,7 @@ bool GuardTree::check(const Scope& scope) {
     pause.begin();
     bool passed = full_check(scope);
     if (passed) record();
+    if (passed) bind(values_.data());
     verdict = passed ? Verdict::kPass : Verdict::kFail;
   }
   pause.end();

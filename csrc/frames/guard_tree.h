@@ -149,9 +149,8 @@ struct Replay {
   std::vector<ProbeInfo> infos;  // of the probes
   std::vector<TensorWord> tensors;
   std::vector<AliasWord> aliases;
-  std::vector<int> loose;         // positions of collected nodes that no word covers
-  std::vector<PyObject*> owners;  // weak references to what keeps the bindings alive; owned
-  PyObject* bindings = nullptr;   // owned tuple; null: invalid
+  std::vector<PyObject*> owners;  // weak references to what `values` are reached from; owned
+  bool valid = false;
 
   // Empties it; objects to release go to `dead`.
   void reset(std::vector<PyObject*>* dead);
@@ -179,9 +178,13 @@ class GuardTree {
   ~GuardTree();
   bool parse(PyObject* nodes, PyObject* checks, PyObject* collect);
 
-  // Whether all guards hold. After a success `bindings()` holds the collected objects.
+  // Whether all guards hold. After a success `bindings()` holds the collected objects, until they
+  // are taken: between calls nothing keeps them alive but the program.
   bool check(const Scope& scope);
   PyObject* bindings() const { return bindings_; }
+  PyObject* take_bindings() { return std::exchange(bindings_, nullptr); }
+  // Gives back what was taken, whose reference is stolen.
+  void recycle(PyObject* bindings);
 
   // The guard that fails, or -1, and the value it checked (borrowed, may be null).
   int failure(const Scope& scope, PyObject** value);
@@ -189,7 +192,7 @@ class GuardTree {
   bool busy() const { return busy_; }
   int traverse(visitproc visit, void* arg);
   void clear();
-  // An owner of bindings died.
+  // An owner of values of a replay died.
   void forget(PyObject* owner);
 
   // Counts for tests.
@@ -207,7 +210,8 @@ class GuardTree {
   bool evaluate_tree_check(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
-  bool collect(Replay* replay, PyObject* const* values);
+  bool prepare_bindings();
+  void bind(PyObject* const* values);
   void drop_temporaries();
 
   // guard_calls.cpp
@@ -229,13 +233,11 @@ class GuardTree {
   Replay* next_replay();
   void record();
   void watch_owners(Replay* replay);
-  void publish(PyObject* bindings);
 
   std::vector<Node> nodes_;
   std::vector<Check> checks_;       // those of one node, ordered by node
   std::vector<Check> tree_checks_;  // aliases, relations, global state
   std::vector<int> collect_;
-  std::vector<uint8_t> collected_;  // by node
   std::vector<Call> calls_;
 
   std::vector<PyObject*> values_;  // scratch of a full check, by node
@@ -250,6 +252,7 @@ class GuardTree {
   std::vector<std::unique_ptr<Replay>> replays_;
   size_t latest_ = 0;
   PyObject* bindings_ = nullptr;
+  PyObject* spare_ = nullptr;     // an empty tuple for the next bindings, unknown to the collector
   PyObject* on_death_ = nullptr;  // callback of the weak references
   GuardTree** box_ = nullptr;     // held by the callback; emptied when the tree dies
   int failed_ = -1;

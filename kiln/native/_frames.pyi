@@ -81,7 +81,7 @@ class GuardTree:
 
     @property
     def bindings(self) -> tuple[Any, ...] | None:
-        """The objects collected by the last successful check, of any call: see `BoundCall`."""
+        """The objects collected by the last successful check, until a `BoundCall` takes them."""
 
 @final
 class Entry:
@@ -97,7 +97,7 @@ class Entry:
 
 @final
 class BoundCall:
-    """Calls `target(*args, tree.bindings)`.
+    """Calls `target(*args, tree.bindings)`, and drops the bindings.
 
     As the callable of an `Entry` with the same tree it runs right after the check, so the bindings are this call's.
     """

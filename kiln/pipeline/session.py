@@ -59,7 +59,7 @@ from kiln.runtime.guards.reference import TWIN_OF
 from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
-from kiln.support.errors import InternalFault, KilnError
+from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.options import Options
@@ -230,10 +230,12 @@ class CompileSession:
                 return None  # the next call says so
             except KilnError as problem:
                 entry = self._run_eager(dispatcher, problem)
+                drop_tracebacks(problem)
             except Exception as fault:
                 text = traceback.format_exception_only(fault)[-1].strip()
                 internal = InternalFault(stage=self.events.failed_stage, problem=text)
                 entry = self._run_eager(dispatcher, internal, cause=fault)
+                drop_tracebacks(fault)
             if entry is not None:
                 self._check_speed(dispatcher, entry)
                 dispatcher.set_entries([*dispatcher.entries, entry])

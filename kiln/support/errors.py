@@ -81,6 +81,13 @@ class InternalFault(KilnError):
     try_ = ("run with KILN_DUMP=folder and report the folder",)
 
 
+def drop_tracebacks(error: BaseException | None) -> None:
+    """Forget the frames through which `error` and its causes came: they keep all objects of the capture alive."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 def require(condition: object, problem: str) -> None:
     """Raise `ValueError(problem)` unless `condition` holds; for invariants of IR data, checked on construction."""
     if not condition:

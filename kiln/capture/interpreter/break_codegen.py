@@ -181,11 +181,13 @@ class BreakWriter:
         self.state.counters.resume_functions += 1
         return self.state.counters.resume_functions
 
-    def tail_call(self, resumption: Resumption) -> None:
-        """`return resume(...)`."""
+    def tail_call(self, resumption: Resumption, exception: str = "") -> None:
+        """`return resume(...)`. The local of an `exception` is deleted: its traceback leads to this frame."""
         self.writer.body.const(resumption.function)
         for name in resumption.arguments:
             self.writer.body.op("LOAD_FAST", name)
+        if exception:
+            self.writer.body.op("DELETE_FAST", exception)
         self.writer.body.call(len(resumption.arguments))
         self.writer.body.op("RETURN_VALUE")
 
@@ -357,4 +359,4 @@ def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Ha
         body.const(0)
         body.op("STORE_FAST", zero)
         results.insert(0, zero)
-    breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index))
+    breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index), name)

@@ -78,7 +78,7 @@ from kiln.runtime.checked_region import checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
-from kiln.support.errors import InternalFault, KilnError
+from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.symbolic import DataDependentSize, NoHint
 
@@ -212,6 +212,7 @@ def capture_frame(
                     return skip(function, unknown, state)
                 keep_value(made, stops, needed)
             except GraphBreak as stop:
+                drop_tracebacks(stop)
                 if not stop.frames:
                     return skip(function, stop, state)
                 frame = stop.frames[0]
@@ -220,13 +221,12 @@ def capture_frame(
                     return skip(function, stop, state)
                 stops[key] = stop
             except Raised as raised:
-                return raising(
-                    state, function, RaisesException(function=function.__qualname__, exception=describe(raised))
-                )
-            except BackwardRaises as reason:
-                return skip_guarded(function, reason, state)
-            except KilnError as reason:
-                return skip(function, reason, state)
+                drop_tracebacks(raised)
+                reason = RaisesException(function=function.__qualname__, exception=describe(raised))
+                return raising(state, function, reason)
+            except KilnError as error:
+                drop_tracebacks(error)
+                return (skip_guarded if isinstance(error, BackwardRaises) else skip)(function, error, state)
             except Exception as fault:
                 return skip(function, internal_fault(fault), state)
             finally:
@@ -326,6 +326,7 @@ def attempt(
     except GraphBreak as raised:
         if not raised.resumable:
             raise
+        drop_tracebacks(raised)
         stop = raised
     drop_unchanged_modes(s)
     if stop is None:

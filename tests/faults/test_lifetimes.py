@@ -1,0 +1,135 @@
+"""Compiled code kept objects alive that eager frees: arguments, and parameters that the program replaced."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.cache = [torch.ones(8)]
+        self.table = {"x": torch.ones(8)}
+        self.register_buffer("count", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return torch.relu(self.a(x) + self.cache[0] + self.table["x"]).exp() @ self.b.weight
+
+
+Watched = list["weakref.ref[Any]"]
+Run = Callable[[Tensor], Tensor]
+
+
+def watch(*things: object) -> Watched:
+    return [weakref.ref(thing) for thing in things]
+
+
+def inference(run: Run, net: Net) -> Watched:
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        return watch(x, run(x))
+
+
+def training(run: Run, net: Net) -> Watched:
+    x = torch.randn(4, 8)
+    y = run(x)
+    loss = y.sum()
+    loss.backward()
+    watched = watch(x, y, loss, *[p.grad for p in net.parameters() if p.grad is not None])
+    net.zero_grad(set_to_none=True)
+    return watched
+
+
+def no_backward(run: Run, net: Net) -> Watched:
+    x = torch.randn(4, 8, requires_grad=True)
+    return watch(x, run(x))
+
+
+def retained_graph(run: Run, net: Net) -> Watched:
+    x = torch.randn(4, 8, requires_grad=True)
+    y = run(x)
+    y.sum().backward(retain_graph=True)
+    return watch(x, y, x.grad)
+
+
+def replaced_parameter(run: Run, net: Net) -> Watched:
+    run(torch.randn(4, 8))
+    watched = watch(net.a.weight, net.b, net.cache[0], net.table["x"], net.count)
+    net.a.weight = nn.Parameter(torch.ones(8, 8))
+    net.b = nn.Linear(8, 8)
+    net.cache[0] = net.table["x"] = net.count = torch.zeros(8)
+    return watched
+
+
+def raised_by(call: Callable[[], object]) -> Exception | None:
+    """The exception, without the frames of its traceback."""
+    try:
+        call()
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def error(run: Run, net: Net) -> Watched:
+    bad = torch.randn(4, 9)
+    assert isinstance(raised_by(lambda: run(bad)), RuntimeError)
+    return watch(bad)
+
+
+def error_in_a_hook(run: Run, net: Net) -> Watched:
+    x = torch.randn(4, 8)
+    y = run(x)
+    handle = net.a.weight.register_hook(lambda grad: 1 / 0)  # type: ignore[no-untyped-call]
+    assert isinstance(raised_by(y.sum().backward), ZeroDivisionError)
+    handle.remove()
+    return watch(x, y)
+
+
+def caught_at_a_break(x: Tensor) -> Tensor:
+    try:
+        return x[7]
+    except IndexError:
+        return x + 1
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+PROGRAMS = [inference, training, no_backward, retained_graph, replaced_parameter, error, error_in_a_hook]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_eager_frees_is_freed(program: Callable[[Run, Net], Watched], no_collection: None) -> None:
+    """At once, without the cycle collector."""
+    net = Net()
+    expected = [thing() is None for thing in program(net, net)]
+    assert all(expected)
+    compiled = kiln.compile(net)
+    for _ in range(3):
+        assert [thing() is None for thing in program(compiled, net)] == expected
+
+
+def test_an_exception_that_is_caught_behind_a_break(no_collection: None) -> None:
+    """The code in front of the break kept it, and so its traceback and itself, in a local."""
+    compiled = kiln.compile(caught_at_a_break)
+    for _ in range(3):
+        x = torch.ones(4, 3)
+        compiled(x)
+        gone = weakref.ref(x)
+        del x
+        assert gone() is None
