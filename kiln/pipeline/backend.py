@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch._C import _functorch as levels
 
 from kiln.graph.trace import InputRecord, Trace
 from kiln.pipeline.context import CompileContext
@@ -49,4 +50,19 @@ def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Exec
         compiled = backend(module, [example(record, trace.env) for record in trace.used_inputs])
     if not callable(compiled):
         raise BackendGaveNothing(backend=getattr(backend, "__name__", backend), value=compiled)
-    return compiled
+    opens = any(getattr(node.target, "__module__", "") == levels.__name__ for node in module.graph.nodes)
+    return closing_levels(compiled) if opens else compiled
+
+
+def closing_levels(run: Executable) -> Executable:
+    """`run`, which opens levels of function transforms; an error in it must not leave them open."""
+
+    def closed(*inputs: object) -> tuple[object, ...]:
+        depth = levels.get_dynamic_layer_stack_depth()
+        try:
+            return run(*inputs)
+        except BaseException:
+            levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            raise
+
+    return closed

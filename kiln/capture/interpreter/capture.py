@@ -35,10 +35,12 @@ from kiln.capture.interpreter.builtins import (
     copying,
     dataclass_fields,
     deques,
+    function_transforms,
     functions,
     methods,
     polyfilled,
 )
+from kiln.capture.interpreter.builtins.function_transforms import close_levels
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
@@ -86,7 +88,7 @@ __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
     *(autograd_function, builtin, checkpoint, classes, constant, context, copying, dataclass_fields, deques),
-    *(descriptors, functions, logger, methods, module, objects, polyfilled, tensor),
+    *(descriptors, function_transforms, functions, logger, methods, module, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
 )
 """Importing these modules fills the tables of handlers."""
@@ -230,6 +232,7 @@ def capture_frame(
             except Exception as fault:
                 return skip(function, internal_fault(fault), state)
             finally:
+                close_levels(state)
                 restore_modes(state)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
 
 
@@ -60,7 +61,10 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return torch.nn.functional.one_hot(x, num_classes)
 
 
-CHECKED: Mapping[Target, Callable[..., Tensor]] = {torch.nn.functional.one_hot: one_hot}
+CHECKED: Mapping[Target, Callable[..., object]] = {
+    torch.nn.functional.one_hot: one_hot,
+    torch.autograd.grad: gradients,
+}
 """Recorded as these whatever their sizes."""
 
 COMPOSITES: Mapping[Target, Callable[..., Tensor]] = {

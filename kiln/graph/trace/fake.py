@@ -66,6 +66,18 @@ def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
     return fake
 
 
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Below the levels of function transforms: the tensor that `torch.func` wraps."""
+    while type(tensor) is torch.Tensor and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether it is a fake at a level of a function transform."""
+    return type(tensor) is torch.Tensor and type(innermost(tensor)) is FakeTensor
+
+
 def make_symbolic_fake(view: StorageView, symbols: TraceSymbols, requires_grad: bool = False) -> FakeTensor:
     """A fake tensor of `view`, with expressions among sizes, strides and offset."""
     spec = view.spec

@@ -175,7 +175,9 @@ MOST_DIMENSIONS = 64
 def refuse_unsupported(real: torch.Tensor, name: str) -> None:
     """Only plain dense tensors are accepted."""
     reason = ""
-    if real.layout is not torch.strided or real.is_nested:
+    if torch._C._functorch.is_functorch_wrapped_tensor(real):
+        reason = "it belongs to a function transform that has ended"
+    elif real.layout is not torch.strided or real.is_nested:
         reason = f"its layout is {real.layout}"
     elif type(real) not in (torch.Tensor, torch.nn.Parameter):
         reason = f"it is a {type(real).__qualname__}"

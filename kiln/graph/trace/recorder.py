@@ -26,7 +26,7 @@ from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph
 from kiln.graph.trace.inputs import Dims, InputTable, refuse_unsupported
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
@@ -68,7 +68,7 @@ def refuse_real(result: object, name: str) -> None:
     if isinstance(result, list | tuple):
         for part in result:
             refuse_real(part, name)
-    elif isinstance(result, torch.Tensor) and type(result) is not FakeTensor:
+    elif isinstance(result, torch.Tensor) and type(innermost(result)) is not FakeTensor:
         raise UnsupportedOp(op=name, reason="it returned a tensor that was made outside of the recording")
 
 
@@ -244,7 +244,7 @@ class Recorder:
     # Queries.
 
     def is_fake(self, value: object) -> bool:
-        return type(value) is FakeTensor
+        return type(value) is FakeTensor or (type(value) is torch.Tensor and is_wrapped(value))
 
     def spec_of(self, fake: torch.Tensor) -> TensorSpec:
         return self._mode.view_of(fake).spec

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import VIEWS
-from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation
+from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation, UnsupportedOp
 from kiln.graph.ops.pointwise import truth
 from kiln.graph.ops.registry import ViewSteps
 from kiln.graph.ops.sizes import same_sizes
@@ -23,7 +23,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
-from kiln.graph.trace.storage_view import StorageView, overlaps_partially
+from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially
 from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
@@ -130,6 +130,27 @@ def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs:
         succeeded = emit.node("all", succeeded, axes=tuple(range(info.tensor.rank)))
     emit.node("assert", succeeded, message=f"{args[1]}: {SINGULAR}")
     return None
+
+
+@special("is_same_size.default")
+def is_same_size(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    return same_sizes(mode.emit, mode.view_of(args[0]).spec.sizes, mode.view_of(args[1]).spec.sizes)
+
+
+@special("_has_same_storage_numel.default")
+def has_same_storage_numel(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Whether two storages have as many elements; forward-mode differentiation may then share a layout."""
+    ends = [extent(mode.view_of(arg).spec) for arg in args]
+    return ends[0] is not None and ends[0] == ends[1]
+
+
+@special("_new_zeros_with_same_feature_meta.default")
+def zeros_with_layout_of(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Zeros with dtype and device of the first argument, and the sizes of the second."""
+    if kwargs.get("self_num_batch_dims"):
+        raise UnsupportedOp(op=str(op), reason="its result has batch dimensions of its own")
+    spec, other = (mode.view_of(arg).spec for arg in args)
+    return mode.wrap(mode.emit.full(0, other.sizes, spec.dtype, spec.device))
 
 
 @special("sym_constrain_range.default", "sym_constrain_range_for_size.default")

@@ -22,7 +22,7 @@ from torch.fx.node import Argument as FxArgument
 
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
@@ -87,7 +87,7 @@ class _TorchGraphBuilder:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not is_wrapped(value):
             return self.constant(value)
         if isinstance(value, torch.SymBool):
             return bool(value)

@@ -8,7 +8,7 @@ from kiln.capture.interpreter.core import DISCARD, PUSH, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.sequence import Slice
+from kiln.capture.interpreter.variables.sequence import Sequence, Slice
 from kiln.capture.interpreter.variables.tensor import record
 
 TRUE, FALSE = Constant(True), Constant(False)
@@ -65,7 +65,7 @@ def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
 
 
 def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
-    if key.is_torch and not container.is_torch and key.python_type() is not int:
+    if key.is_torch and isinstance(container, Sequence) and key.python_type() is not int:
         return record(frame.state, operator.getitem, [container, key], {})
     return container.get_item(frame.state, key, PUSH)
 

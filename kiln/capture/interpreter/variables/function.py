@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import DisabledCall, UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     HANDLERS,
     MISSING,
@@ -66,11 +66,16 @@ OPAQUE = {
         ),
         "it is part of torch's own compiler",
     ),
-    "torch._functorch": "it transforms the functions that it calls",
+    "torch._functorch": "it is part of torch's own compiler",
 }
 """Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
-INTERPRETED = ("torch._functorch.apis", "torch._dynamo.mutation_guard")
-"""Modules of these packages that only wrap functions of the program."""
+TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transforms"))
+"""Modules whose functions open levels of function transforms."""
+INTERPRETED = TRANSFORMS | {
+    *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
+    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard"),
+}
+"""Modules of these packages that are interpreted."""
 TORCH_RULES = "torch._dynamo.trace_rules"
 """Where torch keeps what is allowed in a graph, if the program has loaded it."""
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
@@ -319,6 +324,8 @@ class Function(Value):
             if (original.__module__, original.__qualname__) in BOOKKEEPING:
                 return s.const(None)
             refuse_opaque(original)
+            if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:
+                return call_transform(s, self, args, kwargs)
         return inline(s, self, args, kwargs, site)
 
     def key(self, s: CaptureState) -> Token:
@@ -533,6 +540,29 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
     result = frame.run()
     assert result is not None
     return result
+
+
+@final
+@dataclass
+class TransformScope:
+    """Whether a function transform is being interpreted."""
+
+    active: bool = False
+
+
+def call_transform(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> Value:
+    """Call a function of `torch.func`; a break within is a break in front of the call."""
+    scope, frame = s.part(TransformScope), running_frame(s)
+    call = PastStep(frame.number, frame.step, frame.location())
+    scope.active = True
+    try:
+        return inline(s, function, args, kwargs, NOT_RESUMABLE)
+    except GraphBreak as stop:
+        broken = UnsupportedCall(function=function.code.co_qualname, why=stop.reason).before(call)
+        broken.at = stop.at or call.at
+        raise broken from stop
+    finally:
+        scope.active = False
 
 
 def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:

@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 
@@ -24,6 +24,7 @@ from kiln.capture.interpreter.breaks import (
     UninitialisedParameter,
     UnsupportedAttribute,
     UnsupportedCall,
+    UnsupportedValue,
 )
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
@@ -52,7 +53,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
@@ -124,15 +125,18 @@ class TensorAttributeEffect(SideEffect):
 
 @final
 class Tensor(Value):
-    """A tensor; `fake` has its dtype, device, sizes and autograd state but no values."""
+    """A tensor; `fake` has its dtype, device, sizes and autograd state but no values.
+
+    Inside of a function transform (`torch.func`) it may be a fake wrapped by the levels of the transform.
+    """
 
     __slots__ = ("attrs", "fake", "original")
 
     is_torch = True
 
     def __init__(self, fake: torch.Tensor, source: Source | None = None, original: torch.Tensor | None = None) -> None:
-        assert isinstance(fake, FakeTensor)
-        self.fake = fake
+        assert isinstance(fake, FakeTensor) or is_wrapped(fake)
+        self.fake = cast(FakeTensor, fake)
         self.source = source
         self.original = original
         self.attrs: dict[str, Value | None] = {}
@@ -219,6 +223,8 @@ class Tensor(Value):
         return self
 
     def emit(self, g: Codegen) -> None:
+        if is_wrapped(self.fake):
+            raise UnsupportedValue(type="Tensor", why="it belongs to a function transform that has ended")
         g.tensor(self.fake)
 
 
@@ -276,6 +282,8 @@ def here(s: CaptureState) -> PastStep:
 
 def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
     """`bool(tensor)`, if it is known while tracing, or if one side of the jump raises."""
+    if is_wrapped(value.fake):
+        raise DataDependentBranch(statement=statement)
     truth = assumed_truth(s, value.fake)
     if truth is None:
         truth = known_truth(s, value.fake)
@@ -287,6 +295,8 @@ def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
 def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
     """`tensor.item()` and the like, if the value is known while tracing; truth values may be speculated on."""
     s.counters.unguarded += 1
+    if is_wrapped(value.fake):
+        raise DataDependentValue(operation=f"Tensor.{name}")
     if name in TRUTH_METHODS and (name == "__bool__" or value.fake.dtype is torch.bool):
         truth = known_truth(s, value.fake)
         if truth is not None:
@@ -329,7 +339,7 @@ def index_value(s: CaptureState, key: Value) -> Value:
         return Tuple([index_value(s, part) for part in key.items(s)])
     if isinstance(key, Slice):
         return Slice([index_value(s, part) for part in key.parts])
-    if not isinstance(key, Tensor) or key.fake.dim() or key.fake.dtype not in INDEX_DTYPES:
+    if not isinstance(key, Tensor) or is_wrapped(key.fake) or key.fake.dim() or key.fake.dtype not in INDEX_DTYPES:
         return key
     return key.get_attr(s, "item").call(s, [], {})
 
@@ -500,7 +510,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         s.part(RegionInputs).in_place.append(here(s))
     if target == "requires_grad_" or "requires_grad" in kwargs:
         assert isinstance(result, torch.Tensor)
-        s.part(RegionInputs).leaves.append((result, here(s)))
+        if not is_wrapped(result):
+            s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
 
 
@@ -523,14 +534,18 @@ def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bo
     """Which inputs require gradients now, and whether a view of an input that is to be changed does."""
     inputs = s.part(RegionInputs).tensors
     found = [tensor.fake.requires_grad for tensor in inputs]
-    storage = None if changed is None else changed.fake.storage_view.storage
-    if changed is not None and any(tensor.fake.storage_view.storage is storage for tensor in inputs):
+    if changed is None or is_wrapped(changed.fake):
+        return found
+    storage = changed.fake.storage_view.storage
+    if any(tensor.fake.storage_view.storage is storage for tensor in inputs):
         found.append(changed.fake.requires_grad)
     return found
 
 
 def guard_offsets(s: CaptureState, tensor: Tensor) -> None:
     """Guard where the inputs that share the tensor's storage begin."""
+    if is_wrapped(tensor.fake):
+        return
     storage = tensor.fake.storage_view.storage
     for found in s.part(RegionInputs).tensors:
         if found.fake.storage_view.storage is storage:
