@@ -78,7 +78,7 @@ def main() -> None:
         seconds = time.perf_counter() - start
         reasons = [*report.breaks, *report.eager_reasons]
         if reasons:
-            lines.append(" ".join([program.name, *(reason.code for reason in reasons)]))
+            lines.append(" ".join([program.name, *dict.fromkeys(reason.code for reason in reasons)]))
         one = report.regions == 1 and not reasons
         clean += one and equal == "equal"
         print(

@@ -9,7 +9,7 @@ from typing import Any
 
 Function = Callable[..., Any]
 BREAKS = Path(__file__).with_name("breaks.txt")
-"""The graph breaks that programs have, one line per program: its name and the codes in order."""
+"""The graph breaks that programs have, one line per program: its name and the codes."""
 
 
 @dataclass(frozen=True)
